@@ -1,5 +1,8 @@
 """Commands killed at random moments, and run again: same bytes, nothing left running, no human.
 
+Of some projects, half of the pictures vanish before and come back after: a drive behind a link, the
+rows of a list, the objects of a listing. No cache may be lost.
+
     python tests/bench/kills.py [--seed 0] [--kills 200] [--only 7 12] [--folder FOLDER]
 
 Builds, trainings and publications of tiny projects are started as a user starts
@@ -45,6 +48,7 @@ import wan_world  # noqa: E402
 import world  # noqa: E402
 from latentmake.files.atomic import TEMPORARY_SUFFIX  # noqa: E402
 from latentmake.files.cachefile import read_header  # noqa: E402
+from latentmake.plan.store import KEPT  # noqa: E402
 from project import Project  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 
@@ -64,12 +68,18 @@ class Kind:
         folders: with the files that are compared; they tell the progress as well.
         make: makes the project that is copied for each kill.
         ignored: patterns of names of files that differ from one run to the next.
+        hide: lets pictures vanish before the command.
+        show: lets them come back.
+        prepare: makes a copy of the project ready.
     """
 
     command: tuple[str, ...]
     folders: tuple[str, ...]
     make: Callable[[Path], Project]
     ignored: tuple[str, ...] = ()
+    hide: Callable[[Project], object] | None = None
+    show: Callable[[Project], object] = lambda project: None
+    prepare: Callable[[Project], object] = lambda project: None
 
 
 def _fresh(folder: Path) -> Project:
@@ -152,6 +162,75 @@ def _scripted(folder: Path) -> Project:
     return project
 
 
+# -- pictures that vanish -------------------------------------------------------------------------
+
+DRIVE = "data/shapes/drive"
+BUCKET = "kills"
+
+
+def _partly_hidden(folder: Path, path: str = "data/shapes") -> Project:
+    """Make a project with all caches, half of whose pictures lie behind a link to a drive.
+
+    The store keeps nothing, so that a cache that is removed is lost.
+    """
+    project = _fresh(folder)
+    for number in range(ITEMS // 2, ITEMS):
+        for ending in ("png", "txt"):
+            source = project / f"data/shapes/{number}.{ending}"
+            (project / "drive").mkdir(exist_ok=True)
+            source.rename(project / f"drive/{source.name}")
+    (project / DRIVE).symlink_to("../../drive")
+    _write_list(project, ITEMS)
+    settings = {"path": path, "on_error": "skip"}
+    project.configure(lambda values: values["datasets"]["shapes"].update(settings))
+    project.configure(lambda values: values.update(store={"keep": 0}))
+    if path.startswith("s3:"):
+        _upload(project)
+    project.run("caches_tiny")
+    return project
+
+
+def _write_list(project: Project, number: int) -> None:
+    names = [f"{each}.png" for each in range(ITEMS // 2)]
+    names += [f"drive/{each}.png" for each in range(ITEMS // 2, ITEMS)]
+    rows = "".join(f'{{"image_path": "{name}"}}\n' for name in names[:number])
+    (project / "data/shapes/list.jsonl").write_text(rows)
+
+
+def _bucket() -> Any:
+    import boto3
+
+    return boto3.resource("s3").Bucket(BUCKET)
+
+
+def _upload(project: Project) -> None:
+    """Give a project its own copy of the pictures at a URL."""
+    prefix = f"{project.folder.name}/shapes"
+    settings = {"path": f"s3://{BUCKET}/{prefix}"}
+    project.configure(lambda values: values["datasets"]["shapes"].update(settings))
+    for path in sorted((project / "data/shapes").glob("**/*.[pt]*")):
+        _put(project, str(path.relative_to(project / "data/shapes")))
+    _show_objects(project)
+
+
+def _put(project: Project, name: str) -> None:
+    data = (project / f"data/shapes/{name}").read_bytes()
+    _bucket().put_object(Key=f"{project.folder.name}/shapes/{name}", Body=data)
+
+
+def _show_objects(project: Project) -> None:
+    for path in (project / "drive").iterdir():
+        _put(project, f"drive/{path.name}")
+
+
+def _hide_objects(project: Project) -> None:
+    _bucket().objects.filter(Prefix=f"{project.folder.name}/shapes/drive/").delete()
+
+
+def _rename(old: str, new: str) -> Callable[[Project], object]:
+    return lambda project: (project / old).rename(project / new)
+
+
 TRAIN = ("train_tiny", "--cores", "1")
 _OF_TRAININGS = ("train*.json", "progress.json", "curves.png", "events.*", ".*")
 KINDS = {
@@ -162,6 +241,28 @@ KINDS = {
     "clips": Kind(("caches_tiny",), ("cache",), _with_clips),
     "scripted": Kind(("caches_tiny",), ("cache",), _scripted),
     "wan": Kind(TRAIN, ("cache", "runs"), _wan_to_train, _OF_TRAININGS),
+    "link": Kind(
+        ("caches_tiny",),
+        ("cache",),
+        _partly_hidden,
+        hide=_rename("drive", "unplugged"),
+        show=_rename("unplugged", "drive"),
+    ),
+    "list": Kind(
+        ("caches_tiny",),
+        ("cache",),
+        lambda folder: _partly_hidden(folder, "data/shapes/list.jsonl"),
+        hide=lambda project: _write_list(project, ITEMS // 2),
+        show=lambda project: _write_list(project, ITEMS),
+    ),
+    "remote": Kind(
+        ("caches_tiny",),
+        ("cache",),
+        lambda folder: _partly_hidden(folder, f"s3://{BUCKET}/{folder.name}/shapes"),
+        hide=_hide_objects,
+        show=_show_objects,
+        prepare=_upload,
+    ),
 }
 
 
@@ -175,6 +276,7 @@ class Kill:
     everyone: bool
     part: float
     files: bool
+    returns: bool = False  # whether what vanished is back when the command is killed
     moment: str = ""
     ended: str = ""
     traceback: bool = False
@@ -187,7 +289,8 @@ class Kill:
         kind = list(KINDS)[number % len(KINDS)]
         sent = SIGNALS[number // len(KINDS) % len(SIGNALS)]
         everyone = sent == signal.SIGINT or dice.random() < 0.5
-        return cls(number, kind, sent, everyone, dice.random(), dice.random() < 0.5)
+        part, files, returns = dice.random(), dice.random() < 0.5, dice.random() < 0.5
+        return cls(number, kind, sent, everyone, part, files, returns)
 
     def row(self) -> list[str]:
         who = "all" if self.everyone else "Snakemake"
@@ -211,22 +314,31 @@ class Harness:
         kind = KINDS[name]
         kind.make(self.folder / name)
         project = self.copy(name, f"{name}-undisturbed")
-        before = _number(project, kind)
+        before, content = _number(project, kind), _content(project, kind)
+        if kind.hide:
+            kind.hide(project)
         begun = time.monotonic()
         if (status := project.start(*_command(kind)).wait(PATIENCE)) != 0:
             raise SystemExit(f"{name}: status {status}: {(project / 'started.txt').read_text()}")
         self.seconds[name] = time.monotonic() - begun
         self.files[name] = before, _number(project, kind)
-        self.wanted[name] = _content(project, kind)
+        self.wanted[name] = content if kind.hide else _content(project, kind)
 
     def copy(self, kind: str, name: str) -> Project:
         """Return a copy of a kind's project, ready for its command."""
-        return Project(self.folder / kind).copy(self.folder / name)
+        project = Project(self.folder / kind).copy(self.folder / name)
+        KINDS[kind].prepare(project)
+        return project
 
     def carry_out(self, kill: Kill) -> Kill:
         """Kill a command, run it again, and note all that is wrong."""
         kind = KINDS[kill.kind]
         project = self.copy(kill.kind, f"{kill.number}-{kill.kind}-{kill.signal.name}")
+        if kind.hide:
+            kind.hide(project)
+            if kill.returns:
+                project.run(*_command(kind))
+                kind.show(project)
         running = project.start(*_command(kind))
         self._wait(kill, kind, project, running)
         ended = running.poll()
@@ -248,6 +360,12 @@ class Harness:
             kill.faults.append(f"again: {_error(again.output)}")
         elif left := project.temporaries():
             kill.faults.append(f"left: {left[0].relative_to(project.folder)}")
+        if kind.hide and not kill.returns:
+            kill.faults += _differences(self.wanted[kill.kind], _with_kept(project, kind))
+            kind.show(project)
+            again = project.run(*_command(kind), check=False)
+        if kind.hide and again.encoded().encoded:
+            kill.faults.append(f"lost: {again.encoded().encoded} were encoded again")
         kill.faults += _differences(self.wanted[kill.kind], _content(project, kind))
         if not kill.faults:
             shutil.rmtree(project.folder)
@@ -295,6 +413,11 @@ def _content(project: Project, kind: Kind) -> Content:
         for path in _files(project, kind)
         if not any(path.match(pattern) for pattern in kind.ignored)
     }
+
+
+def _with_kept(project: Project, kind: Kind) -> Content:
+    """Return the content of a project whose files that are kept apart have their own names."""
+    return {name.replace(f"/{KEPT}", ""): x for name, x in _content(project, kind).items()}
 
 
 def _differences(wanted: Content, found: Content) -> Iterator[str]:
@@ -367,7 +490,30 @@ def main() -> None:
     begun = time.monotonic()
     kills = [Kill.drawn(chosen.seed, number) for number in chosen.only or range(chosen.kills)]
     kills = [kill for kill in kills if kill.kind in chosen.kinds]
-    harness = Harness(folder, {kill.kind for kill in kills})
+    kinds = {kill.kind for kill in kills}
+    server = _start_server(folder) if "remote" in kinds else None
+    try:
+        _carry_out(chosen, folder, kills, kinds, begun)
+    finally:
+        if server is not None:
+            server.stop()
+
+
+def _start_server(folder: Path) -> Any:
+    """Start a server of objects, which the environment names."""
+    sys.path.append(str(TESTS / "storage"))
+    from s3_server import Bucket, Server
+
+    server = Server.start(folder)
+    os.environ.update(server.environment())
+    Bucket(BUCKET, server).create()
+    return server
+
+
+def _carry_out(
+    chosen: argparse.Namespace, folder: Path, kills: list[Kill], kinds: set[str], begun: float
+) -> None:
+    harness = Harness(folder, kinds)
     print(f"undisturbed, in {time.monotonic() - begun:.0f} s: {harness.seconds}", flush=True)
     rows = []
     with ThreadPoolExecutor(chosen.jobs) as pool:

@@ -83,6 +83,22 @@ def test_built_once_then_nothing_to_do_by_one_listing(
     assert remote.changed(before) == NOTHING
 
 
+def test_a_listing_that_comes_back_short_costs_no_cache(built: Project, bucket: Bucket) -> None:
+    before = contents(built)
+    built.configure(lambda values: values.update(store={"keep": 0}))
+    stems = ("ant", "cat", "dog", "eel")
+    keys = [f"lab/shapes/{stem}.{end}" for stem in stems for end in ("png", "txt")]
+    away = {key: bucket.get(key) for key in keys}
+    for key in keys:
+        bucket.remove(key)
+    built.run("caches_tiny").one_line("warning: shapes: 12 cache files have no item any more")
+    assert [row["stem"] for row in built.manifest()] == ["bee", "fox"]
+    for key, data in away.items():
+        bucket.put(key, data)
+    assert built.run("caches_tiny").encoded() == Counts(linked=12)
+    assert contents(built) == before
+
+
 def test_without_the_memo_each_object_is_fetched_once_and_nothing_is_encoded(
     built: Project, bucket: Bucket
 ) -> None:

@@ -62,7 +62,9 @@ def test_only_what_was_listed_is_removed(built: Project, tmp_path: Path) -> None
     assert built.run("caches_tiny").encoded().encoded == 0
 
 
-def test_a_model_and_a_dataset_that_nobody_names_are_listed(built: Project) -> None:
+def test_what_only_other_configurations_name_is_listed_apart_and_only_with_all(
+    built: Project,
+) -> None:
     def rename(values: dict[str, Any]) -> None:
         values["models"]["other"] = values["models"].pop("micro") | {"dtype": "bfloat16"}
         values["datasets"]["figures"] = values["datasets"].pop("shapes")
@@ -72,13 +74,18 @@ def test_a_model_and_a_dataset_that_nobody_names_are_listed(built: Project) -> N
     built.configure(rename)
     built.run("caches_second")
     mine = files_of(built, "cache/figures")
-    listing = built.ask("prune", "--verbose").output
+    theirs = files_of(built, "cache/shapes")
+    told = built.ask("prune", "--yes").output
+    assert "not named by this configuration: shapes; see --all" in told
+    assert files_of(built, "cache/shapes") == theirs
+    named, others = built.ask("prune", "--all", "--verbose").output.split("Not named by this")
+    assert "figures: nothing" in named and "shapes" not in named
     for words in (
         "no run of shapes has the model micro",
         "cache/shapes/micro/16/ant.latents.safetensors",
     ):
-        assert words in listing
-    built.ask("prune", "shapes", "--yes")
+        assert words in others
+    built.ask("prune", "--all", "--yes")
     assert not (built / "cache/shapes").exists()
     assert files_of(built, "cache/figures") == mine
     assert built.run("caches_second").idle

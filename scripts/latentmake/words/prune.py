@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from latentmake.errors import ConfigError, StorageError, refuse_unknown
+from latentmake.errors import ConfigError, StorageError, UserError, refuse_unknown
 from latentmake.files import atomic
 from latentmake.files.cachefile import header_of
 from latentmake.files.workspace import OWNER, human, other_owner
@@ -63,7 +63,7 @@ def prune(
             found = {name: find(project.facts, name) for name in names}
             for name, groups in found.items():
                 _show(name, groups, verbose=verbose)
-            if everything:
+            if everything and others:
                 found |= {name: find(project.facts, name) for name in others}
                 typer.echo("\nNot named by this configuration; another one may need them:\n")
                 _show("others", merged(found[name] for name in others), verbose=verbose)
@@ -164,20 +164,26 @@ def find(facts: Facts, dataset: str) -> Groups:
             parts.setdefault(part.model, set()).add(folder.split("/", 3)[3])
 
     @cache
-    def bases(model: str) -> set[str]:
+    def bases(model: str) -> set[str] | None:
+        """Return the names of the items that are there; None where nobody can tell."""
         layout = facts.layout(model)
-        return {layout.base(item.stem) for item in facts.items(dataset, model)[0]}
+        with contextlib.suppress(UserError):
+            return {layout.base(item.stem) for item in facts.items(dataset, model)[0]}
+        return None
 
-    def is_awaited(names: Sequence[str]) -> bool:
-        """Whether a file that is kept apart has its item back, so that a build will link it."""
-        _, model, place, *name = *names, "", ""
-        if place not in parts.get(model, ()) or Path("cache", dataset, *names[1:]).exists():
+    def is_awaited(model: str, place: str = "", *name: str) -> bool:
+        """Whether a file that is kept apart may have its item back, so that a build links it."""
+        if (
+            place not in parts.get(model, ())
+            or Path("cache", dataset, model, place, *name).exists()
+        ):
             return False
-        return not bases(model).isdisjoint(facts.layout(model).owners("/".join(name).rstrip("/")))
+        there = bases(model)
+        return there is None or not there.isdisjoint(facts.layout(model).owners("/".join(name)))
 
     for path, stat in _files_below(Path("cache", dataset)):
         names = Path(path).parts[2:]
-        if names[0] == KEPT and is_awaited(names):
+        if names[0] == KEPT and not _is_temporary(path) and is_awaited(*names[1:]):
             continue
         if reason := _reason(facts, dataset, parts, names):
             named = names == (OWNER,) or _is_temporary(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,13 @@ import torch
 from item_world import work_of
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
+from latentmake.data.item import NO_FILE, Item, Scan
+from latentmake.digest import TargetStat
 from latentmake.files import atomic, cachefile
+from latentmake.index.memo import Memo
 from latentmake.plan import store
 from latentmake.plan.orders import Order, Target
+from latentmake.plan.state import PartState, Stale, State
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +122,68 @@ def test_a_link_is_made_of_the_key_that_is_asked_for_or_not_at_all() -> None:
     assert not store.link(Path("cache/a"), Path("cache/c"), "other")
     assert not store.link(store.stored("gone"), Path("cache/c"), "gone")
     assert not Path("cache/c").exists()
+
+
+# -- items that vanish in bulk --------------------------------------------------------------------
+
+SEEN = Scan("data", [("a.png", 1, 2, 3, 4)], "")
+NOT_MOUNTED = Scan("data", [("drive", *NO_FILE)], "")
+
+
+def lost(
+    gone: int, of: int, apart: int = 0, scan: Scan = SEEN, linked: Sequence[str] = ()
+) -> set[str]:
+    """Return what is kept apart if some of the cache files of a dataset have no item."""
+    folder = Path("cache/cats/tiny/64")
+    paths = [str(folder / str(number)) for number in range(of)]
+    with Memo(None) as memo:
+        for number, path in enumerate(paths):
+            stat = TargetStat(*[number] * 3)
+            memo.targets.learn(path, stat, f"key {number}")
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).touch()
+        target = Target("64", "new", at_hand=(*linked,))
+        part = PartState(orphans=paths[:gone], gone=paths[:gone])
+        part.stale = [Stale(Item("new"), target, "reusable")]
+        waiting = {
+            f"cache/cats/{store.KEPT}/{number}": f"apart {number}" for number in range(apart)
+        }
+        states = {("cats", "tiny"): State({"64": part})}
+        found = store.vanished(memo, "cats", states, scan, waiting)
+        assert found >= waiting.keys()
+        return found - waiting.keys()
+
+
+def test_a_build_keeps_the_caches_of_more_than_ten_and_more_than_a_tenth() -> None:
+    assert not lost(10, of=10)
+    assert len(lost(11, of=11)) == len(lost(11, of=109)) == 11
+    assert not lost(11, of=110)
+
+
+def test_no_series_of_builds_removes_what_one_may_not() -> None:
+    assert not lost(8, of=40)
+    assert len(lost(8, of=40, apart=8)) == 8  # a build that was killed had moved the others
+
+
+def test_behind_a_link_that_leads_nowhere_a_few_are_many() -> None:
+    assert len(lost(3, of=400, scan=NOT_MOUNTED)) == 3
+
+
+def test_items_that_were_renamed_have_not_vanished() -> None:
+    paths = [f"cache/cats/tiny/64/{number}" for number in range(20)]
+    assert not lost(20, of=20, linked=paths)
+    assert not lost(20, of=20, linked=paths[:10])
+    assert len(lost(20, of=20, linked=paths[:9])) == 11
+
+
+def test_what_is_kept_apart_is_found_by_its_key_and_keeps_its_name() -> None:
+    path = Path(make_cache("cache/cats/tiny/64/sub/a.latents.safetensors", "key").path)
+    store.keep_apart(path)
+    kept = "cache/cats/.kept/tiny/64/sub/a.latents.safetensors"
+    with Memo(None) as memo:
+        assert store.kept_apart(memo, "cats") == {kept: "key"}
+        assert [name for name, *_ in memo.targets.where("value", {"key"})] == [kept]
+        assert store.kept_apart(memo, "dogs") == {}
+    assert not path.exists() and not [*store.returned(["cats"])]
+    make_cache(str(path), "key")
+    assert [*store.returned(["cats", "dogs"])] == [kept]

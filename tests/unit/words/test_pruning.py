@@ -9,6 +9,7 @@ import pytest
 import torch
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError
+from latentmake.files.atomic import replacing
 from latentmake.files.cachefile import serialize, stamp
 from latentmake.files.workspace import OWNER, claim
 from latentmake.index.memo import Memo
@@ -68,6 +69,21 @@ def test_names_of_one_file_free_its_bytes_once_and_together(found: Find) -> None
     assert freed(files(found(64))) == size
     Path("other").hardlink_to(path)
     assert len(files(found(64))) == 3 and freed(files(found(64))) == 0
+
+
+@pytest.mark.parametrize("place", ["64", "96", "64/sub", "../.kept/tiny/64"])
+def test_what_a_killed_job_left_half_written_is_listed_wherever_it_lies(
+    found: Find, place: str
+) -> None:
+    folder = Path("cache/cats/tiny", place)
+    folder.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(KeyboardInterrupt), replacing(folder / "a.latents.safetensors") as half:
+        raise KeyboardInterrupt
+    half.write_bytes(b"half")  # as SIGKILL leaves it
+    groups = found(64, 96)
+    assert {Path(path).name for path in files(groups)} == {half.name}
+    remove(files(groups))
+    assert not half.exists()
 
 
 def test_nothing_behind_a_link_is_listed(found: Find) -> None:
