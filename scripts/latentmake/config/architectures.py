@@ -208,6 +208,8 @@ class Strategies(NamedTuple):
     folders: tuple[str, ...] = ()  # their flags that take a folder, too
     switches: tuple[str, ...] = ()  # further flags of its training scripts
     complete: tuple[str, ...] = ()  # those of its scripts that train no LoRA
+    unregularised: tuple[str, ...] = ()  # those that refuse regularisation images
+    unweighted: tuple[str, ...] = ()  # those that ignore `prior_loss_weight`
     settings: Mapping[str, Setting] = {}  # of its guide: keys of the trainer, and further flags
     batches_text: bool = False  # whether they take `--text_encoder_batch_size`
     pixels: int = 8  # side of a latent

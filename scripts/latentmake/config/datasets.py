@@ -151,6 +151,10 @@ _IN_SECTIONS = Applies(
 )
 _FILMED = Applies("takes no videos", row=lambda model: model.version.videos)
 _OF_ONE_FRAME = Applies("is not trained on one frame", row=lambda model: model.version.one_frame)
+_REGULARISED = Applies(
+    "is trained without regularisation images, which neither musubi-tuner nor the trainer wan has",
+    row=lambda model: model.layout != "musubi",
+)
 
 _BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)))
 _SMALL_BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)), applies=[_OF_IMAGES])
@@ -250,6 +254,11 @@ class Dataset(Closed):
     refused before it is decoded, because a small file can unpack to more than your memory."""
     num_repeats: Number = shaped(1, MANIFEST, ge=1, le=1_000_000)
     """Times that each item is seen in an epoch. Use it to balance the datasets of a run."""
+    is_reg: bool = shaped(False, Shapes("manifest", applies=[_REGULARISED]))
+    """Images for regularisation, as in sd-scripts: pictures of the class, such as other men beside
+    `sks man`. An epoch shows them as often, all together, as the other images of the run. Their
+    loss is multiplied by the trainer's [`prior_loss_weight`](trainer-sd.md#prior_loss_weight). See
+    [regularisation images](#regularisation-images). For `sd` and `sdscripts`."""
     missing_caption: Literal["error", "empty"] = shaped("error", _CAPTION_FILES)
     """Images without a caption file: `error` makes them faulty items, `empty` gives them the empty
     caption."""
@@ -367,6 +376,12 @@ class Dataset(Closed):
         least, most = self.min_bucket_reso or 256, self.max_bucket_reso or 1024
         least, most = least - least % steps, most + -most % steps
         return Bucketing(steps, self.bucket_no_upscale, least, most)
+
+    def sdscripts_buckets(self, architecture: Architecture) -> dict[str, object]:
+        """Return the keys of a block in sd-scripts' dataset file that say how images are fitted."""
+        if self.fit != "bucket":
+            return {"enable_bucket": False}
+        return {"enable_bucket": True, **self.bucketing(architecture)._asdict()}
 
     def placing(self) -> dict[str, object]:
         """Return the keys that place images, as far as they have other values than by default."""

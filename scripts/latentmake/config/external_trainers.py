@@ -29,6 +29,7 @@ from latentmake.config.trainers import (
     Alpha,
     Logging,
     Precision,
+    PriorLossWeight,
     Prompt,
     Samples,
     Trainer,
@@ -56,6 +57,7 @@ _INSTEAD = {
 }
 _DECIDED = {f"--{word}": instead for instead, words in _INSTEAD.items() for word in words.split()}
 """Flag of a training script that no key of its trainer is named for -> what to do instead."""
+_PRIOR = "prior_loss_weight"
 _SAMPLING = dict.fromkeys(
     ("--sample_prompts", "--sample_at_first", "--sample_every_n_steps", "--sample_every_n_epochs"),
     "set the keys of `samples`",
@@ -82,8 +84,8 @@ def _refuse_decided(trainer: Any) -> Any:
         **(_SAMPLING if trainer.samples.prompts else {}),
     }
     # Finished runs have these among their arguments: earlier releases had no keys for them.
-    for key in ("gradient_checkpointing", "seed"):
-        if getattr(trainer, key) is None:
+    for key, default in (("gradient_checkpointing", None), ("seed", None), (_PRIOR, 1.0)):
+        if getattr(trainer, key, "") == default:
             del decided[f"--{key}"]
     if flag := next((each for each in flags_of(trainer.arguments) if each in decided), None):
         raise ValueError(f"`arguments`: leave out {flag}: {decided[flag]}")
@@ -263,6 +265,8 @@ class SdScriptsTrainer(Trainer):
     """Stage of DeepSpeed ZeRO."""
     seed: Number = Field(0, ge=0)
     """Seed of order, noise and timesteps."""
+    prior_loss_weight: PriorLossWeight = 1.0
+    """Factor of the loss of images of datasets with [`is_reg`](datasets.md#is_reg)."""
     save_every_n_epochs: Number | None = shaped(None, MACHINE, ge=1)
     """Epochs between two saves of the weights in `runs/{run}/output/`, and of a state from which a
     killed training resumes."""

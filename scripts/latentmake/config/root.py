@@ -133,6 +133,37 @@ def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
         yield f"{where}.validation", what, hint
 
 
+def _faults_of_regularisation(
+    where: str, run: Run, model: Model, datasets: Mapping[str, Dataset]
+) -> Iterator[Fault]:
+    """Yield what would leave regularisation images, or the weight of their loss, without effect."""
+    key, trainer = f"{where}.trainer.prior_loss_weight", run.trainer
+    regular = {name: dataset for name, dataset in datasets.items() if dataset.is_reg}
+    weight = getattr(trainer, "prior_loss_weight", 1.0)
+    if not regular and weight != 1:
+        yield key, "no dataset of the run has `is_reg: true`", _LEAVE
+    if not regular:
+        return
+    if len(regular) == len(datasets):
+        what = "all of its datasets are regularisation images, which are shown beside others only"
+        yield f"{where}.datasets", what, "add the dataset to learn, or leave out `is_reg`"
+    strategies = model.spec.strategies
+    if strategies is None or not isinstance(trainer, SdScriptsTrainer):
+        return
+    if trainer.script in strategies.unregularised:
+        what = f"{trainer.script} knows no regularisation images"
+        yield f"datasets.{next(iter(regular))}.is_reg", what, _LEAVE
+    if trainer.script in strategies.unweighted and weight != 1:
+        yield key, f"{trainer.script} does not weight the loss of images", _LEAVE
+    spec, others = model.spec, [each for each in datasets.values() if not each.is_reg]
+    fits = [each.sdscripts_buckets(spec) for each in others]
+    for name, dataset in regular.items():
+        if dataset.sdscripts_buckets(spec) not in fits:
+            what = "sd-scripts shows regularisation images beside images of the same buckets only"
+            hint = "use the `fit` and bucket keys of another dataset of the run"
+            yield f"datasets.{name}.fit", what, hint
+
+
 def _not_remote(run: str, dataset: str, settings: Dataset, program: str) -> Iterator[Fault]:
     """Yield that a trainer's program reads no dataset at a URL."""
     if settings.remote:
@@ -418,6 +449,7 @@ class Config(Closed):
         model = self.models[run.model]
         datasets = {dataset: self.datasets[dataset] for dataset in run.datasets}
         yield from _faults_of_trainer(where, run, model)
+        yield from _faults_of_regularisation(where, run, model, datasets)
         if model.layout == "sdscripts":
             yield from _faults_of_sdscripts(where, run, model, datasets)
         title, launched = PROGRAMS.get(model.layout), trainer is not None and not trainer.ours

@@ -37,6 +37,7 @@ Alpha = Annotated[Real | None, Field(gt=0)]
 Logging = Annotated[bool, Field(json_schema_extra=MACHINE)]
 AccelerateConfig = Annotated[DiskPath | None, Field(json_schema_extra=MACHINE)]
 Workers = Annotated[Number, Field(ge=0, json_schema_extra=MACHINE)]
+PriorLossWeight = Annotated[Real, Field(ge=0)]
 
 
 class Trainer(Closed, shapes=WEIGHTS):
@@ -279,6 +280,8 @@ class SdTrainer(LoopTrainer):
     noise_offset: Real = Field(0.0, ge=0)
     """Constant noise added to each channel, for very dark and very bright images. `0.05` is
     usual."""
+    prior_loss_weight: PriorLossWeight = 1.0
+    """Factor of the loss of images of datasets with [`is_reg`](datasets.md#is_reg)."""
 
 
 def _no_blank(prompt: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -89,6 +89,7 @@ class _Keys(BaseModel, extra="allow", strict=True):
     image_dir: str | None = None
     metadata_file: str | None = None
     class_tokens: str | None = None
+    is_reg: bool = False
     conditioning_data_dir: str | None = None
 
     @property
@@ -123,12 +124,19 @@ class Block(NamedTuple):
         resolution: width and height in pixels; None where the file names none.
         batch_size: items a step.
         caches: folder that has caches of it, if one has.
+        table: number of the block in a file of sd-scripts.
     """
 
     values: dict[str, Any]
     resolution: Sides | None
     batch_size: int
     caches: str | None
+    table: int = 0
+
+    @property
+    def is_reg(self) -> bool:
+        """Whether its images are for regularisation."""
+        return bool(self.values.get("is_reg"))
 
 
 @dataclass
@@ -203,7 +211,7 @@ def imported(
     musubi = not any("subsets" in each for each in file.datasets)
     blocks = [*(_blocks_of_musubi if musubi else _blocks_of_sdscripts)(found, file)]
     if not blocks:
-        what = "names no dataset that can be taken over"
+        what = ": ".join(["names no dataset that can be taken over", *found.notes[:1]])
         raise ConfigError(what, where=path, hint="name a file of musubi-tuner or sd-scripts")
     if found.left:
         found.note(f"left out, without effect here: {', '.join(found.left)}")
@@ -271,6 +279,7 @@ def _blocks_of_sdscripts(found: Imported, file: _Keys) -> Iterator[Block]:
     for number, table in enumerate(file.datasets):
         inherited = {**file.general, **table}
         seen: set[str | None] = {None}
+        blocks: list[Block] = []
         for place, own in enumerate(found.keys(inherited, f"datasets[{number}].").subsets):
             where = f"datasets[{number}].subsets[{place}]"
             keys = found.keys({**inherited, **own}, f"{where}.")
@@ -280,8 +289,16 @@ def _blocks_of_sdscripts(found: Imported, file: _Keys) -> Iterator[Block]:
                 found.note(f"{where}: left out, {why}")
                 continue
             seen.add(source)
-            yield _block_of_sdscripts(found, keys, where)
+            blocks.append(_block_of_sdscripts(found, keys, where)._replace(table=number))
             found.leave(keys)
+        if not any(block.is_reg for block in blocks):
+            yield from blocks
+        elif all(block.is_reg for block in blocks):
+            why = "sd-scripts shows regularisation images beside others of their block only"
+            found.note(f"datasets[{number}]: left out, {why}")
+        else:
+            found.note("is_reg: set `prior_loss_weight` of the trainer as on your command line")
+            yield from blocks
 
 
 def _block_of_sdscripts(found: Imported, keys: _Keys, where: str) -> Block:
@@ -309,7 +326,7 @@ def _block_of_sdscripts(found: Imported, keys: _Keys, where: str) -> Block:
             "that are drawn once and cached: raise captions.variants for more"
         )
     values |= {"captions": captions} if captions else {}
-    values |= keys.fit | keys.take(*_SUBSET)
+    values |= keys.fit | keys.take(*_SUBSET) | ({"is_reg": True} if keys.is_reg else {})
     if keys.enable_bucket:
         values |= {"bucket_reso_steps": 64, **keys.take(*_BUCKETS)}
     caches = values["path"] if any(folder.rglob("*.npz")) else None
@@ -407,6 +424,7 @@ def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dic
         alike.setdefault(json.dumps(block.values, sort_keys=True), []).append(block)
     datasets: dict[str, Any] = {}
     together: dict[tuple[Sides, ...], dict[str, list[int]]] = {}  # dataset -> batch sizes
+    tables: dict[str, set[int]] = {}  # dataset -> blocks of the file
     for several in alike.values():
         name = _name(several[0].values["path"], datasets)
         caches = list(dict.fromkeys(block.caches for block in several if block.caches))
@@ -414,12 +432,21 @@ def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dic
         sizes = sorted({_size(found, block, spec) for block in several})
         batches = [block.batch_size for block in several]
         together.setdefault(tuple(sizes), {})[name] = batches
+        tables[name] = {block.table for block in several}
+    _join_regularisation(found, datasets, together)
     runs: dict[str, Any] = {}
     for number, (resolutions, members) in enumerate(together.items(), 1):
         name = f"{found.run}_{number}" if number > 1 else found.run
         batches = sorted({each for several in members.values() for each in several})
         if len(batches) > 1:
             found.note(f"batch_size: the run {name} has one, the smallest of {batches}")
+        if any(datasets[each].get("is_reg") for each in members) and any(
+            tables[each] != tables[other] and datasets[each]["fit"] == datasets[other]["fit"]
+            for each in members
+            for other in members
+        ):
+            why = f"the run {name} balances them over its datasets of the same buckets"
+            found.note(f"is_reg: sd-scripts balances images within a block of its file; {why}")
         runs[name] = {
             "datasets": [*members],
             "model": spec.name,
@@ -435,6 +462,28 @@ def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dic
     program = "musubi_tuner" if musubi else "sd_scripts"
     path = f"../{program.replace('_', '-')}"
     return {"datasets": datasets, "models": {}, "runs": runs, program: {"path": path}}
+
+
+def _join_regularisation(
+    found: Imported,
+    datasets: Mapping[str, Any],
+    together: dict[tuple[Sides, ...], dict[str, list[int]]],
+) -> None:
+    """Put datasets of regularisation images into a run of others, one with their resolutions.
+
+    `together` is resolutions -> dataset -> batch sizes, of each run.
+    """
+    alone = [
+        sizes
+        for sizes, members in together.items()
+        if all(datasets[name].get("is_reg") for name in members)
+    ]
+    for sizes in alone:
+        members = together.pop(sizes)
+        home = next(other for other in together if other not in alone and {*sizes} & {*other})
+        together[home].update(members)
+        names = ", ".join(members)
+        found.note(f"resolution: the run shows the regularisation images {names} at all of its own")
 
 
 def _trainer(batch: int, *, musubi: bool) -> dict[str, Any]:

@@ -7,6 +7,8 @@ plan computes the same digest from keys alone, to tell whether a lock still fits
 All items of a source (clips, resolutions, variants of its text) and all sources of equal content
 are held out together. The choice depends on contents and on the number alone: not on names, order,
 datasets or other settings. A source that is added or removed moves at most one other.
+
+Regularisation images are never held out. An epoch shows them as often, all together, as the others.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ TEXTS = "texts"
 
 CAPTIONS = "captions"
 """The same in locks of releases before 0.3, with digests of caption files."""
+REGULARISATION = "datasets with is_reg"
+"""Name of the datasets of regularisation images where two locks differ in them."""
 
 SALT = "latentmake validation 1"
 """Enters each source's rank, and the digest of a lock: another one would choose others."""
@@ -64,6 +68,7 @@ class Lock:
     manifest: str = ""  # digest of the manifest's bytes
     held_out: list[str] = field(default_factory=list)  # digests of the sources held out of training
     trained: str = ""  # `lock_digest` of the other items, where some are held out
+    is_reg: list[str] = field(default_factory=list)  # datasets of regularisation images, sorted
 
     @property
     def data(self) -> str:
@@ -76,6 +81,7 @@ class Lock:
             **{f"caches of {part}": keys for part, keys in self.parts.items()},
             **{f"num_repeats of {name}": number for name, number in self.repeats.items()},
             "validation.items": len(self.held_out),
+            **({REGULARISATION: self.is_reg} if self.is_reg else {}),
         }
 
 
@@ -97,14 +103,40 @@ def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
     return digest.of_lines(f"{stem}\t{key}" for stem, key in keys)
 
 
-def lock_digest(parts: Mapping[str, str], repeats: Mapping[str, int], validation: int = 0) -> str:
+def lock_digest(
+    parts: Mapping[str, str],
+    repeats: Mapping[str, int],
+    validation: int = 0,
+    is_reg: Sequence[str] = (),
+) -> str:
     """Return the digest of `{dataset}/{part}` -> `keys_digest` and dataset -> `num_repeats`.
 
     With `validation`, the number of sources held out, it tells these too: keys hold the digests of
-    sources, by which they are chosen.
+    sources, by which they are chosen. `is_reg` are the datasets of regularisation images.
     """
     held = [[SALT, validation]] if validation else []
-    return digest.of_value([dict(parts), dict(repeats), *held])
+    regular = [{"is_reg": [*is_reg]}] if is_reg else []
+    return digest.of_value([dict(parts), dict(repeats), *held, *regular])
+
+
+def balanced(repeats: Sequence[int], images: int) -> list[int]:
+    """Return how often an epoch shows each regularisation image, so that they come to `images`.
+
+    Each is shown as often as its dataset `repeats` it until there are enough, and the last ones of
+    too many are not shown. Too few are shown once more, in turns.
+    Source: sd-scripts, `DreamBoothDataset.__init__` (library/train_util.py).
+
+    Args:
+        repeats: of each image, in the order of datasets and paths.
+        images: number of the other images in an epoch, with their repeats.
+    """
+    found, left = [0] * len(repeats), images
+    for place, count in enumerate(repeats):
+        if left > 0:
+            found[place] = count
+            left -= count
+    turns, rest = divmod(max(left, 0), len(repeats) or 1)
+    return [count + turns + (place < rest) for place, count in enumerate(found)]
 
 
 def chosen(contents: Iterable[str], count: int) -> set[str]:
@@ -132,6 +164,9 @@ def refuse_too_many(run: str, count: int, sources: Collection[str]) -> None:
 
 
 _CONTENT = 4  # in a receipt, behind the stat of a source
+_OPTIONAL = ("held_out", "trained", "is_reg")  # of a lock
+_UNUSED = "not used: there are more regularisation images than others"
+_HELD_OUT = "not used: an equal image is held out for validation"
 
 
 # -- the manifest ---------------------------------------------------------------------------------
@@ -165,6 +200,7 @@ class ManifestOrder:
     layout: str = "plain"
     validation: int = 0  # number of sources to hold out of training
     vanished: list[str] = field(default_factory=list)  # of the orphans: to be kept apart
+    is_reg: list[str] = field(default_factory=list)  # datasets of regularisation images, sorted
 
     def write(self, path: Path) -> None:
         """Write it."""
@@ -200,7 +236,13 @@ class Row(BaseModel, extra="allow"):
     controls: list[str] = []  # all control images, where there are several
     layers: list[str] = []  # further target images
     validation: bool = False  # whether it is held out: evaluated, and never trained on
+    is_reg: bool = False  # whether it is a regularisation image
     aside: str | None = None
+
+    @property
+    def learned(self) -> bool:
+        """Whether it is neither held out nor a regularisation image."""
+        return not (self.validation or self.is_reg)
 
     @property
     def control_files(self) -> list[str]:
@@ -279,9 +321,11 @@ def write_manifest(
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
     sources = {(each.dataset, each.item.stem): each.item.image for each in order.items}
+    unused: list[dict[str, Any]] = []
     kept = [each for each in order.items if (each.dataset, each.item.stem) not in without]
     dropped = _dropped(order, without) if layout.flat else {}
     held = _held_out(order, kept, read)
+    shown = _shown(order, kept, held)
     for member in kept:
         dataset, item = member.dataset, member.item
         pairs = {
@@ -298,16 +342,25 @@ def write_manifest(
             for part, found in pairs.items():
                 side.setdefault(part, []).extend(found)
         images.setdefault(dataset, []).append(place_of(item, layout))
-        row = row_of(member, order.repeats[dataset], layout)
-        rows.append(row | ({"validation": True} if item.image in held else {}))
+        is_reg = dataset in order.is_reg
+        repeats = shown[dataset, item.stem] if is_reg else order.repeats[dataset]
+        if not repeats:
+            reason = _HELD_OUT if item.image in held else _UNUSED
+            unused.append(_aside(dataset, item.stem, item.image, reason))
+            continue
+        row = row_of(member, repeats, layout)
+        row |= {"is_reg": True} if is_reg else {}
+        row |= {"validation": True} if item.image in held else {}
+        rows.append(row)
     if not rows:
         raise DatasetError("no item is left to train on", where=f"run {order.run}")
     for name, faults in skipped.items():
         for fault in faults:
             say(f"skipped: {fault['line']}")
             source = fault["path"] or sources.get((name, fault["stem"]), "")  # of a text: no file
-            row = {"dataset": name, "stem": fault["stem"], "source": source}
-            rows.append(row | {"aside": fault["line"]})
+            rows.append(_aside(name, fault["stem"], source, fault["line"]))
+    if unused:
+        say(f"regularisation images that are not used: {len(unused)} of {len(shown)}")
     used = {key for pairs in keys.values() for _, key in pairs}
     vanished = {*order.vanished}
     for name, paths in dropped.items():
@@ -316,14 +369,14 @@ def write_manifest(
             vanished.update(paths)
     _remove([*order.orphans, *chain(*dropped.values())], used, vanished, say)
     _remove([*store.returned(order.repeats)], used, (), lambda _: None)
-    listed = lines_of(rows)
+    listed = lines_of([*rows, *unused])
     if held:
         away = sum(each.item.image in held for each in kept)
         say(f"held out for validation: {order.validation} sources, {away} of {len(kept)} items")
     parts = {part: keys_digest(found) for part, found in keys.items()}
     training = {part: keys_digest(found) for part, found in trained.items()}
     lock = Lock(
-        digest=lock_digest(parts, order.repeats, order.validation),
+        digest=lock_digest(parts, order.repeats, order.validation, order.is_reg),
         counts={part: len(pairs) for part, pairs in keys.items()},
         parts=parts,
         repeats=order.repeats,
@@ -331,11 +384,12 @@ def write_manifest(
         images={name: digest.of_lines(paths) for name, paths in images.items()},
         manifest=digest.of_bytes(listed),
         held_out=sorted(set(held.values())),
-        trained=lock_digest(training, order.repeats) if held else "",
+        trained=lock_digest(training, order.repeats, is_reg=order.is_reg) if held else "",
+        is_reg=order.is_reg,
     )
     atomic.write(folder / "manifest.jsonl", listed)
-    # Without validation, its values are left out: a lock of former releases has none.
-    values = {x: y for x, y in vars(lock).items() if held or x not in ("held_out", "trained")}
+    # What a run has none of is left out: locks of former releases do not have it.
+    values = {x: y for x, y in vars(lock).items() if y or x not in _OPTIONAL}
     text = json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)
     atomic.write(folder / "dataset.lock", f"{text}\n".encode())
     return lock
@@ -361,9 +415,38 @@ def _held_out(
     if not order.validation:
         return {}
     contents = {x.item.image: read.get(x.item.image) or _content_of(x) for x in items}
-    refuse_too_many(order.run, order.validation, contents.values())
-    held = chosen(contents.values(), order.validation)
+    learned = [contents[x.item.image] for x in items if x.dataset not in order.is_reg]
+    refuse_too_many(order.run, order.validation, learned)
+    held = chosen(learned, order.validation)
     return {path: content for path, content in contents.items() if content in held}
+
+
+def _shown(
+    order: ManifestOrder, items: Sequence[Member], held: Collection[str]
+) -> dict[tuple[str, str], int]:
+    """Return dataset and stem of each regularisation image -> how often an epoch shows it.
+
+    An image with the content of one that is held out is not shown. A program that trains on the
+    files balances them itself.
+    """
+    if not order.is_reg:
+        return {}
+    regular = [x for x in items if x.dataset in order.is_reg]
+    found = {(x.dataset, x.item.stem): 0 for x in regular}
+    places = {name: place for place, name in enumerate(order.repeats)}
+    used = [x for x in regular if x.item.image not in held]
+    used.sort(key=lambda x: (places[x.dataset], x.item.image))
+    counts = [order.repeats[x.dataset] for x in used]
+    if not layout_of(order.layout).external:
+        others = [x for x in items if x.dataset not in order.is_reg and x.item.image not in held]
+        counts = balanced(counts, sum(order.repeats[x.dataset] for x in others))
+    names = [(x.dataset, x.item.stem) for x in used]
+    return found | dict(zip(names, counts, strict=True))
+
+
+def _aside(dataset: str, stem: str, source: str, reason: str) -> dict[str, Any]:
+    """Return a manifest's row of an item that is not trained on."""
+    return {"dataset": dataset, "stem": stem, "source": source, "aside": reason}
 
 
 def _content_of(member: Member) -> str:

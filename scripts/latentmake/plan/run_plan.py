@@ -22,6 +22,7 @@ from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import (
     CAPTIONS,
+    REGULARISATION,
     TEXTS,
     Lock,
     ManifestOrder,
@@ -139,8 +140,10 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool
     datasets = {name: facts.config.datasets[name] for name in run.datasets}
     known = {name: facts.faults.get((name, run.model)) for name in datasets}
     plan.faults = {name: faults for name, faults in known.items() if faults}
+    regular = is_reg(facts, plan.name)
     if validation := run.validation.items if run.validation else 0:
-        sources = [item.image for name in datasets for item in facts.items(name, run.model)[0]]
+        learned = [name for name in datasets if name not in regular]
+        sources = [item.image for name in learned for item in facts.items(name, run.model)[0]]
         refuse_too_many(plan.name, validation, sources)
     skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
@@ -173,10 +176,17 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool
         planned=time.time_ns(),
         layout=facts.layout(run.model).name,
         validation=validation,
+        is_reg=regular,
     )
     plan.manifest_order = run_order(plan.name, "manifest", order.planned)
     if not facts.asks:
         order.write(plan.manifest_order)
+
+
+def is_reg(facts: Facts, run: str) -> list[str]:
+    """Return the datasets of a run's regularisation images, sorted."""
+    config = facts.config
+    return sorted(name for name in config.runs[run].datasets if config.datasets[name].is_reg)
 
 
 def _data_differences(
@@ -209,6 +219,7 @@ def _data_differences(
         (parts, keys, "caches of {}"),
         (lock.repeats, repeats, "num_repeats of {}"),
         ({"items": len(lock.held_out)}, {"items": validation}, "validation.{}"),
+        ({REGULARISATION: lock.is_reg}, {REGULARISATION: is_reg(facts, plan.name)}, "{}"),
     ):
         found += value_differences(was, now, name)
     return found

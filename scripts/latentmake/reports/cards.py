@@ -13,6 +13,7 @@ from latentmake.files.workspace import is_remote, usable_cores
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
+from latentmake.plan.run_plan import is_reg
 from latentmake.progress import Progress
 from latentmake.reports.captions import Card, Cards
 from latentmake.reports.page import embedded
@@ -27,7 +28,8 @@ _SIDE = 192  # pixels of a picture
 
 def page_data(facts: Facts, name: str, found: Cards) -> dict[str, Any]:
     """Return what a page shows of cards of a run, as JSON values; other sections are empty."""
-    run = facts.config.runs[name]
+    run, regular = facts.config.runs[name], is_reg(facts, name)
+    titles = {x: f"{x} (regularisation)" if x in regular else x for x in run.datasets}
 
     def values(numbered: tuple[int, Card]) -> dict[str, Any]:
         number, card = numbered
@@ -35,7 +37,7 @@ def page_data(facts: Facts, name: str, found: Cards) -> dict[str, Any]:
         size, picture, fault = _look_at(facts, card, readers) if shown else (None, None, "")
         crops = [_crop(facts, name, card, each.name, size) for each in run.resolutions]
         return {
-            "dataset": card.dataset,
+            "dataset": titles.get(card.dataset, card.dataset),
             "stem": card.item.stem,
             "path": card.item.image,
             "size": "" if size is None else f"{size.width} × {size.height}",
@@ -50,7 +52,7 @@ def page_data(facts: Facts, name: str, found: Cards) -> dict[str, Any]:
         bar = Progress(made, desc=f"images of {name}", unit="image", total=len(found.cards))
         items = [*bar]
     return {
-        "facts": [["Run", name], ["Model", run.model], ["Datasets", ", ".join(run.datasets)]],
+        "facts": [["Run", name], ["Model", run.model], ["Datasets", ", ".join(titles.values())]],
         "encoders": found.encoders(),
         "faults": found.faults,
         "notes": found.notes,

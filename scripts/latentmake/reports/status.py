@@ -17,7 +17,7 @@ from latentmake.plan import receipts, store
 from latentmake.plan.build import running
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order, Part, Target
-from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.run_plan import RunPlan, is_reg
 from latentmake.reports.explanation import recipe_changes
 from latentmake.reports.plan_report import row_of
 
@@ -114,6 +114,8 @@ def _sizes(facts: Facts, parts: Sequence[Part], listing: Folder) -> list[tuple[i
 
 def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     yield from plan.warnings
+    if regular := is_reg(facts, plan.name):
+        yield f"{plan.name}: regularisation images: {', '.join(regular)}"
     yield from recipe_changes(facts, [plan])
     yield from receipts.lines(facts.memo, plan.orders)
     for work in dict.fromkeys(f"{parsed(part.name).kind} {part.model}" for part in plan.parts):

@@ -39,6 +39,7 @@ class Explanation:
     caption: str | None = None  # in its header, where it is there
     checked: Checked | None = None  # what was found of its bytes; None without a header
     runs: list[str] = field(default_factory=list)  # that use it
+    is_reg: bool = False  # whether it is made of a regularisation image
 
     def values(self) -> dict[str, object]:
         """Return it as plain values."""
@@ -82,6 +83,8 @@ class Explanation:
         with suppress(OSError):
             made = datetime.fromtimestamp(Path(self.path).stat().st_mtime).astimezone()
             yield "made", f"{made:%Y-%m-%d %H:%M:%S}{program}"
+        if self.is_reg:
+            yield "used as", "regularisation image"
         yield "runs", ", ".join(self.runs) or "none"
 
     def _content(self, checked: Checked) -> str:
@@ -216,6 +219,8 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     found = _of_header(path) if os.path.lexists(path) else Explanation(path, "stale", "new")
     found.source = [each.path for each in item.read] or [repr(item.text)]
     found.runs = _runs(facts, part, item)
+    settings = facts.config.datasets.get(part.dataset)  # None of prompts
+    found.is_reg = settings is not None and settings.is_reg
     made = judge_one(facts, part.dataset, part.model, item, target)
     judge, stale = made.judge, made.stale(path)
     assert judge is not None

@@ -41,6 +41,7 @@ class Batch(NamedTuple):
         mask: [batch, tokens], True where a token is; None where all have equal length.
         indices: of the examples.
         more: further tensors [batch, ...] by name, in the caches' number format.
+        weights: factor of the loss of each example, [batch], float32; None where all are 1.
     """
 
     latents: torch.Tensor
@@ -48,13 +49,15 @@ class Batch(NamedTuple):
     mask: torch.Tensor | None
     indices: Sequence[int] = ()
     more: Mapping[str, torch.Tensor] = {}
+    weights: torch.Tensor | None = None
 
     def pinned(self) -> Batch:
         """Return a copy in pinned memory, from which a GPU takes it faster."""
         mask = None if self.mask is None else self.mask.pin_memory()
         more = {name: each.pin_memory() for name, each in self.more.items()}
         latents, text = self.latents.pin_memory(), self.text.pin_memory()
-        return Batch(latents, text, mask, self.indices, more)
+        weights = None if self.weights is None else self.weights.pin_memory()
+        return Batch(latents, text, mask, self.indices, more, weights)
 
 
 def copied(
@@ -175,11 +178,15 @@ class Stored(NamedTuple):
 
 
 class Example(NamedTuple):
-    """An item at one resolution, or one of its clips; an epoch shows it `repeats` times."""
+    """An item at one resolution, or one of its clips.
+
+    An epoch shows it `repeats` times. `weight` is the factor of its loss.
+    """
 
     latents: Stored
     text: Stored
     repeats: int
+    weight: float = 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -301,6 +308,7 @@ class Caches:
         tensors: what to read of each file.
         root: folder that the paths in the manifest are below; by default the working directory.
         resolution: of the items' resolutions the one to read; by default all of them.
+        prior_loss_weight: factor of the loss of regularisation images.
 
     Attributes:
         examples: each item at each resolution; behind them, the same with further variants of
@@ -322,6 +330,7 @@ class Caches:
         *,
         root: str = "",
         resolution: str | None = None,
+        prior_loss_weight: float = 1.0,
     ) -> None:
         self._names = [each.name for each in tensors.latents]
         self._sized = len(tensors.text) > 1
@@ -342,9 +351,15 @@ class Caches:
         self.rows = [row for row, *_ in named]
         self.resolutions = [size for _, size, _ in named]
         self.examples = [
-            Example(latents[within(path)], texts[within(text)], row.repeats)
+            Example(
+                latents[within(path)],
+                texts[within(text)],
+                row.repeats,
+                prior_loss_weight if row.is_reg else 1.0,
+            )
             for (row, _, path), (text, *_) in zip(named, several, strict=True)
         ]
+        self._weighted = any(each.weight != 1 for each in self.examples)
         self.channels = self.examples[0].latents.shape[0]
         self.text_width = self.examples[0].text.shape[1]
         self.variants: dict[int, list[int]] = {}
@@ -385,7 +400,9 @@ class Caches:
             texts = [each.float() for each in texts]
         more = {name: torch.stack([each[name] for each in items]) for name in items[0]}
         latents, (text, mask) = more.pop("latents"), pad(texts)
-        batch = Batch(latents, text, mask, indices, more)
+        weights = [self.examples[index].weight for index in indices] if self._weighted else None
+        weighted = None if weights is None else torch.tensor(weights)
+        batch = Batch(latents, text, mask, indices, more, weighted)
         return batch.pinned() if pin else batch
 
     def prefetched(

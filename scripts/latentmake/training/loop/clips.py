@@ -366,7 +366,7 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
     """
     if not order.captions:
         return order
-    rows = (row for row in rows_of(Path(order.manifest)) if not row.validation)
+    rows = (row for row in rows_of(Path(order.manifest)) if row.learned)
     files: dict[tuple[str, str], str] = {}
     for row in rows:
         files.setdefault((row.dataset, row.stem), row.first_text)

@@ -298,7 +298,7 @@ class _Evaluation:
         self.known.losses[key] = Losses(key=key, values=values)
 
     def _film(self, key: str, item: int, kind: Kind, done: Callable[[], object]) -> None:
-        batch, (stored, text, _) = self.caches.batch([item]), self.caches.examples[item]
+        batch, (stored, text, *_) = self.caches.batch([item]), self.caches.examples[item]
         if kind == "real":
             latents = batch.latents[0] / stored.scaling + stored.shift
         else:

@@ -33,7 +33,7 @@ def read(path: Path, kind: type[Order]) -> Order:
     """
     order = read_order(path, kind)
     want = wanted(order)
-    rows = (row for row in rows_of(Path(order.manifest)) if not row.validation)
+    rows = (row for row in rows_of(Path(order.manifest)) if row.learned)
     texts = [(row.first_text, row.stem) for row in islice(rows, order.captions)]
     captions = [Prompt(prompt=caption_in(text) or stem, text=text) for text, stem in texts]
     known = {"prompts": [*order.prompts, *captions], "captions": 0}

@@ -211,7 +211,10 @@ _HELD_OUT = 4  # timesteps of a held-out item
 
 
 class Losses(NamedTuple):
-    """Mean squared error of each example, [batch], float32; and times its timestep's weight."""
+    """Mean squared error of each example, [batch], float32; and times its weights.
+
+    These are the weight of its timestep and, of a regularisation image, `prior_loss_weight`.
+    """
 
     raw: torch.Tensor
     weighted: torch.Tensor
@@ -284,8 +287,11 @@ class Objective:
         wanted = self.target(latents, noise, there)
         errors = torch.nn.functional.mse_loss(predicted.float(), wanted.float(), reduction="none")
         raw = errors.mean(dim=tuple(range(1, errors.ndim)))
-        weights = self.weights(there)
-        return Losses(raw, raw if weights is None else raw * weights)
+        weighted = raw
+        for weights in (self.weights(there), batch.weights):
+            if weights is not None:
+                weighted = weighted * copied(weights, device)
+        return Losses(raw, weighted)
 
 
 LossesOf = Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -77,7 +77,9 @@ class Training:
         self.files = RunFiles(order)
         self.wanted = wanted(order)
         manifest = Path(order.manifest)
-        self.caches = caches = Caches(read_items(manifest), recipe.tensors)
+        weight = getattr(settings, "prior_loss_weight", 1.0)  # which not all trainers have
+        items = read_items(manifest)
+        self.caches = caches = Caches(items, recipe.tensors, prior_loss_weight=weight)
         self.accelerator = make_accelerator(settings, several=recipe.several)
         stored, device = caches.examples[0].latents, self.accelerator.device
         shown = order.sample_settings(), order.negative

@@ -3,6 +3,11 @@
 It knows no folder for caches, so that a folder of links is made, `{dataset}_{resolution}/` each,
 with a `metadata.json` of captions and sizes: where it has to guess a size, it takes that of another
 image whose name begins alike. An item with several texts is several images there.
+
+sd-scripts knows no regularisation images beside a `metadata.json`. A run that has some names the
+images of each block, with captions and sizes, in a `metadata_cache.json`, by the absolute paths of
+the machine that trains; and datasets of the same buckets are one block of the TOML, within which
+sd-scripts balances them.
 """
 
 from __future__ import annotations
@@ -24,14 +29,17 @@ from latentmake.training.external.publish import Files, block_name
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
 METADATA = "metadata.json"
+_LISTED = "listed"
+_LISTING = "metadata_cache.json"  # `DreamBoothDataset.IMAGE_INFO_CACHE_FILE`
 
 
 def deploy(order: SdScriptsOrder) -> Changes:
     """Bring a training's folder with its `{run}.toml` up to date; only changes are linked anew."""
     folder = Path(order.output, order.toml).parent
     place = folder.absolute()
-    text = dataset_toml(order, lambda block: (place / block).as_posix())
-    files = deployed(order) | {f"{order.run}.toml": text.encode()}
+    files, directory = deployed(order), lambda name: (place / name).as_posix()
+    files |= listings(order, files, directory)
+    files[f"{order.run}.toml"] = dataset_toml(order, directory).encode()
     return sync(folder, files, link=True)
 
 
@@ -74,6 +82,38 @@ def deployed(order: SdScriptsOrder, *, caches: bool = True) -> Files:
     return files
 
 
+def is_regularised(order: SdScriptsOrder) -> bool:
+    """Whether a run has regularisation images."""
+    return any(each.is_reg for each in order.datasets.values())
+
+
+def listings(
+    order: SdScriptsOrder, files: Files, directory: Callable[[str], str], folder: str = _LISTED
+) -> Files:
+    """Return the files that name the images of each block, of a run with regularisation images.
+
+    Args:
+        order: the run.
+        files: those of `deployed`.
+        directory: gives the place of a path below the folder, as the machine that trains names it.
+        folder: of these files, below the folder.
+    """
+    found: Files = {}
+    for name, content in files.items() if is_regularised(order) else ():
+        block, _, base = name.rpartition("/")
+        if base == METADATA and isinstance(content, bytes):
+            listed = {
+                directory(f"{block}/{image}"): {
+                    "caption": entry["caption"],
+                    "resolution": entry["image_size"],
+                }
+                for image, entry in json.loads(content).items()
+            }
+            text = json.dumps(listed, indent=1, ensure_ascii=False)
+            found[f"{folder}/{block}/{_LISTING}"] = f"{text}\n".encode()
+    return found
+
+
 def _texts(order: SdScriptsOrder, row: Row) -> list[str]:
     """Return an item's texts, each in one line: of several sd-scripts would take the first."""
     texts = row.texts
@@ -97,32 +137,37 @@ def _add(files: Files, further: Mapping[str, Path]) -> None:
 # -- the dataset TOML -----------------------------------------------------------------------------
 
 
-def dataset_toml(order: SdScriptsOrder, directory: Callable[[str], str]) -> str:
+def dataset_toml(
+    order: SdScriptsOrder, directory: Callable[[str], str], folder: str = _LISTED
+) -> str:
     """Return the TOML of a run: a `[[datasets]]` block for each dataset and resolution.
 
-    `directory` gives a block's folder, with forward slashes.
+    With regularisation images, datasets of the same buckets are subsets of one block. `directory`
+    and `folder` are those of `listings`.
     """
     sections: list[dict[str, Any]] = []
-    for name, dataset in order.datasets.items():
-        masked = {"alpha_mask": True} if dataset.alpha_mask else {}  # no key of older versions
-        buckets = buckets_of(order, name)
+    groups: dict[str, list[str]] = {}
+    regularised = is_regularised(order)
+    for name in order.datasets:
+        alike = json.dumps(buckets_of(order, name)) if regularised else name
+        groups.setdefault(alike, []).append(name)
+    for names in groups.values():
         for resolution in order.resolutions:
-            place = directory(block_name(name, resolution))
-            subset = {
-                "image_dir": place,
-                "metadata_file": f"{place}/{METADATA}",
-                "num_repeats": dataset.num_repeats,
-                "flip_aug": dataset.flip_aug,
-                **masked,
-            }
             size = {"resolution": list(resolution), "batch_size": order.trainer.train_batch_size}
-            sections.append({**size, **buckets, "subsets": [subset]})
+            subsets = []
+            for name in names:
+                dataset, block = order.datasets[name], block_name(name, resolution)
+                masked = {"alpha_mask": True} if dataset.alpha_mask else {}  # no key of older ones
+                place = directory(f"{folder}/{block}" if regularised else block)
+                listed: dict[str, Any] = {"metadata_file": f"{place}/{METADATA}"}
+                if regularised:
+                    listed = {"cache_info": True, "is_reg": dataset.is_reg}
+                repeated = {"num_repeats": dataset.num_repeats, "flip_aug": dataset.flip_aug}
+                subsets.append({"image_dir": place, **listed, **repeated, **masked})
+            sections.append({**size, **buckets_of(order, names[0]), "subsets": subsets})
     return tomli_w.dumps({"general": {"shuffle_caption": False}, "datasets": sections})
 
 
 def buckets_of(order: SdScriptsOrder, name: str) -> dict[str, Any]:
     """Return the keys of a block that say how images are brought to size."""
-    dataset = order.datasets[name]
-    if dataset.fit != "bucket":
-        return {"enable_bucket": False}
-    return {"enable_bucket": True, **dataset.bucketing(order.model.spec)._asdict()}
+    return order.datasets[name].sdscripts_buckets(order.model.spec)

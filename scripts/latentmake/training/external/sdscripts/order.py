@@ -119,6 +119,8 @@ class SdScriptsOrder(ExternalOrder):
         """Return the digest of all settings that shape the trained weights."""
         trainer, model = shaping(self.trainer, "weights"), self.model
         del trainer["script"]  # whose default follows from the architecture
+        if self.trainer.prior_loss_weight == 1:  # which earlier releases did not have
+            del trainer["prior_loss_weight"]
         own = [trainer, self.script, self.architecture, model.clip_skip, model.max_token_length]
         further = [*model.latents_arguments, *model.text_arguments]
         return digest.of_value([*own, *([further] if further else []), *sorted(self.flags.items())])
@@ -234,6 +236,9 @@ def training_arguments(
             "--max_data_loader_n_workers": trainer.max_data_loader_n_workers,
             "--mixed_precision": trainer.mixed_precision,
             "--seed": trainer.seed,
+            "--prior_loss_weight": trainer.prior_loss_weight
+            if trainer.prior_loss_weight != 1
+            else None,
             f"--{attention}": True,
             "--max_train_steps": trainer.max_train_steps,
             "--max_train_epochs": order.epochs,
