@@ -21,6 +21,7 @@ import video_world
 import world
 from conftest import sources
 from latentmake.config.root import parse
+from latentmake.data.item import Item
 from latentmake.data.texts import read_caption
 from latentmake.exchange.adoption import adopt
 from latentmake.exchange.datasets_toml import Imported, imported
@@ -28,6 +29,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import balanced
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
 
@@ -92,13 +94,12 @@ for file in json.loads(sys.argv[1]):
         for info in dataset.image_data.values():
             path = os.path.abspath(info.absolute_path)
             subset = dataset.image_to_subset[info.image_key]
-            repeats = subset.num_repeats if info.is_reg else info.num_repeats  # a note tells it
             # Whatever is drawn there, it is the same tags.
             caption = dataset.process_caption(subset, info.caption)
             tags = None if subset.caption_tag_dropout_rate else sorted(caption.split(", "))
             items.append([
                 path, os.path.basename(strategy.get_latents_npz_path(path, info.image_size)),
-                None, list(info.bucket_reso), json.dumps(tags), repeats])
+                None, list(info.bucket_reso), json.dumps(tags), info.num_repeats])
     found.append(items)
 print("found", json.dumps(found))
 """
@@ -138,17 +139,31 @@ def planned(made: Imported) -> Counter[Found]:
     facts = Facts(config, Memo(Path(".latentmake/memo.sqlite")))
     found: Counter[Found] = Counter()
     for run in config.runs.values():
-        layout = facts.layout(run.model)
-        for dataset in run.datasets:
-            settings = config.datasets[dataset]
-            items, _ = facts.items(dataset, run.model)
+        layout, others = facts.layout(run.model), Counter[str]()
+        named = {name: config.datasets[name] for name in run.datasets}
+        listed = {name: facts.items(name, run.model)[0] for name in named}
+        regular: dict[str, list[tuple[str, Item]]] = {}
+        repeats: dict[tuple[str, str], int] = {}
+        for name, settings in named.items():
+            repeats |= dict.fromkeys(((name, x.stem) for x in listed[name]), settings.num_repeats)
+            block = str(settings.sdscripts_buckets(config.models[run.model].spec))
+            if settings.is_reg:
+                pairs = ((name, x) for x in sorted(listed[name], key=lambda each: each.image))
+                regular.setdefault(block, []).extend(pairs)
+            else:
+                others[block] += settings.num_repeats * len(listed[name])
+        for block, pairs in regular.items():
+            counts = balanced([named[name].num_repeats for name, _ in pairs], others[block])
+            repeats |= {(name, x.stem): n for (name, x), n in zip(pairs, counts, strict=True)}
+        for name, settings in named.items():
             for size in run.resolutions:
-                for item in items:
-                    found.update(_targets(layout, settings, item, size.name))
+                for item in listed[name]:
+                    if count := repeats[name, item.stem]:
+                        found.update(_targets(layout, settings, item, size.name, count))
     return found
 
 
-def _targets(layout: Any, settings: Any, item: Any, part: str) -> Iterator[Found]:
+def _targets(layout: Any, settings: Any, item: Any, part: str, repeats: int) -> Iterator[Found]:
     text = None
     if layout.name == "musubi" or layout.name.startswith("musubi-"):
         ((path, _),) = layout.named("", f"text@{part}", item.stem, None, settings)
@@ -172,7 +187,7 @@ def _targets(layout: Any, settings: Any, item: Any, part: str) -> Iterator[Found
             text,
             (int(width), int(height)),
             json.dumps(tags),
-            settings.num_repeats,
+            repeats,
         )
 
 
@@ -338,6 +353,7 @@ def put_files_of_sdscripts(root: Path) -> None:
         put_images(root / name)
     world.draw(root / "C:\\hoge/without.png", 7, (64, 64))
     world.draw(root / "C:\\hoge/sub/deep.png", 8, (64, 64))
+    world.draw(root / "C:\\one/only.png", 9, (64, 64))
     for path in (root / "C:\\fuga").glob("*.txt"):
         path.unlink()
     (root / "C:\\reg/ant.txt").write_text("two\nlines")
@@ -385,6 +401,37 @@ enable_bucket = false
 [[datasets.subsets]]
 image_dir = "full"
 metadata_file = "full.jsonl"
+""",
+    # Regularisation images: too few, too many, of two folders, and without others in their block.
+    """
+[general]
+caption_extension = "txt"
+[[datasets]]
+resolution = 256
+[[datasets.subsets]]
+image_dir = "path/to/image_dir"
+num_repeats = 7
+[[datasets.subsets]]
+image_dir = "path/to/image/directory"
+is_reg = true
+num_repeats = 2
+[[datasets.subsets]]
+image_dir = "C:\\\\reg"
+is_reg = true
+[[datasets]]
+resolution = 320
+[[datasets.subsets]]
+image_dir = "C:\\\\one"
+num_repeats = 3
+[[datasets.subsets]]
+image_dir = "full"
+is_reg = true
+num_repeats = 2
+[[datasets]]
+resolution = 384
+[[datasets.subsets]]
+image_dir = "full"
+is_reg = true
 """,
 )
 

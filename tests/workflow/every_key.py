@@ -487,6 +487,7 @@ DATASETS: dict[Key, Change] = {
     ("datasets", "bucket_no_upscale"): Change(True),
     ("datasets", "max_image_pixels"): Change(10_000_000),
     ("datasets", "num_repeats"): Change(2),
+    ("datasets", "is_reg"): refused(True, "regularisation images"),
     ("datasets", "missing_caption"): nothing("empty", "no caption is missing"),
     ("datasets", "class_tokens"): nothing("a cat", "no caption is missing"),
     ("datasets", "empty_caption"): nothing("allow", "no caption is empty"),

@@ -198,6 +198,7 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "prediction_type"): Change("v_prediction"),
     ("runs", "trainer", "snr_gamma"): Change(5.0),
     ("runs", "trainer", "noise_offset"): Change(0.1),
+    ("runs", "trainer", "prior_loss_weight"): refused(0.5, "no dataset of the run has"),
     ("runs", "trainer", "ema_decay"): Change(0.5),
     ("runs", "trainer", "mixed_precision"): Change("bf16"),
     ("runs", "trainer", "gradient_checkpointing"): Change(True),

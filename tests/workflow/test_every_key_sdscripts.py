@@ -175,6 +175,7 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "torch_compile"): Change(True),
     ("runs", "trainer", "dynamo_backend"): Change("eager", before={"torch_compile": True}),
     ("runs", "trainer", "zero_stage"): refused(1, "deepspeed"),
+    ("runs", "trainer", "prior_loss_weight"): refused(0.5, "no dataset of the run has"),
     ("runs", "trainer", "deepspeed"): refused(True, "lacks deepspeed"),
     ("runs", "trainer", "seed"): Change(5),
     ("runs", "trainer", "save_every_n_epochs"): Change(1),

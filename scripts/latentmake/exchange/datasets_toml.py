@@ -211,7 +211,7 @@ def imported(
     musubi = not any("subsets" in each for each in file.datasets)
     blocks = [*(_blocks_of_musubi if musubi else _blocks_of_sdscripts)(found, file)]
     if not blocks:
-        what = ": ".join(["names no dataset that can be taken over", *found.notes[:1]])
+        what = ": ".join(["names no dataset that can be taken over", *found.notes[-1:]])
         raise ConfigError(what, where=path, hint="name a file of musubi-tuner or sd-scripts")
     if found.left:
         found.note(f"left out, without effect here: {', '.join(found.left)}")

@@ -321,7 +321,6 @@ def write_manifest(
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
     sources = {(each.dataset, each.item.stem): each.item.image for each in order.items}
-    unused: list[dict[str, Any]] = []
     kept = [each for each in order.items if (each.dataset, each.item.stem) not in without]
     dropped = _dropped(order, without) if layout.flat else {}
     held = _held_out(order, kept, read)
@@ -342,25 +341,16 @@ def write_manifest(
             for part, found in pairs.items():
                 side.setdefault(part, []).extend(found)
         images.setdefault(dataset, []).append(place_of(item, layout))
-        is_reg = dataset in order.is_reg
-        repeats = shown[dataset, item.stem] if is_reg else order.repeats[dataset]
-        if not repeats:
-            reason = _HELD_OUT if item.image in held else _UNUSED
-            unused.append(_aside(dataset, item.stem, item.image, reason))
-            continue
-        row = row_of(member, repeats, layout)
-        row |= {"is_reg": True} if is_reg else {}
-        row |= {"validation": True} if item.image in held else {}
-        rows.append(row)
-    if not rows:
+        rows.append(_row(order, member, held=item.image in held, shown=shown))
+    if unused := sum("aside" in row for row in rows):
+        say(f"regularisation images that are not used: {unused} of {len(shown)}")
+    if len(rows) == unused:
         raise DatasetError("no item is left to train on", where=f"run {order.run}")
     for name, faults in skipped.items():
         for fault in faults:
             say(f"skipped: {fault['line']}")
             source = fault["path"] or sources.get((name, fault["stem"]), "")  # of a text: no file
             rows.append(_aside(name, fault["stem"], source, fault["line"]))
-    if unused:
-        say(f"regularisation images that are not used: {len(unused)} of {len(shown)}")
     used = {key for pairs in keys.values() for _, key in pairs}
     vanished = {*order.vanished}
     for name, paths in dropped.items():
@@ -369,9 +359,9 @@ def write_manifest(
             vanished.update(paths)
     _remove([*order.orphans, *chain(*dropped.values())], used, vanished, say)
     _remove([*store.returned(order.repeats)], used, (), lambda _: None)
-    listed = lines_of([*rows, *unused])
+    listed = lines_of(rows)
     if held:
-        away = sum(each.item.image in held for each in kept)
+        away = sum("validation" in row for row in rows)
         say(f"held out for validation: {order.validation} sources, {away} of {len(kept)} items")
     parts = {part: keys_digest(found) for part, found in keys.items()}
     training = {part: keys_digest(found) for part, found in trained.items()}
@@ -442,6 +432,22 @@ def _shown(
         counts = balanced(counts, sum(order.repeats[x.dataset] for x in others))
     names = [(x.dataset, x.item.stem) for x in used]
     return found | dict(zip(names, counts, strict=True))
+
+
+def _row(
+    order: ManifestOrder, member: Member, *, held: bool, shown: Mapping[tuple[str, str], int]
+) -> dict[str, Any]:
+    """Return a manifest's row of an item, with the reason if an epoch does not show it.
+
+    `held` says whether it is held out, `shown` how often an epoch shows regularisation images.
+    """
+    dataset, item, is_reg = member.dataset, member.item, member.dataset in order.is_reg
+    repeats = shown[dataset, item.stem] if is_reg else order.repeats[dataset]
+    if not repeats:
+        return _aside(dataset, item.stem, item.image, _HELD_OUT if held else _UNUSED)
+    row = row_of(member, repeats, layout_of(order.layout))
+    row |= {"is_reg": True} if is_reg else {}
+    return row | ({"validation": True} if held else {})
 
 
 def _aside(dataset: str, stem: str, source: str, reason: str) -> dict[str, Any]:

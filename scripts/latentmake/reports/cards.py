@@ -13,7 +13,6 @@ from latentmake.files.workspace import is_remote, usable_cores
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
-from latentmake.plan.run_plan import is_reg
 from latentmake.progress import Progress
 from latentmake.reports.captions import Card, Cards
 from latentmake.reports.page import embedded
@@ -28,8 +27,8 @@ _SIDE = 192  # pixels of a picture
 
 def page_data(facts: Facts, name: str, found: Cards) -> dict[str, Any]:
     """Return what a page shows of cards of a run, as JSON values; other sections are empty."""
-    run, regular = facts.config.runs[name], is_reg(facts, name)
-    titles = {x: f"{x} (regularisation)" if x in regular else x for x in run.datasets}
+    run, datasets = facts.config.runs[name], facts.config.datasets
+    titles = {x: f"{x} (regularisation)" if datasets[x].is_reg else x for x in run.datasets}
 
     def values(numbered: tuple[int, Card]) -> dict[str, Any]:
         number, card = numbered

@@ -110,3 +110,59 @@ def test_our_own_trainer_cannot_read_its_caches() -> None:
     assert line(asked).startswith("runs.first.trainer.kind: ")
     asked["models"]["big"]["unet"] = "unet"
     assert "`unet` is only for `layout: plain`: leave it out" in line(asked)
+
+
+# -- regularisation images ------------------------------------------------------------------------
+
+
+def regular(architecture: str = "sdxl", trainer: Any = None, **dataset: Any) -> dict[str, Any]:
+    """Return a run of `cats` and of `man`, whose images are for regularisation."""
+    asked = values(architecture, **dataset)
+    asked["datasets"]["man"] = {"path": "man", "is_reg": True}
+    asked["models"]["big"]["checkpoint"] = "big.safetensors"
+    asked["runs"]["first"] |= {"datasets": ["cats", "man"]}
+    asked["runs"]["first"] |= {"trainer": {"kind": "sdscripts", **(trainer or {})}}
+    return {**asked, "sd_scripts": {"path": "sd-scripts"}}
+
+
+def test_regularisation_images_and_their_weight_are_taken() -> None:
+    parse(regular(trainer={"prior_loss_weight": 0.5}))
+    parse(regular(trainer={"script": "sdxl_train"}))
+    parse(regular(trainer={"arguments": ["--prior_loss_weight", "0.5"]}))  # as before the key
+
+
+@pytest.mark.parametrize(
+    ("architecture", "trainer", "dataset", "begins"),
+    [
+        ("sdxl", {}, {"is_reg": True}, "runs.first.datasets: all of its datasets are regular"),
+        ("sdxl", {}, {"fit": "bucket"}, "datasets.man.fit: sd-scripts shows regularisation images"),
+        ("sd1", {"script": "fine_tune"}, {}, "datasets.man.is_reg: fine_tune knows no regular"),
+        (
+            "sdxl",
+            {"script": "sdxl_train", "prior_loss_weight": 0.5},
+            {},
+            "runs.first.trainer.prior_loss_weight: sdxl_train does not weight the loss",
+        ),
+    ],
+)
+def test_regularisation_images_without_an_effect_are_refused(
+    architecture: str, trainer: dict[str, Any], dataset: dict[str, Any], begins: str
+) -> None:
+    assert line(regular(architecture, trainer, **dataset)).startswith(begins)
+
+
+def test_a_weight_without_regularisation_images_is_refused() -> None:
+    asked = regular(trainer={"prior_loss_weight": 0.5})
+    del asked["datasets"]["man"]["is_reg"]
+    assert line(asked).startswith("runs.first.trainer.prior_loss_weight: no dataset of the run")
+
+
+@pytest.mark.parametrize("kind", ["musubi", "wan"])
+def test_trainers_of_musubi_tuners_caches_have_no_regularisation_images(kind: str) -> None:
+    asked = regular()
+    files = {"vae": "vae.pth", "text": "t5.pth", "dit": "dit.safetensors"}
+    asked["models"]["big"] = {"task": "t2v-14B", **files}
+    asked["runs"]["first"] |= {"trainer": {"kind": kind}}
+    said = line({**asked, "musubi_tuner": {"path": "musubi-tuner"}})
+    assert said.startswith("datasets.man.is_reg: Wan ") and said.endswith("; leave it out")
+    assert "is trained without regularisation images" in said

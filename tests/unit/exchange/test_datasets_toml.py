@@ -191,7 +191,7 @@ def test_class_tokens_are_the_caption_of_images_without_one() -> None:
 def test_keys_of_captions_are_inherited_and_what_differs_is_told() -> None:
     text = SDSCRIPTS.replace("[general]", "[general]\nshuffle_caption = true\nkeep_tokens = 1")
     found = made(
-        f'{text}keep_tokens = 3\ncaption_prefix = "art"\nis_reg = true\ncolor_aug = false\n'
+        f'{text}keep_tokens = 3\ncaption_prefix = "art"\ncache_info = true\ncolor_aug = false\n'
     )
     assert one(found.values, "datasets")["captions"] == {
         "variants": 4,
@@ -199,7 +199,7 @@ def test_keys_of_captions_are_inherited_and_what_differs_is_told() -> None:
         "keep_tokens": 3,
         "caption_prefix": "art",
     }
-    assert noted(found, "left out", "is_reg") and noted(found, "4 texts that are drawn once")
+    assert noted(found, "left out", "cache_info") and noted(found, "4 texts that are drawn once")
     assert not noted(found, "color_aug")
 
 
@@ -210,6 +210,40 @@ def test_subsets_without_a_source_and_second_ones_are_told() -> None:
     found = made(f'{SDSCRIPTS}metadata_file = "meta.json"\n{subset}{again}')
     assert noted(found, "datasets[0].subsets[1]: left out, it names no image_dir")
     assert noted(found, "datasets[0].subsets[2]: left out, an earlier one is the same")
+
+
+REGULAR = """
+[[datasets.subsets]]
+image_dir = "man"
+is_reg = true
+num_repeats = 2
+"""
+
+
+def test_regularisation_images_are_taken_over_with_their_repeats() -> None:
+    found = made(SDSCRIPTS + REGULAR)
+    datasets = found.values["datasets"]
+    assert [datasets[name].get("is_reg", False) for name in ("images", "man")] == [False, True]
+    assert datasets["man"]["num_repeats"] == 2
+    assert one(found.values, "runs")["datasets"] == ["images", "man"]
+    assert noted(found, "is_reg", "`prior_loss_weight`") and not noted(found, "left out")
+
+
+def test_regularisation_images_train_beside_images_of_their_block_as_there() -> None:
+    larger = SDSCRIPTS.partition("[[datasets]]")[2].replace("512", "768")
+    found = made(f"{SDSCRIPTS}{REGULAR}[[datasets]]{larger}")
+    run = one(found.values, "runs")
+    assert (run["datasets"], run["resolutions"]) == (["images", "man"], [512, 768])
+    assert noted(found, "the regularisation images man at all of its own")
+    assert noted(found, "the run cats balances them over its datasets of the same buckets")
+    alone = f"[[datasets]]\nresolution = 256\n{REGULAR}"
+    found = made(SDSCRIPTS + alone)
+    assert [*found.values["datasets"]] == ["images"]
+    assert noted(found, "datasets[1]: left out", "beside others of their block only")
+    with pytest.raises(UserError, match=r"taken over: datasets\[0\]: left out, sd-scripts shows"):
+        made(alone)
+    with pytest.raises(UserError, match=r"subsets\[1\]\.is_reg: cannot be read"):
+        made(SDSCRIPTS + REGULAR.replace("true", '"yes"'))
 
 
 def test_a_missing_resolution_is_that_of_the_command_line() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from latentmake.plan.manifest import (
     keys_digest,
     read_lock,
     refuse_too_many,
+    rows_of,
 )
 from latentmake.plan.manifest import write_manifest as _write
 from latentmake.plan.receipts import Receipt
@@ -106,7 +108,9 @@ def test_more_than_half_is_refused_in_one_line(there: int, words: str) -> None:
 # -- the manifest ---------------------------------------------------------------------------------
 
 
-def make(files: Mapping[str, str], validation: int, **receipt: str) -> tuple[Lock, dict[str, bool]]:
+def make(
+    files: Mapping[str, str], validation: int, *, is_reg: Sequence[str] = (), **receipt: str
+) -> tuple[Lock, dict[str, bool]]:
     """Write the manifest of items, each a file of some content; return the lock, and the sides.
 
     A name `dataset/file#clip` is a further item of that file.
@@ -127,6 +131,7 @@ def make(files: Mapping[str, str], validation: int, **receipt: str) -> tuple[Loc
         items.append(Member(dataset, inputs_of(stem, source), targets))
     datasets = {item.dataset: 1 for item in items}
     order = ManifestOrder("first", "tiny", datasets, [], items, {}, [], 5, validation=validation)
+    order = dataclasses.replace(order, is_reg=[*is_reg])
     paths = []
     if receipt:
         read = {path: [1, 2, 3, 4, content, 64, 64, True] for path, content in receipt.items()}
@@ -177,3 +182,17 @@ def test_what_jobs_read_is_believed_before_headers() -> None:
     held = make(files, 1)[0].held_out
     other = make(files, 1, **{f"data/cats/{held[0]}.png": "e" * 64})[0].held_out
     assert other == sorted(chosen([*(set("abcd") - {*held}), "e" * 64], 1))
+
+
+def test_regularisation_images_are_not_held_out_and_those_equal_to_held_ones_not_shown() -> None:
+    files = {f"cats/{name}": name for name in "abcdef"}
+    held = make(files, 2)[0].held_out
+    copies = {f"man/{name}": name for name in "abcdefgh"}
+    lock, sides = make(files | copies, 2, is_reg=["man"])
+    assert lock.held_out == held
+    assert {name for name, away in sides.items() if away} == {f"cats/{name}" for name in held}
+    shown = {row.stem: row.repeats for row in rows_of(FOLDER / "manifest.jsonl") if row.is_reg}
+    assert sum(shown.values()) == 4  # as many as the others that train
+    assert set(shown) == set("abcdefgh") - {*held} - {"g", "h"}
+    with pytest.raises(ConfigError, match="4 of 6 different sources"):
+        make(files | copies, 4, is_reg=["man"])

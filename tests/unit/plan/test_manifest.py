@@ -20,6 +20,7 @@ from latentmake.plan.manifest import (
     Lock,
     ManifestOrder,
     Member,
+    balanced,
     keys_digest,
     lock_digest,
     read_lock,
@@ -145,6 +146,51 @@ def test_the_planners_digest_is_the_jobs(keys: dict[str, str]) -> None:
     assert lock.parts == parts
     assert lock.digest == lock_digest(parts, {"cats": 2})
     assert lock.digest == lock_digest(dict(reversed(parts.items())), {"cats": 2})
+
+
+def as_sd_scripts_counts(repeats: list[int], images: int) -> list[int]:
+    """Count as `DreamBoothDataset.__init__` of its library/train_util.py does."""
+    found, n, first = [0] * len(repeats), 0, True
+    while n < images:
+        for place, count in enumerate(repeats):
+            found[place] += count if first else 1
+            n += count if first else 1
+            if n >= images:
+                break
+        first = False
+    return found
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.integers(0, 60))
+def test_regularisation_images_are_balanced_as_in_sd_scripts(
+    repeats: list[int], images: int
+) -> None:
+    assert balanced(repeats, images) == as_sd_scripts_counts(repeats, images)
+
+
+def test_a_row_says_how_often_an_epoch_shows_a_regularisation_image() -> None:
+    cats = [item(stem) for stem in "ab"]
+    men = [item(stem, "man") for stem in ("w", "x", "y", "z")]
+    names = {"man": 1, "cats": 3}
+    said: list[str] = []
+    lock = write(order(*men, *cats, repeats=names, is_reg=["man"]), say=said.append)
+    shown = [(row["stem"], row["repeats"], row.get("is_reg", False)) for row in rows()]
+    assert shown == [
+        *(("w", 2, True), ("x", 2, True), ("y", 1, True), ("z", 1, True)),
+        *(("a", 3, False), ("b", 3, False)),
+    ]
+    # The same datasets without, then with too many; sd-scripts balances its own.
+    plain = write(order(*men, *cats, repeats=names))
+    assert plain.digest != lock.digest and plain.parts == lock.parts
+    assert "is_reg" not in (FOLDER / "dataset.lock").read_text()
+    write(order(*men, cats[0], repeats={**names, "cats": 2}, is_reg=["man"]), say=said.append)
+    assert [row.stem for row in rows_of(FOLDER / "manifest.jsonl")] == ["w", "x", "a"]
+    assert [row["aside"].partition(":")[0] for row in rows() if "aside" in row] == ["not used"] * 2
+    assert said == ["regularisation images that are not used: 2 of 4"]
+    write(order(*men, *cats, repeats=names, is_reg=["man"], layout="sdscripts-sd1"))
+    assert [(row["repeats"], "is_reg" in row) for row in rows()] == [(1, True)] * 4 + [
+        (3, False)
+    ] * 2
 
 
 def test_keys_come_from_receipts_then_from_the_plan_then_from_the_files() -> None:

@@ -222,3 +222,17 @@ def test_reading_ends_with_the_batches_and_when_these_are_closed_early(lengths: 
     assert len(reading()) == 2
     batches.close()
     assert not reading()
+
+
+def test_only_a_batch_with_regularisation_images_has_weights(manifest: Path) -> None:
+    assert Caches(read_items(manifest), prior_loss_weight=0.5).batch([0, 2]).weights is None
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    rows[0]["is_reg"] = True
+    manifest.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert Caches(read_items(manifest)).batch([0, 2]).weights is None
+    weighted = Caches(read_items(manifest), prior_loss_weight=0.5)
+    for indices in ([0, 2], [2, 4]):
+        weights = weighted.batch(indices).weights
+        assert weights is not None
+        regular = [weighted.rows[index].is_reg for index in indices]
+        assert weights.tolist() == [0.5 if is_reg else 1.0 for is_reg in regular]

@@ -123,3 +123,17 @@ def test_the_loss_at_start_and_end_is_over_a_fixed_set(folder: Path) -> None:
     seen.clear()
     assert probe_loss(losses, caches, objective=objective, seed=1) == first
     assert sorted(seen) == set_of_first
+
+
+def test_the_weight_of_an_example_multiplies_its_loss_and_not_its_raw_loss(folder: Path) -> None:
+    objective = Objective(load_noise_schedule(folder / "scheduler", None), snr_gamma=5.0)
+    batch = Caches(read_items(folder / "manifest.jsonl")).batch([0, 2])
+    noise, timesteps = objective.draw(batch.latents.shape, generator("weights"))
+    network = Denoiser(UNet2DConditionModel.from_pretrained(folder / "unet"), None)
+    factors = torch.tensor([0.25, 1.0])
+    plain, weighted = (
+        objective.losses(network, each, noise, timesteps, device=CPU, dtype=torch.float32)
+        for each in (batch, batch._replace(weights=factors))
+    )
+    assert torch.equal(weighted.raw, plain.raw)
+    assert torch.equal(weighted.weighted, plain.weighted * factors)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import sdscripts_world
+from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
+from latentmake.config.fields import shaping
 from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
 from latentmake.errors import CacheError, SourceError, TrainingError
@@ -19,7 +21,7 @@ from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Places, Resume, accelerate_arguments
 from latentmake.training.external.publish import publish
 from latentmake.training.external.sdscripts.backend import SdScriptsPublication
-from latentmake.training.external.sdscripts.deploy import deployed
+from latentmake.training.external.sdscripts.deploy import dataset_toml, deployed
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
     caching_arguments,
@@ -352,3 +354,58 @@ def test_a_publication_is_checked_against_its_sources() -> None:
     assert verdict == "failed" and "--vae_batch_size" in note
     assert verdicts(uncached(attention="flash3"))["attention"][0] == "failed"
     assert verdicts(uncached(attention="mem_eff_attn"))["attention"][0] == "ok"
+
+
+# -- regularisation images ------------------------------------------------------------------------
+
+
+def test_datasets_of_the_same_buckets_are_one_block_beside_regularisation_images() -> None:
+    asked = order(trainer={"prior_loss_weight": 0.5}, fit="bucket", num_repeats=3)
+    others = {
+        "man": Dataset(path="man", is_reg=True, fit="bucket"),
+        "crop": Dataset(path="crop"),
+    }
+    asked = asked.model_copy(update={"datasets": {**asked.datasets, **others}})
+    found = tomllib.loads(dataset_toml(asked, "/r/{}".format))["datasets"]
+    assert [[each["image_dir"] for each in block["subsets"]] for block in found] == [
+        ["/r/listed/a_512", "/r/listed/man_512"],
+        ["/r/listed/a_512x768", "/r/listed/man_512x768"],
+        ["/r/listed/crop_512"],
+        ["/r/listed/crop_512x768"],
+    ]
+    subset = {"cache_info": True, "flip_aug": False}
+    assert found[0]["subsets"] == [
+        {**subset, "image_dir": "/r/listed/a_512", "is_reg": False, "num_repeats": 3},
+        {**subset, "image_dir": "/r/listed/man_512", "is_reg": True, "num_repeats": 1},
+    ]
+    assert value(arguments(asked), "--prior_loss_weight") == "0.5"
+
+
+def test_each_system_has_a_list_of_the_images_by_its_own_paths() -> None:
+    write_manifest(row("ant"), row("bee"))
+    asked = order(is_reg=True)
+    asked = asked.model_copy(
+        update={"publish": Publish(path_maps=[PathMap(linux=str(Path.cwd()), windows="D:/x")])}
+    )
+    publish([SdScriptsPublication(asked)], print)
+    for system, toml, place in (
+        ("linux", "cats_linux.toml", f"{Path.cwd()}/published/cats"),
+        ("windows", "cats_win.toml", "D:/x/published/cats"),
+    ):
+        (block, _) = tomllib.loads(Path("published/cats", toml).read_text())["datasets"]
+        assert block["subsets"][0]["image_dir"] == f"{place}/{system}/a_512"
+        listed = json.loads(Path(f"published/cats/{system}/a_512/metadata_cache.json").read_text())
+        assert [*listed] == [f"{place}/a_512/{stem}.png" for stem in ("ant", "bee")]
+        assert listed[f"{place}/a_512/ant.png"]["resolution"] == [40, 30]
+
+
+def test_a_run_without_them_has_the_digest_of_before_the_keys() -> None:
+    asked = order()
+    settings = dict(shaping(asked.trainer, "weights"))
+    del settings["script"], settings["prior_loss_weight"]
+    model = asked.model
+    own = [settings, asked.script, "sdxl", model.clip_skip, model.max_token_length]
+    assert asked.settings_digest() == digest.of_value([*own, *sorted(asked.flags.items())])
+    assert "--prior_loss_weight" not in arguments(asked)
+    other = order(trainer={"prior_loss_weight": 0.5})
+    assert other.settings_digest() != asked.settings_digest()
