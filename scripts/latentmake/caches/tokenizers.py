@@ -13,12 +13,13 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from latentmake.config.architectures import ClipOutput
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError, first_line
 from latentmake.models.files import tokenizer_files
-from latentmake.models.headers import pads_with_zero
+from latentmake.models.headers import END_OF_TEXT, pads_with_zero
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,14 +30,20 @@ CHUNK = 75
 _REMEMBERED = 8192  # captions; those that wait to be encoded are half as many at most
 
 
-def load(weights: TextWeights) -> PreTrainedTokenizerBase:
+def load(weights: TextWeights, clip: ClipOutput | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a text encoder, from its folder or from the hub.
+
+    Args:
+        weights: of the text encoder.
+        clip: of a CLIP whose captions are read by the released tokenizer, see `released_clip`. Its
+            vocabulary is read, and none of the tokens that were added to it.
 
     Raises:
         ModelError: its files are missing or cannot be read.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, CLIPTokenizer
 
+    loader: Any = AutoTokenizer  # whose arguments have no types
     options: dict[str, object] = {"local_files_only": True}
     own = weights.tokenizer
     if own is not None and own.hub is not None:
@@ -48,10 +55,16 @@ def load(weights: TextWeights) -> PreTrainedTokenizerBase:
         place = weights.hub
         sibling = (weights.subfolder or "").replace("text_encoder", "tokenizer", 1)
         options = {"revision": weights.revision, "subfolder": own.path if own else sibling}
+    if clip is not None:
+        loader = CLIPTokenizer
+        options |= {"added_tokens_decoder": {}, "pad_token": END_OF_TEXT}
     try:
-        found = AutoTokenizer.from_pretrained(place, **options)
-        if pads_with_zero(weights):
-            found.pad_token = found.convert_ids_to_tokens(0)
+        found: PreTrainedTokenizerBase = loader.from_pretrained(place, **options)
+        if clip is not None and clip.padding is not None:
+            found.pad_token = found.convert_ids_to_tokens(clip.padding)
+        elif clip is None and pads_with_zero(weights):
+            # In the pipelines of diffusers this token is never a part of a word.
+            found.add_special_tokens({"pad_token": found.convert_ids_to_tokens(0)})
         found("a")  # of a damaged file, some things fail no earlier
         return found
     except Exception as error:  # each of its libraries has its own for a damaged file

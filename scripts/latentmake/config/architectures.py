@@ -250,6 +250,7 @@ class ClipOutput(NamedTuple):
     normalised: bool  # whether those go through the final normalisation too
     pooled: Literal["own", "bare", "end"] | None
     projects: bool = False  # whether the network must have a projection
+    padding: int | None = None  # token that sd-scripts pads captions with; None: the end of text
 
 
 class Architecture(NamedTuple):

@@ -185,7 +185,9 @@ class TextWeights(Weights):
     else the folder of the encoder. A tokenizer of another hub repository is a section with `hub`,
     `revision` and `subfolder`: `{hub: Wan-AI/Wan2.1-T2V-14B, revision: COMMIT, subfolder:
     google/umt5-xxl}`. For a `checkpoint` it is `tokenizer` beside the file, else that of
-    openai/clip-vit-large-patch14 in the local hub cache."""
+    openai/clip-vit-large-patch14 in the local hub cache. In layout `sdscripts`, only the
+    vocabulary of a CLIP's tokenizer counts: sd-scripts reads `!` and tokens that were added as
+    text, and chooses the token of padding itself."""
     max_length: Number | None = Field(None, gt=1)
     """Tokens of a caption to keep, including those that mark begin and end; by default 77 for CLIP
     and 512 for T5. CLIP reads at most 77; use `max_token_length` of the model for longer captions.

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from latentmake import digest
-from latentmake.config.architectures import ARCHITECTURES, WAN, ArchitectureName
+from latentmake.config.architectures import ARCHITECTURES, WAN, ArchitectureName, ClipOutput
 from latentmake.config.datasets import BUCKET_STEPS, Dataset
 from latentmake.config.models import Model
 from latentmake.errors import SourceError
@@ -86,6 +86,7 @@ class Layout:
     numbered_controls = False
     controlled_text = False  # whether text depends on control images
     rate: float = WAN_FPS  # frames a second that `source_fps` converts videos to
+    released_tokens = False  # whether its trainer reads captions by CLIP's released tokenizers
     pads_t5 = False  # whether T5's captions are padded, and the padding is visible to it
     first_line = False  # whether its trainer reads only the first line of a caption
 
@@ -450,6 +451,7 @@ class SdScripts(Layout):
     encoding = "sdscripts"
     npz = True
     scales_alpha = False
+    released_tokens = True
     pads_t5 = True
     first_line = True
     names_architecture = True
@@ -494,6 +496,16 @@ def array_name(kind: str, architecture: ArchitectureName, height: int, width: in
     `alpha_mask`.
     """
     return f"{kind}_{height}x{width}" if ARCHITECTURES[architecture].sized_arrays else kind
+
+
+def released_clip(model: Model, number: int) -> ClipOutput | None:
+    """Return what is kept of a CLIP whose captions its released tokenizer reads, not its folder's.
+
+    sd-scripts loads openai/clip-vit-large-patch14, or laion/CLIP-ViT-bigG-14-laion2B-39B-b160k,
+    whatever lies beside a model, and sets the token of padding itself.
+    """
+    clips = model.spec.clips if layout_of(model.layout_name).released_tokens else ()
+    return clips[number] if number < len(clips) else None
 
 
 @cache

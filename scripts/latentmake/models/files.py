@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -39,6 +41,7 @@ _ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
 _STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
 _COPY = "copy the model again"
+_ADDED_BYTES = 1_000_000  # of a tokenizer.json, in which its added tokens are
 T5_LENGTH = 512
 """Tokens kept of a caption for T5, as SD3, Flux and Wan do."""
 _UMT5_TOKENIZER = (
@@ -286,6 +289,37 @@ def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
         hint = _UMT5_TOKENIZER if umt5 else hint
         raise ModelError("there is no tokenizer here", where=folder, hint=hint)
     return files
+
+
+def special_tokens(files: Iterable[Path]) -> tuple[str | None, set[str]]:
+    """Return a tokenizer's token of padding, and all tokens that it never splits, by its files.
+
+    Only the head of tokenizer.json is read, where its added tokens are.
+    """
+    padding, found = None, set[str]()
+    for file in files:
+        try:
+            if file.name == "tokenizer.json":
+                with file.open(encoding="utf-8") as opened:
+                    _, _, head = opened.read(_ADDED_BYTES).partition('"added_tokens":')
+                added = json.JSONDecoder().raw_decode(head.lstrip())[0] if head else []
+                found |= {each["content"] for each in added}
+            elif file.name in ("tokenizer_config.json", "special_tokens_map.json"):
+                values = json.loads(file.read_bytes())
+                named = {x: _content(values[x]) for x in values if x.endswith("_token")}
+                padding = named.get("pad_token") or padding
+                several = [values.get(f"{x}_special_tokens") for x in ("additional", "extra")]
+                lists = [each for each in several if isinstance(each, list)]
+                added = [*values.get("added_tokens_decoder", {}).values(), *chain(*lists)]
+                found |= {*filter(None, named.values()), *map(_content, added)}
+        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+            continue  # the job that loads the tokenizer says what is wrong
+    return padding, found
+
+
+def _content(token: Any) -> str:
+    """Return the text of a token in a tokenizer's configuration."""
+    return str(token["content"] if isinstance(token, dict) else token or "")
 
 
 def vae_factor(weights: Weights) -> int | None:

@@ -426,6 +426,10 @@ def tokenizer_of(weights: Weights) -> Path:
     return next(fit, beside)
 
 
+START_OF_TEXT, END_OF_TEXT = "<|startoftext|>", "<|endoftext|>"
+"""CLIP's tokens around a caption; the second pads it unless a tokenizer says otherwise."""
+
+
 def pads_with_zero(weights: Weights) -> bool:
     """Whether captions are padded by the token 0, as OpenCLIP's are, not by the end of text."""
     return part_of(weights) is not None and _own(weights)[1].endswith(".model.")

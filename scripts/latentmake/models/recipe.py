@@ -8,7 +8,7 @@ file that is missing or cannot be read is a ModelError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,13 @@ from latentmake.config.fields import shaping
 from latentmake.config.models import Model
 from latentmake.config.weights import NO_WEIGHTS, TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.layouts.layout import layout_of
+from latentmake.layouts.layout import layout_of, released_clip
 from latentmake.models import headers
 from latentmake.models.files import (
     projection_file,
     script_of,
     scripted_files,
+    special_tokens,
     tokenizer_files,
     weights_files,
 )
@@ -40,6 +41,8 @@ Lanczos instead of Pillow's. plain 4: large JPEGs decoded to a fraction, and all
 oneDNN on a CPU."""
 
 FileDigest = Callable[[Path | digest.Section], str]
+_READING = "reading of "  # and a token: part of the recipe of texts that contain it
+_ZERO = "!"  # token 0 of CLIP's vocabulary
 _DTYPES = ("dtype", "vae_dtype", "text_dtype")  # one of which counts for each kind
 
 
@@ -67,7 +70,10 @@ def make(
         if not model.spec.encodes:
             return _program_recipe(kind, dataset, model, file_digest)
         if kind == "text":
-            return text_recipe(model, [_text_digests(model, x, file_digest) for x in model.text])
+            digests = [_text_digests(model, x, file_digest) for x in model.text]
+            return text_recipe(
+                model, digests, [_readings(model, x) for x in range(len(model.text))]
+            )
         assert dataset is not None
         own = filter(None, (model.vae, model.clip))
         found = [weights_digest(each, file_digest, original=original) for each in own]
@@ -106,8 +112,12 @@ def latents_recipe(
     return recipe
 
 
-def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, object]:
-    """Return the recipe of embeddings, from digests as `_text_digests` returns them."""
+def text_recipe(
+    model: Model,
+    weights: list[tuple[str, ...]],
+    readings: Sequence[Mapping[str, str]] = (),
+) -> dict[str, object]:
+    """Return the recipe of embeddings, from results of `_text_digests` and `_readings`."""
     # Keys of programs alone; with their defaults they change no digest.
     without = {*_DTYPES, "task"}
     without |= {key for key in ("architecture", "text_arguments") if not getattr(model, key)}
@@ -120,8 +130,11 @@ def text_recipe(model: Model, weights: list[tuple[str, ...]]) -> dict[str, objec
             {
                 **dict(zip(("weights", "tokenizer", "projection"), digests, strict=False)),
                 "max_length": place.max_length,
+                **reading,
             }
-            for place, digests in zip(model.text, weights, strict=True)
+            for place, digests, reading in zip(
+                model.text, weights, readings or [{}] * len(weights), strict=True
+            )
         ],
         **{key: own[key] for key in own if key not in without},
     }
@@ -141,6 +154,38 @@ def _text_digests(model: Model, place: TextWeights, file_digest: FileDigest) -> 
         return found
     code = place.trust_remote_code
     return (*found, projection_digest(place.projection, file_digest, with_code=code))
+
+
+def _readings(model: Model, number: int) -> dict[str, str]:
+    """Return what counts of a text encoder's tokens, where earlier releases read them otherwise.
+
+    They read captions by the files of the tokenizer alone: a token of padding that stands in a
+    caption, as `!` may, was padding in one form of a model and text in another.
+    """
+    place, clip = model.text[number], released_clip(model, number)
+    zero = headers.pads_with_zero(place)
+    if clip is None:
+        return {f"{_READING}{_ZERO}": "as padding"} if zero else {}
+    named, own = place.tokenizer, {_ZERO} if clip.padding == 0 else set[str]()
+    padding: str | None = max(own, default=None)  # on the hub, where no file tells
+    if place.hub is None and (named is None or named.hub is None):
+        padding, own = special_tokens(tokenizer_files(place))
+    own -= {headers.START_OF_TEXT, headers.END_OF_TEXT}
+    found = {f"{_READING}{token}": "as text" for token in sorted(own)}
+    before = _ZERO if zero else padding or headers.END_OF_TEXT
+    now = headers.END_OF_TEXT if clip.padding is None else _ZERO
+    return found if before == now else found | {"padding": now}
+
+
+def before_readings(recipe: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
+    """Return the recipe that texts without some tokens had in earlier releases, and these tokens.
+
+    Such texts have the same embedding.
+    """
+    encoders: list[dict[str, object]] = list(recipe.get("encoders") or ())  # type: ignore[call-overload]
+    tokens = [x.removeprefix(_READING) for each in encoders for x in each if _READING in x]
+    plain = [{x: each[x] for x in each if _READING not in x} for each in encoders]
+    return {**recipe, "encoders": plain}, tokens
 
 
 # -- encoded by other programs --------------------------------------------------------------------

@@ -121,7 +121,7 @@ class Facts(Datasets):
         self,
         dataset: str,
         model: str,
-        parts: Iterable[str],
+        parts: Collection[str],
         items: Iterable[Item],
         paths: Collection[str] | None = None,
     ) -> Judge:
@@ -131,6 +131,11 @@ class Facts(Datasets):
         None stands for all of the dataset.
         """
         folder, cached = f"cache/{dataset}/{model}", self.memo.targets
+        before = {}
+        for part in parts:
+            found, tokens = recipe.before_readings(self.recipe(dataset, model, parsed(part).kind))
+            if tokens:
+                before[part] = digest.of_value(found), tokens
         return Judge.of(
             items,
             self.memo,
@@ -138,6 +143,7 @@ class Facts(Datasets):
             place=(dataset, model),
             layout=self.layout(model),
             recipes={part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
+            before=before,
             _cached=cached.below(folder) if paths is None else cached.known(paths),
         )
 

@@ -114,6 +114,8 @@ class Judge:
     recipes: Mapping[str, str]  # part -> digest of its recipe, or `UNKNOWN`
     contents: Contents
     _cached: Mapping[str, tuple[TargetStat, str]]
+    # Part -> digest of a recipe of earlier releases, and tokens that it reads otherwise.
+    before: Mapping[str, tuple[str, Collection[str]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None, **others: Any) -> Self:
@@ -154,11 +156,21 @@ class Judge:
         except SourceError:  # which the job names
             return None
 
+    def recipe(self, item: Item, target: Target, header: Header | None = None) -> str:
+        """Return the digest of a target's recipe; an earlier one where the file's is as good."""
+        if header is not None and target.part in self.before:
+            before, tokens = self.before[target.part]
+            if header.recipe == before:
+                text = self.contents.text(item)
+                if not any(token in text for token in tokens):
+                    return before
+        return self.recipes[target.part]
+
     def needed(
         self, item: Item, target: Target, content: str, header: Header | None = None
     ) -> str | None:
         """Return the key that a target needs; None where it is unknown. Arguments as of `view`."""
-        view, recipe = self.view(item, target, content, header), self.recipes[target.part]
+        view, recipe = self.view(item, target, content, header), self.recipe(item, target, header)
         return None if view is None or recipe == UNKNOWN else target_key(content, recipe, view)
 
     def wanted(
@@ -201,7 +213,7 @@ class Judge:
             return Stale(item, target._replace(found=f"damaged@{stat.mtime_ns}"), "damaged")
         if header is None or wanted == key:
             return key
-        edited = header.recipe == recipe and header.source != content
+        edited = header.recipe == self.recipe(item, target, header) and header.source != content
         reason = "edited" if edited else "changed recipe"
         return Stale(item, target, reason, self.contents.known(item), header.recipe)
 

@@ -18,7 +18,7 @@ from latentmake.config.models import Model
 from latentmake.data.item import Item
 from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError, UserError
-from latentmake.layouts.layout import encoder_name
+from latentmake.layouts.layout import encoder_name, released_clip
 from latentmake.models.files import T5_LENGTH, text_tokens
 from latentmake.plan.facts import Facts
 from latentmake.progress import Progress
@@ -207,7 +207,10 @@ def _token_counter(
     """
     try:
         kept = limits(model) if model.spec.encodes else {}
-        tokenizers = [load(place) for place in (model.text if kept else ())]
+        tokenizers = [
+            load(place, released_clip(model, number))
+            for number, place in enumerate(model.text if kept else ())
+        ]
     except UserError as error:
         return {}, lambda text: [], [f"tokens are not counted: {error}"]
     program = "the tokenizers are those of the program that encodes"

@@ -63,7 +63,7 @@ from latentmake.config.architectures import ClipOutput
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError
-from latentmake.layouts.layout import encoder_name, layout_of, text_metadata
+from latentmake.layouts.layout import encoder_name, layout_of, released_clip, text_metadata
 from latentmake.models.files import T5_LENGTH, network_config, weights_files
 from latentmake.plan.orders import Order
 
@@ -80,9 +80,15 @@ _PREFIX = "text_model."
 
 
 def _parts(
-    weights: TextWeights, device: torch.device, dtype: torch.dtype, kind: Kind | None = None
+    weights: TextWeights,
+    device: torch.device,
+    dtype: torch.dtype,
+    kind: Kind | None = None,
+    released: ClipOutput | None = None,
 ) -> tuple[PreTrainedModel, TokenCache, torch.nn.Module | None]:
     """Load a text encoder's network, tokenizer and projection; of any kind if `kind` is None.
+
+    For `released` see `tokenizers.load`.
 
     Raises:
         ModelError: something is missing, incomplete or of another kind.
@@ -90,7 +96,7 @@ def _parts(
     hint = f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, with all its files"
     with refusing(weights, "a text encoder", hint):
         network = _loaded(weights, dtype, kind)
-        tokens = TokenCache(load(weights))
+        tokens = TokenCache(load(weights, released))
         projection = None
         if path := weights.projection:
             projection = text_projection(path, trust_remote_code=weights.trust_remote_code)
@@ -418,7 +424,7 @@ def _load(
     if spec.picks_layer:
         kept = kept._replace(layer=model.clip_skip)
     kind: Kind = "CLIP with its projection" if kept.projects else "CLIP"
-    network, tokens, projection = _parts(place, device, dtype, kind)
+    network, tokens, projection = _parts(place, device, dtype, kind, released_clip(model, index))
     config: Any = network.config
     layers = getattr(config, "text_config", config).num_hidden_layers
     if (kept.layer or 1) > layers:
