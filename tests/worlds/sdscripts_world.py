@@ -125,7 +125,7 @@ SWITCHES = (
     *("cache_text_encoder_outputs_to_disk", "network_train_unet_only", "gradient_checkpointing"),
     *("sdpa", "xformers", "mem_eff_attn", "torch_compile", "apply_t5_attn_mask"),
     *("apply_lg_attn_mask", "masked_loss", "save_state"),
-    "no_half_vae",
+    *("no_half_vae", "v_parameterization", "zero_terminal_snr"),
 )
 VALUES = (
     *("pretrained_model_name_or_path", "dataset_config", "output_dir", "output_name"),

@@ -274,6 +274,9 @@ class Architecture(NamedTuple):
     cleans_captions: bool = False  # of HTML and repeated blanks (umT5)
     encodes: bool = True  # whether there are encoders of ours
     checkpoints: bool = False  # whether one file may hold VAE, text encoders and UNet
+    prediction: str | None = None  # of its networks; None where they differ
+    scaling_factor: float | None = None  # of its latents, as a network takes them; None: unknown
+    shift_factor: float = 0.0  # likewise: (latents - shift) * factor
     scripts: Scripts | None = None  # what musubi-tuner knows about it
     strategies: Strategies | None = None  # what sd-scripts knows about it
 

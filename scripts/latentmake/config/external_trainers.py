@@ -64,6 +64,10 @@ _SAMPLING = dict.fromkeys(
 )
 
 
+PREDICTING = ("v_parameterization", "zero_terminal_snr")
+"""Keys of sd-scripts about the prediction of a network, and flags of its scripts."""
+
+
 def flags_of(arguments: Sequence[str]) -> dict[str, str]:
     """Return the flags among arguments with what stands behind each; "" where nothing does."""
     found: dict[str, str] = {}
@@ -84,7 +88,8 @@ def _refuse_decided(trainer: Any) -> Any:
         **(_SAMPLING if trainer.samples.prompts else {}),
     }
     # Finished runs have these among their arguments: earlier releases had no keys for them.
-    for key, default in (("gradient_checkpointing", None), ("seed", None), (_PRIOR, 1.0)):
+    undecided = dict.fromkeys(("gradient_checkpointing", "seed", *PREDICTING)) | {_PRIOR: 1.0}
+    for key, default in undecided.items():
         if getattr(trainer, key, "") == default:
             del decided[f"--{key}"]
     if flag := next((each for each in flags_of(trainer.arguments) if each in decided), None):
@@ -97,6 +102,9 @@ _COMPILED = Applies("needs `torch_compile: true`", when=lambda trainer: trainer.
 _NOT_BOTH = Applies(
     "and `max_train_epochs` are both set: leave one out",
     when=lambda trainer: trainer.max_train_epochs is None,
+)
+_PREDICTS = Applies(
+    "is only for sd1, sd2 and sdxl", row=lambda model: model.spec.prediction != "flow_matching"
 )
 _STAGED = Applies("needs `deepspeed: true`", when=lambda trainer: trainer.deepspeed)
 
@@ -228,6 +236,13 @@ class SdScriptsTrainer(Trainer):
     network_alpha: Alpha = None
     """Scale of the LoRA, which is multiplied by `network_alpha / network_dim`. `null` is the rank.
     The default is half of the rank for `sdxl`, the rank for `lumina`, else 1."""
+    v_parameterization: bool | None = shaped(None, Shapes("weights", applies=[_PREDICTS]))
+    """Whether the network predicts v instead of the noise. By default the model's files tell: the
+    scheduler of a folder, a tensor or the metadata of a single file, and the architecture. A single
+    file of `sd2` often does not. For `sd1`, `sd2` and `sdxl`."""
+    zero_terminal_snr: bool | None = shaped(None, Shapes("weights", applies=[_PREDICTS]))
+    """Rescale the noise schedule so that its last timestep is noise only. By default the model's
+    files tell. A network that predicts the noise cannot learn it. For `sd1`, `sd2` and `sdxl`."""
     network_train_unet_only: bool = False
     """Do not train a LoRA for the text encoder of `sd1` and `sd2`. With cached text it is never
     trained."""

@@ -32,6 +32,7 @@ from latentmake.config.fields import (
     Dtype,
     Listed,
     Number,
+    Real,
     Shapes,
     shaped,
 )
@@ -265,6 +266,15 @@ class Model(Closed):
         0, Shapes("latents", layouts=("plain", "sdscripts"), when=("posterior", ("sample",))), ge=0
     )
     """Seed of `posterior: sample`."""
+    scaling_factor: Real | None = shaped(
+        None, Shapes("latents", indirect=True, applies=[_PLAIN]), gt=0
+    )
+    """Factor of the latents, as the network takes them: `(latents - shift_factor) *
+    scaling_factor`. By default that of the VAE's `config.json`; of a VAE without one, that of the
+    `architecture`. Caches hold unscaled latents with both numbers in their header."""
+    shift_factor: Real | None = shaped(None, Shapes("latents", indirect=True, applies=[_PLAIN]))
+    """Shift of the latents, subtracted before they are scaled. The default is read where that of
+    `scaling_factor` is."""
     ai_training: AiTraining | None = shaped(None, Shapes("machine", applies=[_PLAIN]))
     """File endings of the caches that `export_{run}` writes for
     [ai-training's](../trainers/ai-training.md) scripts."""

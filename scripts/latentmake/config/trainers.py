@@ -272,8 +272,11 @@ class SdTrainer(LoopTrainer):
     """Parts, by the names of `parts`, that start from random weights and are trained. `[unet]`
     trains from scratch. Not for a LoRA."""
     prediction_type: Literal["epsilon", "v_prediction", "flow_matching"] | None = None
-    """Prediction of the UNet: `epsilon`, `v_prediction` or `flow_matching`; by default that of the
-    scheduler."""
+    """Prediction of the UNet: `epsilon`, `v_prediction` or `flow_matching`. By default the model's
+    files tell: the scheduler, or a tensor or the metadata of a single file."""
+    zero_terminal_snr: bool | None = shaped(None, Shapes("weights", applies=[_DIFFUSED]))
+    """Rescale the noise schedule so that its last timestep is noise only. By default the model's
+    files tell. A UNet that predicts `epsilon` cannot learn it."""
     snr_gamma: Real | None = shaped(None, Shapes("weights", applies=[_DIFFUSED]), gt=0)
     """Min-SNR weighting of the loss: timesteps with little noise count less. `5` is usual. Not
     with `flow_matching`."""

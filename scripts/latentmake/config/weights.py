@@ -139,8 +139,7 @@ class Weights(Location):
     config: DiskPath | None = None
     """For a single file: its `config.json`, or the folder of it. By default `config.json` beside
     the file. A text encoder needs one. A VAE without one is recognised by the shapes of its
-    weights, but its scaling factor is then taken to be that of Stable Diffusion 1.x (0.18215); set
-    `config` for any other VAE."""
+    weights; its scale is then that of the model's `architecture`, see `scaling_factor`."""
 
 
 NO_WEIGHTS = Weights.model_construct(path=None, hub=None)

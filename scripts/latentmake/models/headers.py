@@ -228,16 +228,32 @@ def tensors_in(path: Path) -> Mapping[str, Tensor]:
     if path.suffix != ".safetensors":
         hint = "convert it to safetensors, or name the folder of its pipeline"
         raise ModelError("is not a .safetensors file", where=path, hint=hint)
-    stat = path.stat()
     try:
-        return _tensors_then(path, stat.st_size, stat.st_mtime_ns)
+        return contents_of(path)[0]
     except ValueError as error:
         raise ModelError(str(error), where=path, hint="copy the checkpoint again") from None
 
 
+def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
+    """Return tensors and metadata of a file of weights, whose header is read once; ValueError."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror})") from None
+    return _contents_then(path, stat.st_size, stat.st_mtime_ns)
+
+
 @lru_cache(8)
-def _tensors_then(path: Path, _size: int, _time: int) -> Mapping[str, Tensor]:
-    return tensors_of(path)
+def _contents_then(
+    path: Path, _size: int, _time: int
+) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
+    if path.suffix != ".safetensors":
+        return tensors_of(path), {}
+    try:
+        head = read_head(path)
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror})") from None
+    return head.tensors, head.metadata
 
 
 def _own(weights: Weights) -> tuple[str | None, str, dict[str, Tensor]]:

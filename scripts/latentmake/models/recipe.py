@@ -29,6 +29,7 @@ from latentmake.models.files import (
     weights_files,
 )
 from latentmake.models.headers import lack
+from latentmake.models.parameterization import scale_parts
 
 if TYPE_CHECKING:
     from latentmake.config.architectures import Encoder
@@ -77,7 +78,9 @@ def make(
         assert dataset is not None
         own = filter(None, (model.vae, model.clip))
         found = [weights_digest(each, file_digest, original=original) for each in own]
-        return latents_recipe(dataset, model, *found)
+        scale = {} if original else scale_parts(model)
+        in_headers = not layout_of(model.layout_name).external
+        return latents_recipe(dataset, model, *found) | (scale if in_headers else {})
     except ModelError as error:
         if place is None:
             raise

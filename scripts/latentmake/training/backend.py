@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from latentmake.errors import TrainingError
+from latentmake.config.architectures import ARCHITECTURES
+from latentmake.config.models import Model
+from latentmake.errors import ModelError, TrainingError
 from latentmake.files.media import IMAGE_FORMATS
 from latentmake.models.checks import ModelFile
+from latentmake.models.parameterization import Parameterization, scale_of
 
 if TYPE_CHECKING:
+    from latentmake.config.root import Config
     from latentmake.plan.facts import Facts
     from latentmake.plan.run_plan import RunPlan
     from latentmake.plan.state import Difference
@@ -50,6 +54,33 @@ def model_finding(file: ModelFile) -> Finding:
     verdict: Verdict = "failed" if file.fault else "warning" if file.doubt else "ok"
     note = ": ".join(filter(None, (file.place, file.fault or file.doubt or file.known)))
     return Finding(f"model: {file.key}", verdict, note)
+
+
+def parameterization_findings(
+    model: Model, asked: Callable[[bool], Parameterization | None]
+) -> Iterator[Finding]:
+    """Tell what a network predicts, by which schedule, and at which scale its latents lie.
+
+    `asked` returns the first two, by the user's keys or by the model's files alone.
+    """
+    try:
+        found, own = asked(True), None
+        with contextlib.suppress(ModelError):  # files that need the keys
+            own = asked(False)
+        if found is not None and own is not None and found.schedule == own.schedule:
+            found = own
+        if found is not None:
+            yield Finding("prediction", "warning" if found.against else "ok", str(found))
+        if model.vae.hub is None:
+            scale = scale_of(model)
+            others = {row.scaling_factor for row in ARCHITECTURES.values()}
+            foreign = model.spec.scaling_factor not in (None, scale.scaling_factor)
+            note = f"factor {scale.scaling_factor:g}, shift {scale.shift_factor:g} ({scale.source})"
+            if foreign and scale.scaling_factor in others:
+                note += f", but those of {model.title} have the factor {model.spec.scaling_factor}"
+            yield Finding("latents", "warning" if " but " in note else "ok", note)
+    except ModelError as error:
+        yield Finding("prediction", "failed", str(error))
 
 
 def failed(findings: Iterable[Finding]) -> bool:
@@ -138,6 +169,14 @@ class Backend(ABC):
         Raises:
             UserError: the training could not be carried out.
         """
+
+    def check_network(self, config: Config, run: str) -> None:
+        """Refuse a network whose files tell less than its training needs; they are not read.
+
+        Raises:
+            UserError: names the key to set.
+        """
+        del config, run
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what a run needs besides its caches; files of a `current` manifest too.

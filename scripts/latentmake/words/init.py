@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 import yaml
 
+from latentmake import backends
 from latentmake.config import weights
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.root import parse
@@ -18,7 +19,6 @@ from latentmake.errors import DatasetError, ModelError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.files import resolved
-from latentmake.training.sd.unet import schedule_of, training_digest
 from latentmake.words.found import Found, Model, found_in, found_model, slug
 from latentmake.words.model_section import Section, section_of, trainer_of
 from latentmake.words.new_config import PROGRAMS, Run, config_text, controls_of, shown, size_of
@@ -176,7 +176,8 @@ def _faults(text: str) -> Iterator[str]:
         for dataset in config.datasets.values():
             recipe.make("latents", dataset, model, lambda _: "")
         recipe.make("text", None, model, lambda _: "")
-        if model.unet is not None:
-            training_digest(model.unet, schedule_of(model.unet, model.scheduler), lambda _: "")
+        for run in config.runs:
+            if (trainer := backends.of_run(config, run)) is not None:
+                trainer.check_network(config, run)
     except UserError as error:
         yield str(error)

@@ -29,6 +29,10 @@ from latentmake.models.files import (
 from latentmake.models.recipe import make, weights_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
+from latentmake.plan.state import value_differences
+from latentmake.training.sd.plan import Sd
+from latentmake.training.sd.recipe import SdRecipe
+from latentmake.training.sd.unet import SdOrder
 from safetensors.torch import save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -314,6 +318,31 @@ def test_sdxl_goes_with_both_encoders_and_no_prediction_is_guessed(place: Path) 
     assert line.startswith("runs.tiny.trainer.prediction_type: this key is missing: models/sd2.saf")
     facts = facts_of(second, prediction_type="v_prediction")
     plan_training(facts, make_plan(facts, ["tiny"]).runs["tiny"])
+
+
+def test_a_file_that_predicts_v_is_trained_so_and_says_why_again(place: Path) -> None:
+    def planned(**trainer: Any) -> SdOrder:
+        facts = facts_of(FILE | TOKENS, **trainer)
+        plan_training(facts, plan := make_plan(facts, ["tiny"]).runs["tiny"])
+        assert isinstance(plan.trainer, SdOrder)
+        return plan.trainer
+
+    before, state = planned(), checkpoint_world.checkpoint(Path("pipe"), "sd1")
+    state |= {"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}
+    save_file({k: v.contiguous() for k, v in state.items()}, FILE["checkpoint"])
+    now, named = planned(), planned(prediction_type="v_prediction")
+    assert now.trainer.prediction_type == "v_prediction" and now.trainer.zero_terminal_snr
+    assert now.weights == before.weights  # the UNet's own tensors are the same
+    assert now.settings_digest() == named.settings_digest() != before.settings_digest()
+    assert [*map(str, value_differences(before.settings(), now.settings()))] == [
+        "prediction_type none -> v_prediction",
+        "zero_terminal_snr none -> true",
+    ]
+    notes = {each.what: each.note for each in Sd().check(now, current=False)}
+    assert "tensor v_pred" in notes["prediction"] and "tensor ztsnr" in notes["prediction"]
+    schedule = SdRecipe(now).make_objective().schedule
+    assert float(schedule.alphas_cumprod[-1]) == 0
+    assert schedule.config.prediction_type == "v_prediction"
 
 
 def test_open_clip_pads_with_the_token_0(place: Path) -> None:

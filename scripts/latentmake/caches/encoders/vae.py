@@ -16,6 +16,7 @@ from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.weights import Weights
 from latentmake.layouts import layout
 from latentmake.models.headers import vae_config
+from latentmake.models.parameterization import scale_of
 from latentmake.plan.orders import Order
 
 TILE = 512
@@ -50,9 +51,7 @@ def load_vae(
         inferred=_inferred,
         original=False,
     )
-    filled_in = vae.config.get("_use_default_values", ())
-    asks = vae.config.get("force_upcast") and "force_upcast" not in filled_in
-    if dtype == torch.float16 and asks:
+    if dtype == torch.float16 and _told(vae).get("force_upcast"):
         dtype = torch.float32
     if not decoder:
         vae.decoder = vae.post_quant_conv = None  # more than half of the memory
@@ -86,6 +85,12 @@ def _converted(state: State) -> State:
 def _inferred(state: State) -> dict[str, Any]:
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     return {**vae_config(shapes), "force_upcast": True}
+
+
+def _told(vae: AutoencoderKL) -> dict[str, Any]:
+    """Return the configuration of a VAE without what diffusers fills in."""
+    filled_in = vae.config.get("_use_default_values", ())
+    return {key: value for key, value in vae.config.items() if key not in filled_in}
 
 
 @torch.inference_mode()
@@ -124,8 +129,7 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
     vae = load_vae(model.vae, device, compute_dtype(device, name, say), decoder=False)
     if model.vae_tiling:
         tile(vae)
-    scale = float(vae.config.get("scaling_factor") or 1.0)
-    shift = float(vae.config.get("shift_factor") or 0.0)
+    scale, shift, _ = scale_of(model, _told(vae) if model.vae.hub else None)
     own_shift, own_scale = (arrays and model.spec.scale) or (0.0, 1.0)  # of latents in the file
     seed, draws = model.posterior_seed, model.posterior == "sample"
     mirrored = (False, True) if arrays and order.dataset_settings.flip_aug else (False,)

@@ -106,7 +106,7 @@ class ExternalOrder(RunOrder):
         run, model = config.runs[name], config.models[config.runs[name].model]
         trainer = run.trainer or MusubiTrainer(kind="musubi")
         assert isinstance(trainer, MusubiTrainer | SdScriptsTrainer)
-        return cls(
+        order = cls(
             **run_values(name),
             **{cls.section: getattr(config, cls.section)},
             **with_defaults(trainer, cls.recommended(model, trainer)),
@@ -117,6 +117,18 @@ class ExternalOrder(RunOrder):
             trained=run.trainer is not None,
             publish=config.publish,
         )
+        return order.settled(f"runs.{name}.trainer")
+
+    def settled(self, where: str) -> Self:
+        """Return the order with the keys that the files of its network tell.
+
+        `where` is the trainer's section of the configuration.
+
+        Raises:
+            ModelError: the files say too little, or what cannot be trained.
+        """
+        del where
+        return self
 
     @staticmethod
     @abstractmethod

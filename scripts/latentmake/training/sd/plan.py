@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentmake.config.trainers import SdTrainer
-from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError
-from latentmake.models import headers
+from latentmake.errors import ModelError
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
+from latentmake.training.backend import Finding, parameterization_findings
 from latentmake.training.loop.order import CAPTIONS
 from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.sd.unet import (
@@ -23,12 +22,12 @@ from latentmake.training.sd.unet import (
     lora_layers,
     made_of,
     parameter_names,
-    read_schedule,
-    schedule_of,
-    training_digest,
+    parameterization_of,
+    start_of,
 )
 
 if TYPE_CHECKING:
+    from latentmake.config.root import Config
     from latentmake.training.sd.recipe import SdRecipe
 
 
@@ -46,18 +45,20 @@ class Sd(LoopBackend):
         key, trainer = facts.config.runs[run].model, facts.config.runs[run].trainer
         model = facts.config.models[key]
         assert isinstance(trainer, SdTrainer) and model.unet is not None
-        scheduler, projection = schedule_of(model.unet, model.scheduler), model.text_projection
         config = None
         with suppress(ModelError):  # its digest says so
             config = network_config(model.unet)
         if config is not None:
             check_conditions(config, model.architecture, len(model.text), f"models.{key}.unet")
         names = parameter_names(model.unet)
-        _check_network(model.unet, names, scheduler, trainer, f"runs.{run}.trainer")
+        if names is not None:
+            check_names(trainer, names, f"runs.{run}.trainer")
+        where, read = f"runs.{run}.trainer", facts.memo.digest_of_file
         try:
-            read = facts.memo.digest_of_file
-            weights = training_digest(model.unet, scheduler, read, text_projection=projection)
+            weights, trainer = start_of(model, trainer, where, read)
         except ModelError as error:
+            if str(error.where).startswith(where):
+                raise
             what = f"{error.where}: {error.what}"
             raise ModelError(what, where=f"models.{key}.unet", hint=error.hint) from None
         order = SdOrder(
@@ -76,27 +77,23 @@ class Sd(LoopBackend):
 
         return SdRecipe(order)
 
+    def check_network(self, config: Config, run: str) -> None:
+        """Refuse a UNet without a noise schedule, or whose files do not tell what it predicts."""
+        trainer, model = config.runs[run].trainer, config.models[config.runs[run].model]
+        assert isinstance(trainer, SdTrainer)
+        start_of(model, trainer, f"runs.{run}.trainer", lambda _: "")
+
+    def check(self, order: SdOrder, *, current: bool) -> Iterator[Finding]:
+        """Check what the settings need, and tell what the network predicts."""
+        yield from super().check(order, current=current)
+        unset = {"prediction_type": None, "zero_terminal_snr": None}
+        files_only = order.trainer.model_copy(update=unset)
+        yield from parameterization_findings(
+            order.model,
+            lambda keys: parameterization_of(order.model, order.trainer if keys else files_only),
+        )
+
     def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
         """Return the digest of all networks that draw; pictures have no settings of their own."""
         model = facts.config.models[facts.config.runs[training.run].model]
         return made_of(training, model, facts.memo.digest_of_file), {}
-
-
-def _check_network(
-    unet: Weights, names: list[str] | None, scheduler: str, trainer: SdTrainer, where: str
-) -> None:
-    """Refuse settings that do not fit the UNet or its noise schedule, as far as these are known.
-
-    `names` are those of the UNet's parameters.
-    """
-    if headers.part_of(unet) == "unet":
-        path = Path(unet.path or "")
-        is_sd2 = headers.kind_of(headers.tensors_in(path)) == "sd2"
-        if is_sd2 and scheduler == str(headers.SCHEDULE) and trainer.prediction_type is None:
-            what = f"this key is missing: {path} does not say what Stable Diffusion 2.x predicts"
-            hint = "use v_prediction for 2.1 of 768 pixels, epsilon for the base models of 512"
-            raise TrainingError(what, where=f"{where}.prediction_type", hint=f"{hint} pixels")
-    if names is not None:
-        check_names(trainer, names, where)
-    if scheduler and (Path(scheduler) / "scheduler_config.json").is_file():
-        read_schedule(scheduler, trainer.prediction_type)

@@ -24,9 +24,17 @@ from diffusers.training_utils import compute_snr
 from numpy.typing import NDArray
 
 from latentmake.caches.encoders.vae import load_vae, tile
-from latentmake.config.weights import Weights
+from latentmake.config.architectures import GENERIC, Architecture
+from latentmake.config.weights import NO_WEIGHTS, Weights
 from latentmake.errors import ModelError
 from latentmake.models import files
+from latentmake.models.parameterization import (
+    FLOW,
+    Given,
+    flows,
+    missing_schedule,
+    parameterization,
+)
 from latentmake.training.loop.caches import PLAIN, SDXL, Batch, Stored, copied, pad, read_text
 from latentmake.training.loop.order import ClipSettings
 from latentmake.training.loop.recipe import Network, Painter, Recipe, set_up
@@ -40,8 +48,6 @@ from latentmake.training.sd.unet import (
     XL,
     SdOrder,
     describe,
-    flows,
-    read_schedule,
 )
 
 NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
@@ -53,28 +59,42 @@ Prediction = Literal["epsilon", "v_prediction", "flow_matching"]
 
 
 def load_noise_schedule(
-    scheduler: Path | str, prediction: Prediction | None, unet: Weights | None = None
+    scheduler: Path | str,
+    prediction: Prediction | None,
+    unet: Weights = NO_WEIGHTS,
+    *,
+    zero_terminal_snr: bool | None = None,
+    architecture: Architecture = GENERIC,
 ) -> NoiseSchedule:
     """Return a FlowMatchEulerDiscreteScheduler for flow matching, else a DDPMScheduler.
 
     Args:
         scheduler: folder of scheduler_config.json, of any of diffusers' schedulers; "" for that of
-            the UNet's repository on the hub.
-        prediction: of the network; None for that of the schedule.
+            the UNet's repository on the hub, which is fetched where it is not there yet.
+        prediction: of the network; None for that of its files.
         unet: the network.
+        zero_terminal_snr: whether the last timestep is noise only; None for what the files say.
+        architecture: of the network.
 
     Raises:
-        ModelError: it is missing or damaged, or the network predicts something else.
+        ModelError: see `parameterization`.
     """
-    config = read_schedule(scheduler, prediction, unet)
-    if flows(config) or prediction == "flow_matching":
+    config = None
+    if not scheduler:
+        try:
+            folder = {"subfolder": "scheduler", "revision": unet.revision}
+            config = dict(_Diffusion.load_config(unet.hub, **folder))
+        except (OSError, ValueError, TypeError):
+            raise missing_schedule(f"{unet.hub}@{unet.revision}/scheduler") from None
+    given = Given(prediction, zero_terminal_snr)
+    found = parameterization(unet, str(scheduler), architecture, given, config)
+    assert found is not None
+    config = found.schedule
+    if found.prediction == FLOW:
         known = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
         return _Flow.from_config(config if flows(config) else known)
     changes = {"clip_sample": False, "thresholding": False}  # latents have no bounds
-    schedule = _Diffusion.from_config(config, **changes)
-    if prediction is not None:
-        schedule.register_to_config(prediction_type=prediction)
-    return schedule
+    return _Diffusion.from_config(config, **changes)
 
 
 def predict(
@@ -290,7 +310,13 @@ class SdRecipe(Recipe):
     def make_objective(self) -> Objective:
         """Return noise and loss of the noise schedule."""
         order, settings = self.order, self.order.trainer
-        schedule = load_noise_schedule(order.scheduler, settings.prediction_type, order.unet)
+        schedule = load_noise_schedule(
+            order.scheduler,
+            settings.prediction_type,
+            order.unet,
+            zero_terminal_snr=settings.zero_terminal_snr,
+            architecture=order.model.spec,
+        )
         return Objective(schedule, snr_gamma=settings.snr_gamma, noise_offset=settings.noise_offset)
 
     def make_network(

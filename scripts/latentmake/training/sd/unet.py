@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -17,8 +16,14 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
-from latentmake.models import headers
 from latentmake.models.files import weights_files
+from latentmake.models.parameterization import (
+    SCHEDULE_FILE,
+    Given,
+    Parameterization,
+    parameterization,
+    schedule_of,
+)
 from latentmake.models.recipe import (
     FileDigest,
     files_digest,
@@ -34,7 +39,6 @@ XL = "sdxl"
 """The architecture of models of Stable Diffusion XL."""
 NEW = "new"
 """In place of a projection's path: it begins with random weights."""
-_SCHEDULE = "scheduler_config.json"
 # diffusers' names: attn1 attends to the picture itself, attn2 to the text.
 _PARTS = {
     "unet": r"",
@@ -134,64 +138,6 @@ def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> 
                 raise TrainingError(f"this UNet has no `{part}`", where=f"{where}.{key}", hint=hint)
 
 
-def schedule_of(unet: Weights, scheduler: str | None) -> str:
-    """Return the folder of a model's noise schedule, by default the one beside the UNet.
-
-    A checkpoint without such a folder has Stable Diffusion's. It is "" for that of the UNet's
-    repository on the hub.
-    """
-    if scheduler is not None or unet.path is None:
-        return scheduler or ""
-    beside = Path(unet.path).with_name("scheduler")
-    lacks = headers.part_of(unet) and not beside.is_dir()
-    return str(headers.SCHEDULE if lacks else beside)
-
-
-def read_schedule(
-    scheduler: str | Path, prediction: str | None, unet: Weights | None = None
-) -> dict[str, Any]:
-    """Read the configuration of a noise schedule, and check that it can be trained with.
-
-    Args:
-        scheduler: as `schedule_of` returns it.
-        prediction: of the network; None for the schedule's own.
-        unet: the network, for a schedule on the hub: it is fetched where it is not there yet.
-
-    Raises:
-        ModelError: it is missing or damaged, or the network predicts something else.
-    """
-    place = Path(scheduler)
-    file: Path | str = place / _SCHEDULE if place.is_dir() else place
-    try:
-        if not scheduler and unet is not None:
-            from diffusers import DDPMScheduler  # never while planning
-
-            hub: Any = DDPMScheduler
-            file = f"{unet.hub}@{unet.revision}/scheduler"
-            config = dict(hub.load_config(unet.hub, subfolder="scheduler", revision=unet.revision))
-        else:
-            config = dict(json.loads(Path(file).read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
-        hint = "set the model's `scheduler` to the folder of a diffusers scheduler"
-        what = "this noise schedule is missing or damaged"
-        raise ModelError(what, where=file, hint=hint) from None
-    predicted = prediction or config.get("prediction_type", "epsilon")
-    if flows(config) and prediction in ("epsilon", "v_prediction"):
-        fault = f"this noise schedule is one of flow matching, not one of `{prediction}`"
-        hint = "leave out `prediction_type`, or set the model's `scheduler` to one of diffusion"
-        raise ModelError(fault, where=file, hint=hint)
-    if not flows(config) and predicted not in ("epsilon", "v_prediction", "flow_matching"):
-        hint = "set the trainer's `prediction_type` to epsilon, v_prediction or flow_matching"
-        fault = f"a network that predicts `{predicted}` cannot be trained"
-        raise ModelError(fault, where=file, hint=hint)
-    return config
-
-
-def flows(schedule: Mapping[str, Any]) -> bool:
-    """Whether the configuration of a noise schedule is one of flow matching."""
-    return str(schedule.get("_class_name", "")).startswith("FlowMatch")
-
-
 def training_digest(
     unet: Weights,
     scheduler: str,
@@ -207,7 +153,7 @@ def training_digest(
         ModelError: files are missing or cannot be read.
     """
     parts = [weights_digest(unet, file_digest)]
-    schedule = Path(scheduler) / _SCHEDULE
+    schedule = Path(scheduler) / SCHEDULE_FILE
     if not scheduler:
         parts.append(digest.of_value(["hub", unet.hub, unet.revision, "scheduler"]))
     elif schedule.is_file():
@@ -221,12 +167,45 @@ def training_digest(
     return digest.of_value(parts)
 
 
+def start_of(
+    model: Model, trainer: SdTrainer, where: str, file_digest: FileDigest
+) -> tuple[str, SdTrainer]:
+    """Return the digest of a training's start, and the trainer with what the files tell.
+
+    What the scheduler's own file says is part of the digest, and changes no key.
+
+    Raises:
+        ModelError: as of `training_digest` and `parameterization`.
+    """
+    assert model.unet is not None
+    scheduler, projection = schedule_of(model.unet, model.scheduler), model.text_projection
+    weights = training_digest(model.unet, scheduler, file_digest, text_projection=projection)
+    found = parameterization_of(model, trainer, where)
+    return weights, trainer.model_copy(update=found.told) if found else trainer
+
+
 LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
 UNET_FOLDER = "unet"
 UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
 PROJECTION_FOLDER = "text_projection"
 KOHYA_WEIGHTS = "kohya.safetensors"
 """The LoRA once more, for A1111, Forge, ComfyUI and sd-scripts."""
+
+
+def parameterization_of(
+    model: Model,
+    trainer: SdTrainer,
+    where: str = "trainer",
+    config: Mapping[str, Any] | None = None,
+) -> Parameterization | None:
+    """Return prediction and noise schedule of a model's UNet, see `models.parameterization`.
+
+    `where` is the trainer's key in the configuration, `config` that of a schedule on the hub.
+    """
+    assert model.unet is not None
+    given = Given(trainer.prediction_type, trainer.zero_terminal_snr, where)
+    scheduler = schedule_of(model.unet, model.scheduler)
+    return parameterization(model.unet, scheduler, model.spec, given, config)
 
 
 class SdOrder(TrainingOrder):
@@ -267,11 +246,14 @@ class SdOrder(TrainingOrder):
     def objective(self) -> dict[str, JsonValue]:
         """Return the network's prediction, and what gives it new weights."""
         trainer = self.trainer
-        return {
+        found: dict[str, JsonValue] = {
             "prediction_type": trainer.prediction_type,
             "reinitialize": [*trainer.reinitialize],
             "seed": trainer.seed,
         }
+        if trainer.zero_terminal_snr is not None:
+            found["zero_terminal_snr"] = trainer.zero_terminal_snr
+        return found
 
 
 def made_of(order: SdOrder, model: Model, file_digest: FileDigest) -> str:

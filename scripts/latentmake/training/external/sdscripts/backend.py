@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from latentmake.config import weights
+from latentmake.config.root import Config
 from latentmake.errors import UserError
 from latentmake.models.checks import ModelFile
 from latentmake.models.headers import lack
 from latentmake.plan.manifest import rows_of
-from latentmake.training.backend import Finding, image_findings, of_faults
+from latentmake.training.backend import (
+    Finding,
+    image_findings,
+    of_faults,
+    parameterization_findings,
+)
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import Resume
 from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
@@ -89,6 +96,17 @@ class SdScripts(Launched[SdScriptsOrder]):
     def models(self, order: SdScriptsOrder, *, quick: bool) -> list[ModelFile]:
         """Return the checkpoint, inspected, and encoders that cannot be read."""
         return [*model_files(order)]
+
+    def check_network(self, config: Config, run: str) -> None:
+        """Refuse a network that does not say what it predicts."""
+        self.order_type.of_run(config, run)
+
+    def check(self, order: SdScriptsOrder, *, current: bool) -> Iterator[Finding]:
+        """Check what a training needs, and tell what the network predicts."""
+        yield from super().check(order, current=current)
+        if order.model.spec.encodes:
+            asked = partial(order.parameterization, "trainer")
+            yield from parameterization_findings(order.model, lambda keys: asked(keys=keys))
 
     def data_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
         what = "images and caches"

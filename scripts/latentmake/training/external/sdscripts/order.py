@@ -7,16 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from latentmake import digest
 from latentmake.config.architectures import ArchitectureName, Setting, Strategies
-from latentmake.config.external_trainers import SdScriptsTrainer, TrainingScript, flags_of
+from latentmake.config.external_trainers import (
+    PREDICTING,
+    SdScriptsTrainer,
+    TrainingScript,
+    flags_of,
+)
 from latentmake.config.fields import shaping
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.index.memo import Memo
 from latentmake.models.files import T5_LENGTH
+from latentmake.models.parameterization import (
+    EPSILON,
+    VELOCITY,
+    Given,
+    Parameterization,
+    of_checkpoint,
+)
 from latentmake.models.recipe import encoder_of
 from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.order import (
@@ -49,6 +61,34 @@ class SdScriptsOrder(ExternalOrder):
         row = model.spec.strategies
         assert row is not None
         return row.recommended(trainer.script or row.scripts[0])
+
+    def settled(self, where: str) -> Self:
+        if not self.trained or (found := self.parameterization(where)) is None:
+            return self
+        told, given = (
+            (found.prediction == VELOCITY, found.zero_terminal_snr),
+            flags_of(self.trainer.arguments),
+        )
+        keys = {key: True for key, is_set in zip(PREDICTING, told, strict=True) if is_set}
+        keys = {key: value for key, value in keys.items() if f"--{key}" not in given}
+        return self.model_copy(update={"trainer": self.trainer.model_copy(update=keys)})
+
+    def parameterization(
+        self, where: str = "trainer", *, keys: bool = True
+    ) -> Parameterization | None:
+        """Return what its network predicts, by the user's keys and arguments or by files alone.
+
+        None where the model is one of flow matching.
+        """
+        given = Given(where=where, names=PREDICTING)
+        if keys:
+            flags = flags_of(self.trainer.arguments)
+            velocity, zero = (
+                True if f"--{key}" in flags else getattr(self.trainer, key) for key in PREDICTING
+            )
+            kind = None if velocity is None else VELOCITY if velocity else EPSILON
+            given = given._replace(prediction_type=kind, zero_terminal_snr=zero)
+        return of_checkpoint(self.model.checkpoint or "", self.model.spec, given)
 
     def find(self, memory: Memo | None = None) -> Installation:
         return find(self.script, self.sd_scripts, memory)
@@ -119,7 +159,11 @@ class SdScriptsOrder(ExternalOrder):
         """Return the digest of all settings that shape the trained weights."""
         trainer, model = shaping(self.trainer, "weights"), self.model
         del trainer["script"]  # whose default follows from the architecture
-        if self.trainer.prior_loss_weight == 1:  # which earlier releases did not have
+        # Keys that earlier releases did not have.
+        for key in PREDICTING:
+            if not trainer[key]:
+                del trainer[key]
+        if self.trainer.prior_loss_weight == 1:
             del trainer["prior_loss_weight"]
         own = [trainer, self.script, self.architecture, model.clip_skip, model.max_token_length]
         further = [*model.latents_arguments, *model.text_arguments]
@@ -271,6 +315,9 @@ def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
     model, spec = order.model, order.model.spec
     has_t5 = "T5" in spec.text_encoders
     options: dict[str, str | float | bool | None] = dict.fromkeys(order.strategies.switches, True)
+    given = flags_of(order.trainer.arguments)
+    options |= {f"--{key}": getattr(order.trainer, key) for key in PREDICTING}
+    options = {flag: value for flag, value in options.items() if flag not in given}
     if spec.chunks_captions and model.max_token_length != 75:
         options["--max_token_length"] = model.max_token_length
     if not order.cached_text:

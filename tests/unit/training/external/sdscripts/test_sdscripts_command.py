@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sdscripts_world
 from latentmake import digest
@@ -15,7 +16,7 @@ from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.fields import shaping
 from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
-from latentmake.errors import CacheError, SourceError, TrainingError
+from latentmake.errors import CacheError, ModelError, SourceError, TrainingError
 from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Places, Resume, accelerate_arguments
@@ -28,6 +29,7 @@ from latentmake.training.external.sdscripts.order import (
     training_arguments,
 )
 from latentmake.training.order import RunFiles, Wanted
+from safetensors.numpy import save_file
 from sdscripts_world import SWITCHES, VALUES
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -109,6 +111,30 @@ def test_latents_are_always_cached_and_text_where_it_is_no_text_encoder_is_train
     ):
         assert (flag in found) == cached
     assert ("--v2" in found) == (architecture == "sd2")
+
+
+def test_it_is_told_what_the_network_predicts() -> None:
+    save_file({"v_pred": np.zeros(0), "ztsnr": np.zeros(0)}, "base.safetensors")
+    flags, where = ["--v_parameterization", "--zero_terminal_snr"], "runs.cats.trainer"
+    before = order().settings_digest()
+    now = order().settled(where)
+    assert [each for each in arguments(now) if each in flags] == flags
+    assert now.settings_digest() != before
+    # Trainings whose user has told it stay as they are.
+    told = order(trainer={"arguments": flags})
+    assert arguments(told.settled(where)).count(flags[0]) == 1
+    assert told.settled(where).settings_digest() == told.settings_digest()
+    with pytest.raises(ModelError, match="predict epsilon with zero terminal SNR"):
+        order(trainer={"v_parameterization": False}).settled(where)
+    save_file({"a": np.zeros(1)}, "base.safetensors")
+    assert order().settled(where).settings_digest() == before
+    with pytest.raises(ModelError, match=r"^runs\.cats\.trainer\.v_parameterization: this key is"):
+        order("sd2").settled(where)
+    known = order("sd2", trainer={"v_parameterization": False})
+    assert known.settled(where).settings_digest() == order("sd2").settings_digest()
+    for key in ("v_parameterization", "zero_terminal_snr"):
+        with pytest.raises(ValueError, match=f"leave out --{key}: set `{key}`"):
+            order(trainer={key: False, "arguments": [f"--{key}"]})
 
 
 @pytest.mark.parametrize(("architecture", "script"), [("sd1", "fine_tune"), ("sdxl", "sdxl_train")])

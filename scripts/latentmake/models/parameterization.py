@@ -1,0 +1,466 @@
+"""The prediction of a network, its noise schedule, and the scale of its latents.
+
+Planning, training, samples, launched trainers and encoding ask here, for every form of a model: the
+folder of a pipeline, a UNet with its scheduler, a complete checkpoint. A fact comes from a key of
+the configuration, else from the files, else from the row of the architecture. Where files disagree
+or tell nothing, the answer is a ModelError that names the key to set. No torch here.
+
+Sources of what a file tells: diffusers' scheduler_config.json; the tensors `v_pred`, `ztsnr` and
+`edm_*` as ComfyUI's comfy/supported_models.py reads them; the metadata of
+https://github.com/Stability-AI/ModelSpec and of sd-scripts' library/sai_model_spec.py and
+train_network.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from latentmake.config.architectures import ARCHITECTURES, Architecture
+from latentmake.config.models import Model
+from latentmake.config.weights import Weights, place_of
+from latentmake.errors import ModelError
+from latentmake.models import headers
+from latentmake.models.files import config_file, network_config
+
+SCHEDULE_FILE = "scheduler_config.json"
+FLOW, EPSILON, VELOCITY = "flow_matching", "epsilon", "v_prediction"
+_KEYS = ("prediction_type", _ZERO := "zero_terminal_snr")
+_BETAS = ("beta_start", "beta_end", "beta_schedule")
+_BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")  # of which pictures are drawn
+# Schedulers of diffusers that fill in DDPMScheduler's betas where a configuration lacks them.
+_FILL_IN = frozenset(
+    f"{name}Scheduler"
+    for name in (
+        *("DDPM", "DDPMParallel", "DDIM", "DDIMParallel", "DDIMInverse", "PNDM", "LMSDiscrete"),
+        *("EulerDiscrete", "EulerAncestralDiscrete", "DEISMultistep", "DPMSolverMultistep"),
+        *("DPMSolverSinglestep", "UniPCMultistep", "SASolver"),
+    )
+)
+_NO_KEY = "name another model: Latentmake has no such schedule"
+_WORDS = {
+    **dict.fromkeys(("epsilon", "eps"), EPSILON),
+    **dict.fromkeys(("v", "v_prediction", "v-prediction", "v_pred", "velocity"), VELOCITY),
+    **dict.fromkeys(("flow_matching", "flow_prediction", "rectified_flow"), FLOW),
+}
+# Metadata of a file -> its values in small letters -> key and value of the fact.
+_METADATA: Mapping[str, Mapping[str, tuple[str, object]]] = {
+    **{
+        f"modelspec.{name}": {word: ("prediction_type", value) for word, value in _WORDS.items()}
+        for name in ("prediction_type", "predict_key")
+    },
+    "modelspec.architecture": {
+        "stable-diffusion-v2-768-v": ("prediction_type", VELOCITY),
+        "stable-diffusion-v2-512": ("prediction_type", EPSILON),
+    },
+    "ss_v_parameterization": {
+        "true": ("prediction_type", VELOCITY),
+        "false": ("prediction_type", EPSILON),
+    },
+    "ss_zero_terminal_snr": {"true": (_ZERO, True)},
+}
+
+
+class Fact(NamedTuple):
+    """A fact about a network, and where it was read."""
+
+    key: str
+    value: Any
+    source: str
+
+
+class Parameterization(NamedTuple):
+    """The prediction of a network, and its noise schedule.
+
+    Attributes:
+        prediction: `epsilon`, `v_prediction` or `flow_matching`.
+        zero_terminal_snr: whether the last timestep is noise only.
+        schedule: diffusers' configuration of the schedule, with both of these.
+        told: keys of the trainer whose values the schedule's own file does not give.
+        sources: where both were read.
+        against: a fact of the files that the user's keys contradict; "" for none.
+    """
+
+    prediction: str
+    zero_terminal_snr: bool
+    schedule: dict[str, Any]
+    told: dict[str, Any]
+    sources: dict[str, str]
+    against: str
+
+    def __str__(self) -> str:
+        first, last, name = (self.schedule.get(key) for key in _BETAS)
+        words = [f"{self.prediction} ({self.sources['prediction_type']})"]
+        if self.prediction != FLOW:
+            words.append("trained betas" if name is None else f"{name} betas {first} to {last}")
+        if self.zero_terminal_snr:
+            words.append(f"zero terminal SNR ({self.sources[_ZERO]})")
+        return ", ".join(words + [f"but {self.against}"] * bool(self.against))
+
+
+# -- what files tell ------------------------------------------------------------------------------
+
+
+def schedule_of(unet: Weights, scheduler: str | None) -> str:
+    """Return the folder of a model's noise schedule, by default the one beside the UNet.
+
+    A checkpoint without such a folder has Stable Diffusion's. It is "" for that of the UNet's
+    repository on the hub.
+    """
+    if scheduler is not None or unet.path is None:
+        return scheduler or ""
+    beside = Path(unet.path).with_name("scheduler")
+    lacks = headers.part_of(unet) and not beside.is_dir()
+    return str(headers.SCHEDULE if lacks else beside)
+
+
+def flows(schedule: Mapping[str, Any]) -> bool:
+    """Whether the configuration of a noise schedule is one of flow matching."""
+    return str(schedule.get("_class_name", "")).startswith("FlowMatch")
+
+
+def _facts_of_file(path: Path) -> Iterator[Fact]:
+    """Yield what one file of weights tells; nothing where it cannot be read.
+
+    Raises:
+        ModelError: its noise schedule is one of EDM.
+    """
+    try:
+        names, metadata = headers.contents_of(path)
+    except ValueError:
+        return  # its loader says so
+    if edm := next((name for name in names if name.startswith("edm_")), None):
+        what = f"its noise schedule is one of EDM (tensor `{edm}`), which cannot be trained"
+        raise ModelError(what, where=path, hint=_NO_KEY)
+    if "v_pred" in names:
+        yield Fact("prediction_type", VELOCITY, f"{path}: tensor v_pred")
+    if "ztsnr" in names:
+        yield Fact(_ZERO, True, f"{path}: tensor ztsnr")
+    for name, values in _METADATA.items():
+        word = str(metadata.get(name, "")).lower()
+        if word in values:
+            yield Fact(*values[word], f"{path}: {name} {metadata[name]}")
+
+
+def _facts_of_schedule(config: Mapping[str, Any], place: object) -> Iterator[Fact]:
+    """Yield what the configuration of a scheduler says itself; defaults are no facts."""
+    if flows(config):
+        yield Fact("prediction_type", FLOW, f"{place}: {config['_class_name']}")
+    elif "prediction_type" in config:
+        word = config["prediction_type"]
+        yield Fact("prediction_type", _WORDS.get(str(word), word), f"{place}: prediction_type")
+    if (zero := _ends_in_noise(config)) or "rescale_betas_zero_snr" in config:
+        yield Fact(_ZERO, zero, f"{place}: rescale_betas_zero_snr")
+
+
+def _ends_in_noise(config: Mapping[str, Any]) -> bool:
+    """Whether the last timestep of betas holds no picture."""
+    betas = config.get("trained_betas") or [config.get("beta_end", 0)]
+    return bool(config.get("rescale_betas_zero_snr")) or max(betas) >= 1
+
+
+def _read(place: Path) -> dict[str, Any]:
+    """Read the configuration of a noise schedule; raises ModelError."""
+    file = place / SCHEDULE_FILE if place.is_dir() else place
+    try:
+        return _checked(dict(json.loads(file.read_bytes())), file)
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise missing_schedule(file) from None
+
+
+def missing_schedule(place: object) -> ModelError:
+    """Return the error of a noise schedule that cannot be read."""
+    hint = "set the model's `scheduler` to the folder of a diffusers scheduler"
+    return ModelError("this noise schedule is missing or damaged", where=str(place), hint=hint)
+
+
+def _checked(config: dict[str, Any], place: object) -> dict[str, Any]:
+    """Refuse a noise schedule that diffusers' DDPMScheduler, DDIMScheduler or flow have not.
+
+    Raises:
+        ModelError: it is one; names the key.
+    """
+    kind, fault = str(config.get("_class_name", "DDPMScheduler")), ""
+    betas, steps = config.get("trained_betas"), config.get("num_train_timesteps", 1000)
+    numbers = [*(betas or []), *(config[x] for x in _BETAS[:2] if x in config), steps]
+    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers) or steps < 1:
+        raise missing_schedule(place)
+    if flows(config):
+        if config.get("use_dynamic_shifting"):
+            fault = "shifts by the size of each picture (`use_dynamic_shifting`)"
+    elif kind not in _FILL_IN and betas is None and any(x not in config for x in _BETAS):
+        fault = f"is one of {kind}, which has no betas"
+    elif config.get("timestep_type") == "continuous" or config.get("sigma_max"):
+        fault = "has continuous timesteps of its own sigmas, as EDM has"
+    elif config.get("snr_shift_scale", 1) != 1:
+        fault = "has a `snr_shift_scale`"
+    elif betas is not None and len(betas) != steps:
+        fault = f"has {len(betas)} `trained_betas` for {steps} timesteps"
+    elif betas is None and config.get("beta_schedule", "linear") not in _BETA_SCHEDULES:
+        fault = f"has the `beta_schedule` {config['beta_schedule']}"
+    if fault:
+        hint = f"the UNet must have been trained with {', '.join(_BETA_SCHEDULES)} or flow matching"
+        what = f"this noise schedule {fault}: it cannot be trained with"
+        raise ModelError(what, where=str(place), hint=hint)
+    return config
+
+
+# -- prediction and schedule ----------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """The user's keys about a network; None where they say nothing.
+
+    Attributes:
+        where: the trainer's section, in messages.
+        names: of the keys.
+    """
+
+    prediction_type: str | None = None
+    zero_terminal_snr: bool | None = None
+    where: str = "trainer"
+    names: tuple[str, str] = ("prediction_type", _ZERO)
+
+
+def parameterization(
+    unet: Weights,
+    scheduler: str,
+    row: Architecture,
+    given: Given,
+    config: Mapping[str, Any] | None = None,
+) -> Parameterization | None:
+    """Return prediction and noise schedule of the UNet of the trainer `sd`.
+
+    Args:
+        unet: the network.
+        scheduler: as `schedule_of` returns it.
+        row: its architecture.
+        given: the user's keys.
+        config: of a schedule on the hub, once it was fetched.
+
+    Returns:
+        None where the schedule is on the hub and was not fetched yet.
+
+    Raises:
+        ModelError: a schedule is missing, damaged or of another kind; files disagree or say
+            nothing; or the pair cannot be trained.
+    """
+    file, place = Path(unet.path or ""), Path(scheduler, SCHEDULE_FILE)
+    if not scheduler:
+        place = place_of(unet.hub or "", unet.revision or "", "scheduler", SCHEDULE_FILE)
+        if config is None and not place.is_file():
+            return None
+    schedule = _read(place) if config is None else _checked(dict(config), place)
+    facts = [*_facts_of_file(file)] if file.is_file() else []
+    default = _filled_in(place)
+    if scheduler == str(headers.SCHEDULE):  # of a checkpoint without one of its own
+        kind = headers.kind_of(headers.tensors_in(file))
+        row = ARCHITECTURES[kind] if kind else row
+        place, default = file, _default_of(row)
+    else:
+        facts += _facts_of_schedule(schedule, place)
+    return _settled(place, row, facts, default, schedule, given)
+
+
+def of_checkpoint(path: str, row: Architecture, given: Given) -> Parameterization | None:
+    """Return the same of a checkpoint whose trainer knows Stable Diffusion's schedule only.
+
+    It is a file, or the folder of a pipeline, and may be on another machine.
+
+    Returns:
+        None where the architecture is one of flow matching.
+
+    Raises:
+        ModelError: as of `parameterization`.
+    """
+    if row.prediction == FLOW:
+        return None
+    place, folder, stable = Path(path), Path(path, "scheduler"), _read(headers.SCHEDULE)
+    facts = [*_facts_of_file(place)] if place.is_file() else []
+    default = _default_of(row)
+    if folder.is_dir():
+        place = folder / SCHEDULE_FILE
+        config = _read(place)
+        facts += _facts_of_schedule(config, place)
+        default = _filled_in(place)
+        known = (*_BETAS, "num_train_timesteps", "trained_betas")
+        other = [x for x in known if config.get(x, stable.get(x)) != stable.get(x)]
+        if flows(config) or other:
+            what = f"sd-scripts trains by Stable Diffusion's betas, and `{(other or known)[0]}`"
+            hint = "train this model with `kind: sd`"
+            raise ModelError(f"{what} here is another", where=place, hint=hint)
+    return _settled(place, row, facts, default, stable, given)
+
+
+def _filled_in(place: Path) -> Fact | None:
+    """Return the prediction that diffusers fills in where a scheduler says none."""
+    return Fact("prediction_type", EPSILON, f"{place}: diffusers' default")
+
+
+def _default_of(row: Architecture) -> Fact | None:
+    """Return the prediction of an architecture; None where its models differ."""
+    if row.prediction is None:
+        return None
+    return Fact("prediction_type", row.prediction, f"architecture {row.name}")
+
+
+def _settled(
+    place: Path,
+    row: Architecture,
+    facts: list[Fact],
+    default: Fact | None,
+    schedule: dict[str, Any],
+    given: Given,
+) -> Parameterization:
+    """Decide between the user's keys, the facts of files, and the default; raises ModelError."""
+    none = Fact(_ZERO, False, "no file says so")
+    own = FLOW if flows(schedule) else schedule.get("prediction_type", EPSILON)
+    kind = _chosen("prediction_type", given, facts, default)
+    zero = _chosen(_ZERO, given, facts, none) or none
+    if kind is None:
+        network = row.strategies.title if row.strategies else "its network"
+        what = f"this key is missing: {place} does not say what {network} predicts"
+        hint = "2.1 of 768 pixels predicts v, the base models of 512 pixels predict epsilon"
+        raise ModelError(what, where=f"{given.where}.{given.names[0]}", hint=hint)
+    _refuse_other(kind, flows(schedule), place, given)
+    told = {} if kind.value == own else {kind.key: kind.value}
+    if not flows(schedule):
+        schedule = {**schedule, "prediction_type": kind.value}
+        if zero.value != _ends_in_noise(schedule):
+            told[_ZERO] = schedule["rescale_betas_zero_snr"] = zero.value
+            if zero.value:  # pictures begin at the last timestep
+                schedule["timestep_spacing"] = "trailing"
+    ends_in_noise = _ends_in_noise(schedule)
+    if kind.value == EPSILON and ends_in_noise:
+        what = f"a network cannot predict epsilon with zero terminal SNR ({zero.source}): the last "
+        hint = f"set `{given.names[1]}: false`, or what the network predicts, in {given.where}"
+        raise ModelError(f"{what}timestep has no picture", where=place, hint=hint)
+    sources = {fact.key: fact.source for fact in (kind, zero)}
+    chosen = {fact.key: fact.value for fact in (kind, zero)}
+    others = (f"{x.source} says {_word(x)}" for x in facts if x.value != chosen[x.key])
+    against = next(others, "")
+    return Parameterization(kind.value, ends_in_noise, schedule, told, sources, against)
+
+
+def _chosen(key: str, given: Given, facts: list[Fact], default: Fact | None) -> Fact | None:
+    """Return the user's word, or the fact of files that agree, or the default; ModelError."""
+    told, value = [x for x in facts if x.key == key], getattr(given, key)
+    name = given.names[_KEYS.index(key)]
+    if value is not None:
+        return Fact(key, value, f"`{name}`")
+    if other := next((x for x in told if x.value != told[0].value), None):
+        what = f"{told[0].source} says {_word(told[0])}, and {other.source} {_word(other)}"
+        raise ModelError(what, where=f"{given.where}.{name}", hint="set the right value here")
+    return told[0] if told else default
+
+
+def _refuse_other(kind: Fact, flow: bool, place: Path, given: Given) -> None:
+    """Refuse a prediction that cannot be trained, or not by such a noise schedule; ModelError."""
+    name = given.names[0]
+    if flow and kind.value != FLOW:
+        what = f"this noise schedule is one of flow matching, not one of `{kind.value}`"
+        hint = f"leave out `{name}`, or set the model's `scheduler` to one of diffusion"
+        raise ModelError(what, where=place, hint=hint)
+    if kind.value not in (EPSILON, VELOCITY, FLOW):
+        what = f"a network that predicts `{kind.value}` cannot be trained"
+        hint = f"set the trainer's `{name}` to {EPSILON}, {VELOCITY} or {FLOW}"
+        raise ModelError(what, where=place, hint=hint)
+
+
+def _word(fact: Fact) -> str:
+    """Return what a fact says, in a message."""
+    return str(fact.value) if fact.key == "prediction_type" else f"{fact.key} {fact.value}".lower()
+
+
+# -- the scale of latents -------------------------------------------------------------------------
+
+SCALE = ("scaling_factor", "shift_factor")
+_STABLE = 0.18215  # diffusers' default of AutoencoderKL: Stable Diffusion 1.x and 2.x
+_STABLE_CHANNELS = 4
+
+
+class Scale(NamedTuple):
+    """Numbers of latents: a network takes (latents - shift_factor) * scaling_factor."""
+
+    scaling_factor: float
+    shift_factor: float
+    source: str
+
+
+def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> Scale:
+    """Return the scale of the latents of a model's VAE, an AutoencoderKL.
+
+    `config` is the configuration of a VAE on the hub; None for that on this disk, if any.
+
+    Raises:
+        ModelError: no key, file or architecture says the scale, or latents are normalised by
+            more than these two numbers.
+    """
+    vae, row, given = model.vae, model.spec, (model.scaling_factor, model.shift_factor)
+    place: object = vae.path or vae.hub
+    if config is None and vae.hub is None:
+        config, place = network_config(vae), config_file(vae) or place
+    config = config or {}
+    factor, shift = _read_scale(config, place)
+    if factor is not None:
+        scale = Scale(factor, shift, str(place))
+    elif row.scaling_factor is not None and vae.hub is None:
+        scale = Scale(row.scaling_factor, row.shift_factor, f"architecture {row.name}")
+    elif row.scaling_factor in (None, _STABLE) and _channels(vae, config) == _STABLE_CHANNELS:
+        scale = Scale(_STABLE, 0.0, "Stable Diffusion 1.x's, which diffusers fills in")
+    elif given[0] is None:
+        what = "does not say the scaling factor of its latents"
+        raise ModelError(what, where=str(place), hint="set the model's `scaling_factor`")
+    else:
+        scale = Scale(given[0], 0.0, "")
+    if given == (None, None):
+        return scale
+    factor, shift = (
+        own if own is not None else old for own, old in zip(given, scale[:2], strict=True)
+    )
+    return Scale(factor, shift, "`scaling_factor`")
+
+
+def scale_parts(model: Model) -> dict[str, object]:
+    """Return the parts of a recipe about the scale of latents.
+
+    The scale that diffusers reads from the VAE's configuration, or fills in, is part of its files.
+    """
+    if model.vae.hub is not None:
+        return {key: value for key in SCALE if (value := getattr(model, key)) is not None}
+    factor, shift = _read_scale(network_config(model.vae) or {}, model.vae.path)
+    read = (_STABLE if factor is None else factor, shift)
+    now = scale_of(model)
+    return {key: new for key, old, new in zip(SCALE, read, now, strict=False) if old != new}
+
+
+def _read_scale(config: Mapping[str, Any], place: object) -> tuple[float | None, float]:
+    """Return factor and shift of a VAE's configuration; no factor where it says none.
+
+    Raises:
+        ModelError: they are no numbers, or latents are normalised by more than these.
+    """
+    factor, shift = (config.get(key) for key in SCALE)
+    try:
+        if any(config.get("latents_mean") or []) or {*(config.get("latents_std") or [1])} != {1}:
+            what = "its latents are normalised by `latents_mean` and `latents_std`"
+            raise ModelError(what, where=str(place), hint="name another VAE")
+        return (float(factor or 1) if SCALE[0] in config else None), float(shift or 0)
+    except (TypeError, ValueError):
+        what, hint = f"its `{SCALE[0]}` or `{SCALE[1]}` is no number", "copy the VAE again"
+        raise ModelError(what, where=str(place), hint=hint) from None
+
+
+def _channels(vae: Weights, config: Mapping[str, Any]) -> int:
+    """Return the channels of a VAE's latents; Stable Diffusion's where nothing says."""
+    channels = config.get("latent_channels")
+    if channels is None and (path := Path(vae.path or "")).is_file():
+        try:
+            found = headers.vae_of(headers.contents_of(path)[0])
+        except ValueError:
+            return _STABLE_CHANNELS  # its loader says so
+        channels = found and found.channels
+    return int(channels or _STABLE_CHANNELS)
