@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from reference import architectures, commands, examples, index, pages
+from reference import architectures, commands, examples, index, pages, parameterization
 from reference.schema import json_schema
 
 __all__ = ["ROOT", "files"]
@@ -27,6 +27,7 @@ def files() -> Mapping[str, str]:
     }
     return {
         "config/schema.json": json_schema(),
+        "docs/how-it-works/parameterization.md": parameterization.page(),
         "config/examples/README.md": examples.page(ROOT / "config/examples"),
         **{f"docs/reference/{name}": text for name, text in written.items()},
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import FOLDERS, PYTHON, sources
-from latentmake.config.architectures import ARCHITECTURES
+from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, Publish
@@ -52,6 +52,21 @@ def asked_steps(script: str) -> int:
     assert own is not None
     inherits = re.search(r"^ +super\(\)\.assert_extra_args\(", text, re.M)
     return math.lcm(int(own[1]), asked_steps("train_network") if inherits else 1)
+
+
+@pytest.mark.parametrize("row", [WAN, *ARCHITECTURES.values()], ids=lambda row: row.name or "wan")
+def test_the_scale_of_latents_is_in_the_file_that_the_page_names(row: Architecture) -> None:
+    rows = ((row.scripts, "musubi-tuner", "src"), (row.strategies, "sd-scripts", ""))
+    for known, name, below in rows:
+        if known is not None:
+            words, file = known.scale
+            text = (sources(name) / below / file).read_text(encoding="utf-8")
+            numbers = re.findall(r"-?\d+\.\d+|running_\w+", words)
+            assert numbers or "no VAE" in words
+            assert all(each in text for each in numbers), file
+    if row.strategies and row.scaling_factor is not None:
+        ours = f"factor {row.scaling_factor}", f"shift {row.shift_factor}"
+        assert all(each in row.strategies.scale[0] for each in ours[: 1 + bool(row.shift_factor)])
 
 
 @pytest.mark.parametrize(("architecture", "script"), SCRIPTS)

@@ -104,6 +104,8 @@ class Scripts(NamedTuple):
     attentions: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xformers"))
     sized_controls: bool = False  # `no_resize_control` and `control_resolution` count
     architecture: Mapping[str, Any] = {}  # fields of `Architecture`, where encoders are ours
+    scale: tuple[str, str] = ("", "")  # of its latents, for people; its file with these numbers
+    predicts: str = "flow matching"  # of its network, for people
 
     @property
     def counts_controls(self) -> bool:
@@ -217,6 +219,7 @@ class Strategies(NamedTuple):
     latents: Encoder | None = None  # None: one of ours
     text: Encoder | None = None  # None: one of ours, or none
     samples: bool = False  # whether its latents are a sample of the posterior
+    scale: tuple[str, str] = ("", "")  # as of `Scripts`
     architecture: Mapping[str, Any] = {}  # fields of `Architecture`
 
     @property

@@ -46,8 +46,7 @@ _WORDS = {
     **dict.fromkeys(("v", "v_prediction", "v-prediction", "v_pred", "velocity"), VELOCITY),
     **dict.fromkeys(("flow_matching", "flow_prediction", "rectified_flow"), FLOW),
 }
-# Metadata of a file -> its values in small letters -> key and value of the fact.
-_METADATA: Mapping[str, Mapping[str, tuple[str, object]]] = {
+METADATA: Mapping[str, Mapping[str, tuple[str, object]]] = {
     **{
         f"modelspec.{name}": {word: ("prediction_type", value) for word, value in _WORDS.items()}
         for name in ("prediction_type", "predict_key")
@@ -62,6 +61,7 @@ _METADATA: Mapping[str, Mapping[str, tuple[str, object]]] = {
     },
     "ss_zero_terminal_snr": {"true": (_ZERO, True)},
 }
+"""Metadata of a file -> its values in small letters -> key and value of the fact."""
 
 
 class Fact(NamedTuple):
@@ -139,7 +139,7 @@ def _facts_of_file(path: Path) -> Iterator[Fact]:
         yield Fact("prediction_type", VELOCITY, f"{path}: tensor v_pred")
     if "ztsnr" in names:
         yield Fact(_ZERO, True, f"{path}: tensor ztsnr")
-    for name, values in _METADATA.items():
+    for name, values in METADATA.items():
         word = str(metadata.get(name, "")).lower()
         if word in values:
             yield Fact(*values[word], f"{path}: {name} {metadata[name]}")
@@ -335,9 +335,9 @@ def _settled(
                 schedule["timestep_spacing"] = "trailing"
     ends_in_noise = _ends_in_noise(schedule)
     if kind.value == EPSILON and ends_in_noise:
-        what = f"a network cannot predict epsilon with zero terminal SNR ({zero.source}): the last "
-        hint = f"set `{given.names[1]}: false`, or what the network predicts, in {given.where}"
-        raise ModelError(f"{what}timestep has no picture", where=place, hint=hint)
+        what = "a network cannot predict epsilon with zero terminal SNR: the last timestep is noise"
+        hint = f"set the trainer's `{given.names[0]}`, or its `{given.names[1]}: false`"
+        raise ModelError(what, where=place, hint=hint)
     sources = {fact.key: fact.source for fact in (kind, zero)}
     chosen = {fact.key: fact.value for fact in (kind, zero)}
     others = (f"{x.source} says {_word(x)}" for x in facts if x.value != chosen[x.key])
