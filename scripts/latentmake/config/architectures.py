@@ -21,6 +21,10 @@ from pydantic import TypeAdapter
 Setting: TypeAlias = str | int | float | bool | list[str] | None
 """Value of a trainer's key, or of a flag of its script."""
 
+Inputs: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Key of an encoder -> layers of the trained network that take its output, by the ends of their
+weights' names; each with its inputs for one channel of the latents or number of an embedding."""
+
 _COMPLETE: Mapping[str, Setting] = {"learning_rate": 1e-5}
 """Source: sd-scripts, docs/fine_tune.md."""
 
@@ -98,6 +102,8 @@ class Scripts(NamedTuple):
     sections: bool = False  # a clip has latents for each section of `fp_latent_window_size`
     layers: bool = False  # an item has several target images
     mark: str = "$^"  # pattern that only names of tensors of its DiT match
+    inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
+    reads_scales: bool = False  # whether it reads a DiT in 8 bits with scales
     fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))  # together
     control_latents: bool = True  # each control has a tensor `latents_control`
     # The largest batch of each attention without `--split_attn`; None: any.
@@ -204,6 +210,8 @@ class Strategies(NamedTuple):
     scripts: tuple[str, ...]  # training scripts without endings, the default first
     network: str  # module of its LoRA
     marks: tuple[str, ...]  # parts of names of tensors, one of which is in the network's file
+    inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
+    reads_scales: bool = False
     text_ending: str | None = None  # None: it encodes captions as it trains
     files: tuple[File, ...] = ()  # that the training script takes besides the network
     insists: bool = False  # whether it loads these even where all is cached

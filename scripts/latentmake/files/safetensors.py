@@ -27,6 +27,10 @@ of the header's JSON in which these digits of its own are zeros."""
 # No text in a header fits: JSON escapes quotes.
 _PLACE = f'"{HEADER_CHECKSUM}":"{PLACEHOLDERS[HEADER_CHECKSUM]}'.encode()
 
+_POINTER = b"version https://git-lfs"
+POINTER = "is a pointer of git-lfs, not the file itself: run `git lfs pull` where it lies"
+"""Fault of a file that was cloned without its content."""
+
 _FIRST_READ = 4096  # bytes, more than most headers take
 _MAX_HEADER = 100_000_000  # the format's own limit, in bytes
 # Whatever reading an odd JSON value may raise.
@@ -126,7 +130,8 @@ def parse_head(data: bytes | memoryview, size: int | None = None) -> Head:
     size = len(data) if size is None else size
     end = 8 + int.from_bytes(data[:8], "little")
     if end > min(size, _MAX_HEADER):
-        raise ValueError("is cut short or no safetensors file")
+        pointer = bytes(data[: len(_POINTER)]) == _POINTER
+        raise ValueError(POINTER if pointer else "is cut short or no safetensors file")
     head = bytes(data[:end])
     try:
         entries = json.loads(head[8:])
@@ -138,6 +143,12 @@ def parse_head(data: bytes | memoryview, size: int | None = None) -> Head:
     if end + last != size:
         raise ValueError("is cut short or has grown")
     return Head(head, metadata, entries)
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is a pointer of git-lfs."""
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
 
 
 def not_finite(path: Path) -> Iterator[str]:

@@ -359,14 +359,19 @@ def text_width(weights: TextWeights) -> int | None:
         return int(config.get("hidden_size") or config.get("d_model") or 512)
     if weights.trust_remote_code:  # a class of its own may do anything
         return None
-    file = projection_file(weights.projection)
+    return projection_shape(weights.projection)[0]
+
+
+def projection_shape(path: str) -> tuple[int, int]:
+    """Return the widths that a text projection gives and takes; raises ModelError."""
+    file = projection_file(path)
     try:
         tensors = read_head(file).tensors.values()
-        ((width, _),) = (each.shape for each in tensors if len(each.shape) == 2)
+        ((gives, takes),) = (each.shape for each in tensors if len(each.shape) == 2)
     except (OSError, ValueError):
         what, hint = "is no linear projection", "name the file of a linear layer"
         raise ModelError(what, where=file, hint=hint) from None
-    return width
+    return gives, takes
 
 
 def text_tokens(weights: TextWeights) -> Tokens | None:

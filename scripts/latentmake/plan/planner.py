@@ -14,6 +14,7 @@ from latentmake.errors import ConfigError
 from latentmake.files import atomic
 from latentmake.files.workspace import other_owner
 from latentmake.models.checks import check_run
+from latentmake.models.fit import check_networks
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Part, parts_of, prompts_of
@@ -56,6 +57,12 @@ def make_plan(
     }
     for name, run in runs.items():
         check_run(facts.config, name, run)
+        check_networks(
+            facts.config.models[run.model],
+            f"models.{run.model}",
+            facts.memo.remembered,
+            trains=run.trainer is not None,
+        )
         for part in parts[name]:
             asked = needed.setdefault((part.dataset, part.model), {})
             asked.setdefault(part.name, set()).add(name)

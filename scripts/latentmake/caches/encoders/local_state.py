@@ -23,6 +23,7 @@ from latentmake.errors import ModelError, first_line
 from latentmake.files import atomic, cachefile
 from latentmake.models.files import network_config, projection_file, weights_files
 from latentmake.models.headers import part_of, prefix_of
+from latentmake.models.tensors import faults
 
 State = dict[str, torch.Tensor]
 Network = TypeVar("Network", bound=torch.nn.Module)
@@ -122,14 +123,8 @@ def refuse_faults(
     missing: Iterable[str], unknown: Iterable[str] = (), others: Iterable[str] = ()
 ) -> None:
     """Raise a ValueError that names the first of some faults of weights, if there are any."""
-    faults = [
-        *(f"lacks {name}" for name in missing if not name.endswith("position_ids")),
-        *(f"holds {name}, which it should not" for name in unknown),
-        *others,
-    ]
-    if faults:
-        more = f", and {len(faults) - 1} faults more" if len(faults) > 1 else ""
-        raise ValueError(f"it {faults[0]}{more}")
+    if fault := faults(missing, unknown, others):
+        raise ValueError(f"it {fault}")
 
 
 @contextmanager

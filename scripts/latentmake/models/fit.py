@@ -1,0 +1,491 @@
+"""Checks that the networks of a model are complete and fit each other, before anything is encoded.
+
+Headers and configurations tell: no tensor is read. Weights on the hub pass, and so does a place
+where nothing lies: others say so, or the model lies on another machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from latentmake.config.architectures import Inputs
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights, Weights
+from latentmake.errors import ModelError
+from latentmake.files.safetensors import POINTER, Tensor, is_pointer
+from latentmake.models import headers, tensors
+from latentmake.models.files import (
+    network_config,
+    projection_shape,
+    scripted_files,
+    text_width,
+    tokenizer_files,
+    weights_files,
+)
+from latentmake.models.tensors import Config, Shapes
+
+Remembered = Callable[[object, Callable[[], tuple[Any, Iterable[object]]]], Any]
+"""`Memo.remembered`."""
+
+_FEW = 4  # blocks, and tensors of a block: fewer tell nothing
+_VERSION = 1  # raised when these checks find something else
+_HINT = "copy it again, or name another one"
+_TOGETHER = "the parts of a model must come from the same base model"
+_PURPOSES = {5: "depth", 7: "upscaling", 8: "edits by instructions", 9: "inpainting"}
+_SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
+_FP8 = {"F8_E4M3", "F8_E5M2"}
+_NUMBERS = {"", "BF16", "F16", "F32", "F64"}  # "": a torch file's header does not tell
+_ENCODERS = {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280}  # widths of the published ones
+_ANCIENT = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+# Name of a class, or model type, in a config.json -> what it is.
+_KINDS = {
+    **{"CLIPTextModelWithProjection": "CLIP", "clip": "CLIP", "clip_text_model": "CLIP"},
+    **{"t5": "T5", "umt5": "T5"},
+}
+_TABLE = re.compile(r"(^|\.)(token_embedding|embed_tokens|shared|word_embeddings)\.weight$")
+_STACK = re.compile(
+    r"(.*?(?<!down_)(?<!up_)(?<!input_)(?<!output_)(?:blocks?|layers))\.(\d+)\.(.+)"
+)
+
+
+class Network(NamedTuple):
+    """What headers and configuration tell of a network.
+
+    Attributes:
+        place: its path.
+        tensors: by name; of a part of a checkpoint, without the prefix of the part.
+        config: None where none is on this disk.
+        prefix: of a part of a checkpoint; "" of others.
+    """
+
+    place: str
+    tensors: Mapping[str, Tensor]
+    config: Config | None = None
+    prefix: str = ""
+
+    def refused(self, what: str, hint: str = _HINT) -> ModelError:
+        """Return the error of this network."""
+        return ModelError(what, where=self.place, hint=hint)
+
+
+def check_networks(model: Model, where: str, remembered: Remembered, *, trains: bool) -> None:
+    """Refuse networks that are incomplete, of another kind, or do not fit each other.
+
+    Args:
+        model: with the paths of its parts.
+        where: its key in the configuration.
+        remembered: `Memo.remembered`, which asks again if a file has changed.
+        trains: whether its network is trained, not only named.
+
+    Raises:
+        ModelError: one is.
+    """
+
+    def find() -> tuple[list[str] | None, Iterable[Path]]:
+        try:
+            _check(model, trains)
+        except ModelError as error:
+            return [error.where, error.what, error.hint], _paths(model)
+        return None, _paths(model)
+
+    question = ["networks", _VERSION, trains, model.model_dump(mode="json")]
+    if fault := remembered(question, find):
+        key, what, hint = fault
+        raise ModelError(what, where=f"{where}.{key}", hint=hint)
+
+
+def _paths(model: Model) -> Iterator[Path]:
+    """Yield every file and folder that tells something."""
+    places = (model.vae, model.clip, model.image_encoder, model.unet, *model.text)
+    named = [model.checkpoint, model.dit, model.dit_high_noise, model.text_projection]
+    for place in filter(None, places):
+        tokenizer = getattr(getattr(place, "tokenizer", None), "path", None)
+        named += [place.path, place.config, tokenizer, getattr(place, "projection", None)]
+    for path in map(Path, filter(None, named)):
+        yield path
+        yield from sorted(path.iterdir()) if path.is_dir() else [path.with_name("config.json")]
+
+
+def _check(model: Model, trains: bool) -> None:
+    """Refuse the first network that cannot be used, by a ModelError at its key of the model."""
+    spec, sizes = model.spec, dict[str, int | None]()
+    if spec.encodes and spec.scripts is None:
+        with _at("vae"):
+            sizes["vae"] = _autoencoder(model.vae)
+        for index in range(len(model.text)):
+            with _at("text"):
+                sizes[f"text.{index}" if index else "text"] = _text_encoder(model, index)
+        with _at("text"):
+            _check_order(model)
+    else:
+        for key in ("vae", "clip", "image_encoder", "text", "text.1", "text.2"):
+            with _at(key.partition(".")[0]):
+                sizes[key] = _encoder_of_program(model.weights(key), key)
+    if not trains:
+        return
+    if model.unet is not None:
+        with _at("unet"):
+            _check_unet(model, model.unet, sizes)
+    known = spec.strategies or spec.scripts
+    for key in ("checkpoint", "dit", "dit_high_noise"):
+        path = getattr(model, key)
+        if path is None or known is None:
+            continue
+        with _at(key):
+            if spec.checkpoints:
+                unet = Weights(path=path, subfolder="unet")
+                folder = Weights(path=str(Path(path, "unet")))
+                _check_unet(model, folder if Path(path).is_dir() else unet, sizes)
+            else:
+                _check_network(path, known.inputs, sizes, scaled=known.reads_scales)
+
+
+@contextmanager
+def _at(key: str) -> Iterator[None]:
+    """Turn the error of a file into that of a key of the model, which names the file."""
+    try:
+        yield
+    except ModelError as error:
+        what = f"{error.where}: {error.what}" if error.where else error.what
+        raise ModelError(what, where=key, hint=error.hint) from None
+
+
+# -- networks of our encoders and of the trainer `sd` ---------------------------------------------
+
+
+def _read(weights: Weights) -> Network | None:
+    """Return a local network; None where nothing, or not all, of it lies.
+
+    Raises:
+        ModelError: a file is damaged, or no file of weights.
+    """
+    if weights.path is None or not Path(weights.path).exists():
+        return None
+    if part := headers.part_of(weights):
+        path = Path(weights.path)
+        if path.suffix != ".safetensors":
+            return None
+        held = headers.tensors_in(path)
+        if (prefix := headers.prefix_of(part, held)) is None:
+            return None
+        own = {x.removeprefix(prefix): held[x] for x in held if x.startswith(prefix)}
+        return Network(weights.path, own, headers.config_of(weights), prefix)
+    try:
+        files = weights_files(weights)
+    except ModelError:
+        return None
+    return Network(weights.path, _held(files), network_config(weights))
+
+
+def _held(files: Iterable[Path]) -> dict[str, Tensor]:
+    """Return the tensors of all files of a network; all that its index names must be there."""
+    found, named = dict[str, Tensor](), dict[str, str]()
+    for file in files:
+        try:
+            if file.name.endswith(".index.json"):
+                named |= json.loads(file.read_bytes())["weight_map"]
+            elif file.suffix != ".json":
+                found |= headers.tensors_of(file)
+        except (ValueError, LookupError, TypeError) as error:
+            what = str(error) if file.suffix != ".json" else "is not an index of weights"
+            raise ModelError(what, where=file, hint=_HINT) from None
+    if lacks := [name for name in named if name not in found]:
+        file = next(x for x in files if x.name.endswith(".index.json"))
+        what = f"names {lacks[0]}, which {named[lacks[0]]} does not hold"
+        raise ModelError(what, where=file, hint=_HINT)
+    return found
+
+
+def _check_complete(
+    network: Network,
+    expected: Shapes,
+    held: Mapping[str, Tensor],
+    *,
+    strict: bool = False,
+    trains: bool = False,
+) -> None:
+    """Refuse a network that lacks tensors, or has them in other shapes or formats.
+
+    Args:
+        network: for the message.
+        expected: its tensors.
+        held: those of its files, in the same names.
+        strict: whether its loader refuses any other.
+        trains: whether it is trained.
+    """
+    odd, numbers = [], _NUMBERS if trains else _NUMBERS | _FP8
+    for name in filter(held.__contains__, expected):
+        (dtype, shape, *_), wanted = held[name], expected[name]
+        if dtype and _flat(shape) != _flat(wanted):
+            odd.append(f"has {name} of shape {[*shape]} instead of {[*wanted]}")
+        elif dtype not in numbers:
+            form = "fp8" if dtype in _FP8 else dtype
+            odd.append(f"holds {name} in {form}, not in bf16, fp16 or float32")
+    if any(name.endswith(_SCALES) for name in held):
+        odd.insert(0, "is in 8 bits with scales, which cannot be read: name one in 16 bits")
+    missing = (name for name in expected if name not in held)
+    unknown = (name for name in held if strict and name not in expected)
+    if fault := tensors.faults(missing, unknown, odd):
+        raise network.refused(fault)
+
+
+def _flat(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape without the axes of length 1 at its end, of a convolution of one pixel."""
+    found = tuple(shape)
+    while len(found) > 2 and found[-1] == 1:
+        found = found[:-1]
+    return found
+
+
+def _refuse_class(network: Network, name: str) -> None:
+    own = (network.config or {}).get("_class_name", name)
+    if own != name:
+        raise network.refused(f"is of class {own}, not {name}", "name another folder")
+
+
+def _autoencoder(weights: Weights) -> int | None:
+    """Check an AutoencoderKL; return the number of its latents' channels, if it is known."""
+    if (network := _read(weights)) is None:
+        return None
+    _refuse_class(network, "AutoencoderKL")
+    first = "first_stage_model."
+    own = {x.removeprefix(first): each for x, each in network.tensors.items() if first in x}
+    own = {
+        re.sub(
+            r"(attentions\.\d+)\.(\w+)", lambda x: f"{x[1]}.{_ANCIENT.get(x[2], x[2])}", name
+        ): each
+        for name, each in (own or network.tensors).items()
+    }
+    sized = {name: each.shape for name, each in own.items() if each.dtype}
+    try:
+        config = network.config or headers.vae_config(sized)
+        expected = tensors.vae(config)
+        original = any(name.startswith("encoder.down.") for name in own)
+        if expected and original:
+            expected = tensors.renamed(expected, tensors.original_vae_layer, config)
+    except (LookupError, TypeError, ValueError):
+        what = "has no configuration, and shapes, of an AutoencoderKL"
+        raise network.refused(what, "name the folder of a VAE") from None
+    if expected is not None:
+        plain = not (original or network.prefix or first in "".join(network.tensors))
+        _check_complete(network, expected, own, strict=plain and bool(sized))
+    return int(config.get("latent_channels", 4))
+
+
+def _text_encoder(model: Model, index: int) -> int | None:
+    """Check a CLIP or T5 and its tokenizer; return the width of its embeddings, if it is known."""
+    place, spec = model.text[index], model.spec
+    if (network := _read(place)) is None:
+        return None
+    if network.config is None:
+        what = "a single file does not say what network it holds"
+        raise network.refused(what, "name the folder of its config.json as `config`")
+    config, named = network.config, spec.text_encoders[index] if spec.text_encoders else ""
+    names = [*(config.get("architectures") or ()), str(config.get("model_type"))]
+    kind = next((_KINDS[name] for name in names if name in _KINDS), None)
+    if kind is None or (named and kind != ("T5" if named == "T5" else "CLIP")):
+        wanted = f"a {named}" if named else "a CLIP or T5"
+        raise network.refused(f"is of type {names[-1]}, not {wanted}", f"name {wanted}")
+    own = config.get("text_config") or config
+    try:
+        if kind == "T5":
+            expected = tensors.t5(own, every_bias=names[-1] == "umt5")
+        else:
+            projects = "CLIPTextModelWithProjection" in names
+            projects = spec.clips[index].projects if named else projects
+            expected = tensors.clip(own, projects=projects)
+    except (LookupError, TypeError, ValueError):
+        raise network.refused("has a configuration that no network can have") from None
+    held = {name.removeprefix("text_model."): each for name, each in network.tensors.items()}
+    if "encoder.embed_tokens.weight" in held:  # of the same values
+        held = {"shared.weight": held["encoder.embed_tokens.weight"]} | held
+    if network.prefix.endswith("model."):
+        expected = tensors.open_clip(expected)
+    _check_complete(network, expected, held)
+    width = own.get("hidden_size") or own.get("d_model")
+    others = [name for name, each in _ENCODERS.items() if each == width]
+    if named in _ENCODERS and others and named not in others:
+        what = f"is {width} wide as {others[0]} is, and {named} is {_ENCODERS[named]}"
+        raise network.refused(f"{what} wide", f"name {named} at this place of `text`")
+    _check_tokenizer(place)
+    return text_width(place)
+
+
+def _check_tokenizer(place: TextWeights) -> None:
+    try:
+        files = tokenizer_files(place)
+    except ModelError:
+        return
+    for file in files:
+        if is_pointer(file):
+            raise ModelError(POINTER, where=file, hint="run `git lfs pull`")
+
+
+def _check_order(model: Model) -> None:
+    """Refuse two CLIPs of which each stands in the place of the other."""
+    clips = [config or {} for config in map(_config, model.text[: len(model.spec.clips)])]
+    if len(clips) < 2:
+        return
+    first, second = clips[:2]
+    acts = [each.get("hidden_act") for each in (first, second)]
+    widths = [each.get("hidden_size") or 0 for each in (first, second)]
+    if acts == ["gelu", "quick_gelu"] or (all(widths) and widths[0] > widths[1]):
+        names = " before ".join(model.spec.text_encoders[:2])
+        what = f"{model.text[0].local} and {model.text[1].local} are in the wrong order"
+        raise ModelError(what, hint=f"name {names}")
+
+
+def _config(weights: Weights) -> Config | None:
+    try:
+        config = network_config(weights)
+    except ModelError:
+        return None
+    return config and (config.get("text_config") or config)
+
+
+def _check_unet(model: Model, weights: Weights, sizes: Mapping[str, int | None]) -> None:
+    """Refuse a UNet that is incomplete, or takes other latents or embeddings than are made."""
+    if (network := _read(weights)) is None:
+        return
+    _refuse_class(network, "UNet2DConditionModel")
+    if (config := network.config) is None:
+        what = "a single file needs the configuration that describes it"
+        raise network.refused(what, "set the UNet's `config` to a folder with its config.json")
+    prefix = "model.diffusion_model."
+    own = {x.removeprefix(prefix): each for x, each in network.tensors.items() if prefix in x}
+    original = bool(own or network.prefix)
+    try:
+        _check_channels(network, config, sizes.get("vae"))
+        expected = tensors.unet(config)
+        if expected and original:
+            expected = tensors.renamed(
+                expected, lambda layer, _: tensors.original_unet_layer(layer, config), config
+            )
+        if expected is not None:
+            held = own or network.tensors
+            _check_complete(network, expected, held, strict=not original, trains=True)
+        _check_text(model, network, config, sizes)
+    except (LookupError, TypeError, ValueError):
+        raise network.refused("has a configuration that no network can have") from None
+
+
+def _check_channels(network: Network, config: Config, channels: int | None) -> None:
+    takes, gives = config.get("in_channels", 4), config.get("out_channels", 4)
+    if takes != gives:
+        purpose = f"one for {_PURPOSES[takes]}" if takes in _PURPOSES else "no plain one"
+        what = f"this UNet takes {takes} channels and gives {gives}: it is {purpose}"
+        raise network.refused(f"{what}, which cannot be trained", "name the UNet of a base model")
+    if channels not in (None, takes):
+        what = f"this UNet takes latents of {takes} channels, and those of the VAE have {channels}"
+        raise network.refused(what, _TOGETHER)
+
+
+def _check_text(
+    model: Model, network: Network, config: Config, sizes: Mapping[str, int | None]
+) -> None:
+    xl, texts = config.get("addition_embed_type") is not None, model.text
+    widths = [sizes.get(f"text.{index}" if index else "text") for index in range(len(texts))]
+    if not all(widths) or xl != (len(texts) > 1):
+        return  # what is not known, or is refused with the architecture
+    width = sum(filter(None, widths))
+    takes = config.get("cross_attention_dim", 1280)
+    takes = {*takes} if isinstance(takes, (list, tuple)) else {takes}
+    if model.text_projection is None and takes != {width}:
+        wide = " and ".join(map(str, sorted(takes)))
+        what = f"this UNet takes embeddings {wide} wide, and those of `text` are {width} wide"
+        further = "" if xl else "; or set the model's `text_projection` to `new`"
+        raise network.refused(what, _TOGETHER + further)
+    if model.text_projection not in (None, "new") and len(takes) == 1:
+        _check_projection(str(model.text_projection), width, *takes)
+    if not xl:
+        return
+    own = (_config(texts[-1]) or {}).get("projection_dim", 512)
+    times = 6 * (config.get("addition_time_embed_dim") or 256)
+    if own != (vector := config["projection_class_embeddings_input_dim"] - times):
+        what = f"this UNet takes a vector of {vector} numbers a caption"
+        raise network.refused(f"{what}, and the last encoder of `text` makes {own}", _TOGETHER)
+
+
+def _check_projection(path: str, width: int, takes: int) -> None:
+    if not Path(path).exists():
+        return
+    gives, own = projection_shape(path)
+    if (own, gives) != (width, takes):
+        what = f"projects from {own} to {gives}, but the captions are {width} wide"
+        hint = "name another projection, or set `text_projection: new`"
+        raise ModelError(f"{what} and the UNet takes {takes}", where=path, hint=hint)
+
+
+# -- networks of other programs -------------------------------------------------------------------
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the files of weights of a network, and its index, if all are there."""
+    try:
+        files = scripted_files(path)
+    except ModelError:
+        return []
+    ends = (*headers.SUFFIXES, ".index.json")
+    own = [
+        file for file in files if file.name.endswith(ends) and file.parent in (path, path.parent)
+    ]
+    return own if path.is_file() or path.is_dir() else []
+
+
+def _encoder_of_program(weights: Weights | None, key: str) -> int | None:
+    """Check an encoder; return the channels of a VAE, or the width of embeddings, if known."""
+    if weights is None or weights.path is None or not (files := _files(Path(weights.path))):
+        return None
+    held = _held(files)
+    _refuse_gaps(Network(weights.path, held))
+    if key == "vae":
+        vae = headers.vae_of(held) if all(each.shape for each in held.values()) else None
+        return None if vae is None else vae.channels
+    tables = [each.shape for name, each in held.items() if _TABLE.search(name)]
+    return next((shape[1] for shape in tables if len(shape) == 2), None)
+
+
+def _check_network(
+    path: str, inputs: Inputs, sizes: Mapping[str, int | None], *, scaled: bool
+) -> None:
+    """Refuse a network that is incomplete, or takes other latents or embeddings than are made."""
+    network = Network(path, _held(_files(Path(path))))
+    _refuse_gaps(network)
+    if not scaled and any(name.endswith(_SCALES) for name in network.tensors):
+        raise network.refused("is in 8 bits with scales, which cannot be trained", "name 16 bits")
+    for key, layers in inputs.items():
+        for layer, times in layers.items():
+            for name, tensor in network.tensors.items():
+                if name != layer and not name.endswith(f".{layer}"):
+                    continue
+                takes = tensor.shape[1:2] if len(tensor.shape) > 1 else tensor.shape
+                size = sizes.get(key)
+                if size and takes and takes != (size * times,):
+                    what = f"takes {takes[0]} numbers by {name}, and `{key}` makes {size * times}"
+                    raise network.refused(what, _TOGETHER)
+
+
+def _refuse_gaps(network: Network) -> None:
+    """Refuse a network of which one block lacks what all of its kind have.
+
+    The last block may differ, as that of Stable Diffusion 3 does.
+    """
+    stacks: dict[str, dict[int, set[str]]] = {}
+    for name in network.tensors:
+        if match := _STACK.match(name):
+            stacks.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(match[3])
+    for stack, blocks in stacks.items():
+        if len(blocks) < _FEW:
+            continue
+        (usual, count), *_ = Counter(map(frozenset, blocks.values())).most_common(1)
+        numbers = range(max(blocks))
+        odd = {x: usual - blocks.get(x, set()) for x in numbers if usual - blocks.get(x, set())}
+        if odd and len(usual) >= _FEW and len(odd) <= max(1, len(blocks) // 10) < count:
+            number, lacks = next(iter(odd.items()))
+            raise network.refused(f"lacks {stack}.{number}.{min(lacks)}")

@@ -1,0 +1,396 @@
+"""Names and shapes of the tensors of a network, as its configuration implies them.
+
+Sources: diffusers' UNet2DConditionModel and AutoencoderKL, transformers' CLIPTextModel,
+CLIPTextModelWithProjection, T5EncoderModel and UMT5EncoderModel. A configuration that names other
+blocks, or keys that add layers, implies nothing here. Planning reads headers alone, so no library
+that imports torch is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+Shapes = dict[str, tuple[int, ...]]
+Config = Mapping[str, Any]
+_Entries = Iterator[tuple[str, tuple[int, ...]]]
+
+# Keys of a UNet2DConditionModel that add or change layers -> values that add none.
+_PLAIN: Mapping[str, Sequence[object]] = {
+    "addition_embed_type": (None, "text_time"),
+    "attention_type": (None, "default"),
+    "class_embed_type": (None,),
+    "conv_in_kernel": (None, 3),
+    "conv_out_kernel": (None, 3),
+    "cross_attention_norm": (None,),
+    "dual_cross_attention": (None, False),
+    "encoder_hid_dim": (None,),
+    "encoder_hid_dim_type": (None,),
+    "mid_block_type": ("UNetMidBlock2DCrossAttn",),
+    "num_class_embeds": (None,),
+    "only_cross_attention": (None, False),
+    "mid_block_only_cross_attention": (None, False),
+    "resnet_time_scale_shift": (None, "default"),
+    "reverse_transformer_layers_per_block": (None,),
+    "time_cond_proj_dim": (None,),
+    "time_embedding_dim": (None,),
+    "time_embedding_type": (None, "positional"),
+    "timestep_post_act": (None,),
+}
+_ATTENDS = {
+    **{"CrossAttnDownBlock2D": True, "DownBlock2D": False},
+    **{"CrossAttnUpBlock2D": True, "UpBlock2D": False},
+}
+
+
+def unet(config: Config) -> Shapes | None:
+    """Return the tensors of a UNet2DConditionModel; None where its configuration does not tell.
+
+    Raises:
+        LookupError, TypeError, ValueError: the configuration is damaged.
+    """
+    if any(config.get(key, plain[0]) not in plain for key, plain in _PLAIN.items()):
+        return None
+    types = (*config["down_block_types"], *config["up_block_types"])
+    return dict(_unet(config)) if {*types} <= _ATTENDS.keys() else None
+
+
+def _unet(config: Config) -> _Entries:
+    channels, count = [*config["block_out_channels"]], len(config["block_out_channels"])
+    first, time = channels[0], 4 * channels[0]
+    layers = _each(config.get("layers_per_block", 2), count)
+    depths = _each(config.get("transformer_layers_per_block", 1), count)
+    widths = _each(config.get("cross_attention_dim", 1280), count)
+    linear = bool(config.get("use_linear_projection"))
+
+    def block(place: str, attends: bool, index: int, sizes: Sequence[tuple[int, int]]) -> _Entries:
+        for number, (inner, outer) in enumerate(sizes):
+            yield from _resnet(f"{place}.resnets.{number}", inner, outer, time)
+            if attends:
+                shape = (outer, widths[index], depths[index], linear)
+                yield from _transformer(f"{place}.attentions.{number}", *shape)
+
+    yield from _conv("conv_in", config.get("in_channels", 4), first)
+    yield from _linear("time_embedding.linear_1", first, time)
+    yield from _linear("time_embedding.linear_2", time, time)
+    if config.get("addition_embed_type"):
+        yield from _linear(
+            "add_embedding.linear_1", config["projection_class_embeddings_input_dim"], time
+        )
+        yield from _linear("add_embedding.linear_2", time, time)
+    for index, (kind, outer) in enumerate(zip(config["down_block_types"], channels, strict=True)):
+        inner, place = channels[max(index - 1, 0)], f"down_blocks.{index}"
+        sizes = [(outer if number else inner, outer) for number in range(layers[index])]
+        yield from block(place, _ATTENDS[kind], index, sizes)
+        if index < count - 1:
+            yield from _conv(f"{place}.downsamplers.0.conv", outer, outer)
+    last = channels[-1]
+    yield from _resnet("mid_block.resnets.0", last, last, time)
+    yield from _transformer("mid_block.attentions.0", last, widths[-1], depths[-1], linear)
+    yield from _resnet("mid_block.resnets.1", last, last, time)
+    # On the way up each layer gets the output of one on the way down, in reverse.
+    skips = [first]
+    for index, outer in enumerate(channels):
+        skips += [outer] * (layers[index] + (index < count - 1))
+    before = last
+    for number, kind in enumerate(config["up_block_types"]):
+        index, place = count - 1 - number, f"up_blocks.{number}"
+        outer, sizes = channels[index], []
+        for _ in range(layers[index] + 1):
+            sizes.append((before + skips.pop(), outer))
+            before = outer
+        yield from block(place, _ATTENDS[kind], index, sizes)
+        if index:
+            yield from _conv(f"{place}.upsamplers.0.conv", outer, outer)
+    yield from _norm("conv_norm_out", first)
+    yield from _conv("conv_out", first, config.get("out_channels", 4))
+
+
+def vae(config: Config) -> Shapes | None:
+    """Return the tensors of an AutoencoderKL; None where its configuration does not tell.
+
+    Raises:
+        LookupError, TypeError, ValueError: the configuration is damaged.
+    """
+    types = {*config["down_block_types"], *config["up_block_types"]}
+    if types != {"DownEncoderBlock2D", "UpDecoderBlock2D"}:
+        return None
+    return dict(_vae(config))
+
+
+def _vae(config: Config) -> _Entries:
+    channels, layers = [*config["block_out_channels"]], config.get("layers_per_block", 1)
+    latents, last = config.get("latent_channels", 4), channels[-1]
+
+    def middle(half: str) -> _Entries:
+        for number in (0, 1):
+            yield from _resnet(f"{half}.mid_block.resnets.{number}", last, last)
+        if config.get("mid_block_add_attention", True):
+            place = f"{half}.mid_block.attentions.0"
+            yield from _norm(f"{place}.group_norm", last)
+            for name in ("to_q", "to_k", "to_v", "to_out.0"):
+                yield from _linear(f"{place}.{name}", last, last)
+
+    def blocks(place: str, sizes: Sequence[int], depth: int, sampler: str) -> _Entries:
+        inner = sizes[0]
+        for index, outer in enumerate(sizes):
+            for number in range(depth):
+                yield from _resnet(f"{place}.{index}.resnets.{number}", inner, outer)
+                inner = outer
+            if index < len(sizes) - 1:
+                yield from _conv(f"{place}.{index}.{sampler}.0.conv", outer, outer)
+
+    yield from _conv("encoder.conv_in", config.get("in_channels", 3), channels[0])
+    yield from blocks("encoder.down_blocks", channels, layers, "downsamplers")
+    yield from middle("encoder")
+    yield from _norm("encoder.conv_norm_out", last)
+    yield from _conv("encoder.conv_out", last, 2 * latents)
+    yield from _conv("decoder.conv_in", latents, last)
+    yield from middle("decoder")
+    yield from blocks("decoder.up_blocks", channels[::-1], layers + 1, "upsamplers")
+    yield from _norm("decoder.conv_norm_out", channels[0])
+    yield from _conv("decoder.conv_out", channels[0], config.get("out_channels", 3))
+    if config.get("use_quant_conv", True):
+        yield from _conv("quant_conv", 2 * latents, 2 * latents, 1)
+    if config.get("use_post_quant_conv", True):
+        yield from _conv("post_quant_conv", latents, latents, 1)
+
+
+def clip(config: Config, *, projects: bool) -> Shapes:
+    """Return the tensors of a CLIP text encoder, without `text_model.` before their names.
+
+    Raises:
+        LookupError, TypeError, ValueError: the configuration is damaged.
+    """
+    width, inner = config.get("hidden_size", 512), config.get("intermediate_size", 2048)
+    found: Shapes = {
+        "embeddings.token_embedding.weight": (config.get("vocab_size", 49408), width),
+        "embeddings.position_embedding.weight": (config.get("max_position_embeddings", 77), width),
+    }
+    for number in range(config.get("num_hidden_layers", 12)):
+        place = f"encoder.layers.{number}"
+        for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
+            found |= dict(_linear(f"{place}.self_attn.{name}", width, width))
+        found |= dict(_norm(f"{place}.layer_norm1", width))
+        found |= dict(_linear(f"{place}.mlp.fc1", width, inner))
+        found |= dict(_linear(f"{place}.mlp.fc2", inner, width))
+        found |= dict(_norm(f"{place}.layer_norm2", width))
+    found |= dict(_norm("final_layer_norm", width))
+    if projects:
+        found["text_projection.weight"] = (config.get("projection_dim", 512), width)
+    return found
+
+
+def t5(config: Config, *, every_bias: bool) -> Shapes:
+    """Return the tensors of the encoder of a T5; of a umT5 `every_bias` is true: each block's.
+
+    Raises:
+        LookupError, TypeError, ValueError: the configuration is damaged.
+    """
+    width, inner, heads = config["d_model"], config["d_ff"], config["num_heads"]
+    joined, gated = heads * config["d_kv"], "gated" in config.get("feed_forward_proj", "relu")
+    found: Shapes = {"shared.weight": (config["vocab_size"], width)}
+    for number in range(config["num_layers"]):
+        place = f"encoder.block.{number}.layer"
+        for name in "qkv":
+            found[f"{place}.0.SelfAttention.{name}.weight"] = (joined, width)
+        found[f"{place}.0.SelfAttention.o.weight"] = (width, joined)
+        if every_bias or not number:
+            shape = (config.get("relative_attention_num_buckets", 32), heads)
+            found[f"{place}.0.SelfAttention.relative_attention_bias.weight"] = shape
+        for name in ("wi_0", "wi_1") if gated else ("wi",):
+            found[f"{place}.1.DenseReluDense.{name}.weight"] = (inner, width)
+        found[f"{place}.1.DenseReluDense.wo.weight"] = (width, inner)
+        for layer in (0, 1):
+            found[f"{place}.{layer}.layer_norm.weight"] = (width,)
+    return found | {"encoder.final_layer_norm.weight": (width,)}
+
+
+def faults(missing: Iterable[str], unknown: Iterable[str] = (), others: Iterable[str] = ()) -> str:
+    """Return the first of some faults of a network's tensors; "" where there is none."""
+    found = [
+        *(f"lacks {name}" for name in missing if not name.endswith("position_ids")),
+        *(f"holds {name}, which it should not" for name in unknown),
+        *others,
+    ]
+    more = f", and {len(found) - 1} faults more" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else ""
+
+
+# -- layers ---------------------------------------------------------------------------------------
+
+
+def _each(value: Any, count: int) -> list[Any]:
+    """Return a value of each block, of one for all or one a block."""
+    found = list(value) if isinstance(value, (list, tuple)) else [value] * count
+    if len(found) != count:
+        raise ValueError(f"has {len(found)} values for {count} blocks")
+    return found
+
+
+def _linear(name: str, inner: int, outer: int) -> _Entries:
+    yield f"{name}.weight", (outer, inner)
+    yield f"{name}.bias", (outer,)
+
+
+def _norm(name: str, width: int) -> _Entries:
+    yield f"{name}.weight", (width,)
+    yield f"{name}.bias", (width,)
+
+
+def _conv(name: str, inner: int, outer: int, kernel: int = 3) -> _Entries:
+    yield f"{name}.weight", (outer, inner, kernel, kernel)
+    yield f"{name}.bias", (outer,)
+
+
+def _resnet(name: str, inner: int, outer: int, time: int = 0) -> _Entries:
+    yield from _norm(f"{name}.norm1", inner)
+    yield from _conv(f"{name}.conv1", inner, outer)
+    if time:
+        yield from _linear(f"{name}.time_emb_proj", time, outer)
+    yield from _norm(f"{name}.norm2", outer)
+    yield from _conv(f"{name}.conv2", outer, outer)
+    if inner != outer:
+        yield from _conv(f"{name}.conv_shortcut", inner, outer, 1)
+
+
+def _transformer(name: str, width: int, text: int, depth: int, linear: bool) -> _Entries:
+    """Yield the tensors of a Transformer2DModel of some blocks that attend to a text."""
+    yield from _norm(f"{name}.norm", width)
+    for layer in ("proj_in", "proj_out"):
+        projection = _linear if linear else _pointwise
+        yield from projection(f"{name}.{layer}", width, width)
+    for number in range(depth):
+        place = f"{name}.transformer_blocks.{number}"
+        for attention, inner in (("attn1", width), ("attn2", text)):
+            yield f"{place}.{attention}.to_q.weight", (width, width)
+            yield f"{place}.{attention}.to_k.weight", (width, inner)
+            yield f"{place}.{attention}.to_v.weight", (width, inner)
+            yield from _linear(f"{place}.{attention}.to_out.0", width, width)
+        for layer in ("norm1", "norm2", "norm3"):
+            yield from _norm(f"{place}.{layer}", width)
+        yield from _linear(f"{place}.ff.net.0.proj", width, 8 * width)
+        yield from _linear(f"{place}.ff.net.2", 4 * width, width)
+
+
+def _pointwise(name: str, inner: int, outer: int) -> _Entries:
+    return _conv(name, inner, outer, 1)
+
+
+# -- original names -------------------------------------------------------------------------------
+
+# Names of diffusers -> those of the original releases (LDM). Sources: sd-scripts'
+# `make_unet_conversion_map`, diffusers' `convert_ldm_vae_checkpoint`.
+_OUTSIDE = {
+    "time_embedding.linear_1": "time_embed.0",
+    "time_embedding.linear_2": "time_embed.2",
+    "add_embedding.linear_1": "label_emb.0.0",
+    "add_embedding.linear_2": "label_emb.0.2",
+    "conv_in": "input_blocks.0.0",
+    "conv_norm_out": "out.0",
+    "conv_out": "out.2",
+}
+_INSIDE = {
+    r"mid_block\.attentions\.0\b": "middle_block.1",
+    r"mid_block\.resnets\.0\b": "middle_block.0",
+    r"mid_block\.resnets\.1\b": "middle_block.2",
+}
+_RESNET = {
+    "norm1": "in_layers.0",
+    "conv1": "in_layers.2",
+    "norm2": "out_layers.0",
+    "conv2": "out_layers.3",
+    "time_emb_proj": "emb_layers.1",
+    "conv_shortcut": "skip_connection",
+}
+_BLOCK = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)")
+
+
+def original_unet_layer(layer: str, config: Config) -> str:
+    """Return the name in the original release of a layer of a UNet, of its name in diffusers."""
+    if layer in _OUTSIDE:
+        return _OUTSIDE[layer]
+    layers = config.get("layers_per_block", 2)
+
+    def block(match: re.Match[str]) -> str:
+        half, number, part, index = match[1], int(match[2]), match[3], int(match[4])
+        attends = half == "up" and _ATTENDS[config["up_block_types"][number]]
+        places = {"resnets": (0, 0), "attentions": (0, 1)}
+        places |= {"downsamplers": (layers, 0), "upsamplers": (layers, 1 + attends)}
+        (offset, inner), first = places[part], int(half == "down")
+        at = first + number * (layers + 1) + index + offset
+        return f"{'input' if first else 'output'}_blocks.{at}.{inner}"
+
+    layer = re.sub(r"downsamplers\.0\.conv$", "downsamplers.0.op", layer)
+    if ".resnets." in layer:
+        place, _, name = layer.rpartition(".")
+        layer = f"{place}.{_RESNET.get(name, name)}"
+    layer = _BLOCK.sub(block, layer)
+    for pattern, name in _INSIDE.items():
+        layer = re.sub(pattern, name, layer)
+    return layer
+
+
+_VAE = {
+    r"^encoder\.down_blocks\.(\d+)\.resnets\.(\d+)": r"encoder.down.\1.block.\2",
+    r"^encoder\.down_blocks\.(\d+)\.downsamplers\.0": r"encoder.down.\1.downsample",
+    r"\.mid_block\.resnets\.0": ".mid.block_1",
+    r"\.mid_block\.resnets\.1": ".mid.block_2",
+    r"\.mid_block\.attentions\.0": ".mid.attn_1",
+    r"\.group_norm$": ".norm",
+    r"\.to_([qkv])$": r".\1",
+    r"\.to_out\.0$": ".proj_out",
+    r"\.conv_shortcut$": ".nin_shortcut",
+    r"\.conv_norm_out$": ".norm_out",
+}
+
+
+def original_vae_layer(layer: str, config: Config) -> str:
+    """Return the name in the original release of a layer of a VAE, of its name in diffusers."""
+    last = len(config["block_out_channels"]) - 1
+    places = {"resnets": r"block.\3", "upsamplers": "upsample"}
+    layer = re.sub(
+        r"^decoder\.up_blocks\.(\d+)\.(resnets|upsamplers)\.(\d+)",
+        lambda x: f"decoder.up.{last - int(x[1])}.{x.expand(places[x[2]])}",
+        layer,
+    )
+    for pattern, name in _VAE.items():
+        layer = re.sub(pattern, name, layer)
+    return layer
+
+
+def open_clip(shapes: Shapes) -> Shapes:
+    """Return the tensors of a CLIP as OpenCLIP names them, of those of transformers."""
+    found: Shapes = {}
+    for name, shape in shapes.items():
+        if match := re.match(r"(encoder\.layers\.\d+)\.self_attn\.[kvq]_proj\.(\w+)", name):
+            place = match[1].replace("encoder.layers", "transformer.resblocks")
+            found[f"{place}.attn.in_proj_{match[2]}"] = (3 * shape[0], *shape[1:])
+            continue
+        for pattern, other in _OPEN_CLIP.items():
+            name = re.sub(pattern, other, name)
+        found[name] = shape[::-1] if name == "text_projection" else shape
+    return found
+
+
+_OPEN_CLIP = {
+    r"^encoder\.layers\.": "transformer.resblocks.",
+    r"\.self_attn\.out_proj\.": ".attn.out_proj.",
+    r"\.layer_norm(\d)\.": r".ln_\1.",
+    r"\.mlp\.fc1\.": ".mlp.c_fc.",
+    r"\.mlp\.fc2\.": ".mlp.c_proj.",
+    r"^embeddings\.token_embedding\.": "token_embedding.",
+    r"^embeddings\.position_embedding\.weight": "positional_embedding",
+    r"^final_layer_norm\.": "ln_final.",
+    r"^text_projection\.weight": "text_projection",
+}
+
+
+def renamed(shapes: Shapes, layer_name: Callable[[str, Config], str], config: Config) -> Shapes:
+    """Return tensors whose layers have other names."""
+    found: Shapes = {}
+    for name, shape in shapes.items():
+        layer, _, end = name.rpartition(".")
+        found[f"{layer_name(layer, config)}.{end}"] = shape
+    return found
