@@ -163,7 +163,7 @@ onstart:
 
 
 onsuccess:
-    SESSION.end(succeeded=True)
+    SESSION.end(succeeded=True, configfiles=ASKED.configfile or ())
 
 
 onerror:

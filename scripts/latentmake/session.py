@@ -151,15 +151,22 @@ class Session:
         with exit_on_mistake():
             self._build.begin(orders, self._request.trained, self._request.targets)
 
-    def end(self, *, succeeded: bool) -> None:
-        """Clean up, before Snakemake unlocks."""
+    def end(self, *, succeeded: bool, configfiles: Sequence[Path] = ()) -> None:
+        """Clean up, before Snakemake unlocks; a build that succeeded says what it made.
+
+        `configfiles` are those of the command line, for the commands that it names.
+        """
         if self._build is None:
             return
         self._build.end(self.config.store.keep if succeeded else None)
-        if succeeded and self._build.orders:
+        if not succeeded:
+            return
+        trained = [self.plan.runs[name] for name in self._request.trained]
+        if self._build.orders or any(run.reasons for run in trained):
             from latentmake.reports.plan_report import report_built
 
-            report_built(self._build.orders)
+            names = [run.name for run in trained if run.reasons]
+            report_built(self._build.orders, names, configfiles)
 
     # -- inputs and resources of rules --------------------------------------------------------
 

@@ -12,6 +12,7 @@ import pytest
 import video_world
 from browser import Browser, until
 from compare_world import colour_of, make_run
+from latentmake.plan.manifest import run_folder
 from latentmake.training.loop.clips import Clip, GenerationIndex, clip_name
 from latentmake.words.pages import Pictured, index_of, write_comparison
 from selenium.webdriver.common.by import By
@@ -128,7 +129,7 @@ def generated(name: str, wanted: list[tuple[str, int]], width: int) -> Pictured:
             same = {"file": file, "key": file, "prompt": prompt, "seed": seed, "adapter": adapter}
             clips.append(Clip(**same, asked=False, size=path.stat().st_size))
     index = GenerationIndex(run=name, weights="w", settings={"fps": 24, "frames": 17}, clips=clips)
-    return Pictured(name, None, index)
+    return Pictured(name, run_folder(name), None, index)
 
 
 def test_generated_clips_play_in_step_by_prompt_and_seed(browser: Browser) -> None:
@@ -156,7 +157,10 @@ def test_sample_clips_have_steps(browser: Browser) -> None:
     for step, (file,) in zip([0, 8], index["files"], strict=True):
         video_world.write_video(folder / file, "libx264", 9, size=(32 + 2 * step, 32))
     (folder / "index.json").write_text(json.dumps(index))
-    browser.open(page_of(Pictured("clips", index_of("clips"), None)), "#prompt=1&step=8")
+    browser.open(
+        page_of(Pictured("clips", run_folder("clips"), index_of(run_folder("clips")), None)),
+        "#prompt=1&step=8",
+    )
     until(lambda: browser.run(SHOWN) and browser.run(WIDTHS) == [48])
     assert browser.notes == ["step 8"]
     browser.press(Keys.HOME)

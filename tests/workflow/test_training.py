@@ -140,14 +140,50 @@ def test_training_reads_no_image_no_caption_and_no_text_encoder(trained: Project
     assert _weights(trained)[0] != before[0]
 
 
-def test_a_failed_training_keeps_the_weights_of_before(trained: Project) -> None:
-    before = _weights(trained)
+def _result(project: Project, folder: str = "") -> dict[str, bytes]:
+    """Return all files of the result in a run's folder, but for the receipt."""
+    root = project / "runs/tiny" / folder
+    names = ("training.json", "trained_on.json", "*.safetensors", "*.png", "samples/*", "logs/**/*")
+    found = (path for name in names for path in root.glob(name) if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+
+def test_a_new_training_keeps_the_previous_result_and_an_undone_edit_brings_it_back(
+    trained: Project,
+) -> None:
+    before, caption = _result(trained), trained / "data/shapes/cat.txt"
+    old = caption.read_text()
+    caption.write_text("a green disc on grey")
+    result = trained.run("train_tiny")
+    line = "next: compare tiny with its previous result: latentmake compare tiny"
+    assert line in result.output
+    edited = _result(trained)
+    assert _result(trained, "previous") == before
+    assert len({*before} & {*edited}) > 5 and edited[WEIGHTS[10:]] != before[WEIGHTS[10:]]
+    assert "compare_tiny.html: " in trained.ask("compare", "tiny").output
+    assert "tiny (previous) vs tiny" in (trained / "reports/compare_tiny.html").read_text()
+    asked = trained.ask("explain", "runs/tiny/previous/samples.png").output
+    assert "previous (the result before that of train_tiny" in asked
+    # An undone edit: both change places, and nothing is trained.
+    caption.write_text(old)
+    result = trained.run("train_tiny")
+    assert "takes back the previous result" in result.output and "step" not in result.output
+    assert (_result(trained), _result(trained, "previous")) == (before, edited)
+    assert trained.run("train_tiny").idle
+
+
+def test_a_failed_training_loses_no_result(trained: Project) -> None:
+    before = _result(trained)
     trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(learning_rate=1e30))
     result = trained.run("train_tiny", check=False)
     assert result.returncode != 0
     result.one_line("error: run tiny: ", "at step 2")
     assert "Traceback" not in result.output
-    assert _weights(trained) == before
+    assert _result(trained, "previous") == before
+    assert WEIGHTS[10:] not in _result(trained)
+    trained.configure(lambda config: config["runs"]["tiny"]["trainer"].pop("learning_rate"))
+    trained.run("train_tiny")
+    assert _result(trained) == before and not (trained / "runs/tiny/previous").exists()
 
 
 def test_a_run_that_skips_its_first_items_trains_without_them_and_just_once(

@@ -10,6 +10,7 @@ from typing import Any
 from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.files import atomic
+from latentmake.plan.manifest import run_folder
 from latentmake.training.loop.order import INDEX, PictureIndex, Prompt, picture_name
 from latentmake.training.order import Wanted
 from latentmake.training.sd.unet import SdOrder
@@ -64,4 +65,4 @@ def make_run(
             atomic.write(folder / file, png(colour_of(number, column, step), size))
     want = Wanted(data="d" * 64, settings="s" * 64, weights=weights * 64)
     PictureIndex.of(order, want, rows).write(folder / INDEX)
-    return Pictured(name, index_of(name), None)
+    return Pictured(name, run_folder(name), index_of(run_folder(name)), None)

@@ -81,6 +81,14 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         raise storage_error(error, folder) or error from None
 
 
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all that it holds, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def link(existing: Path, path: Path) -> None:
     """Give a finished file a second name, replacing what bears it; copy where links fail."""
     with replacing(path) as temporary:

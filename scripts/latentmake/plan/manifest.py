@@ -50,6 +50,22 @@ def run_folder(run: str) -> Path:
     return Path("runs") / run
 
 
+PREVIOUS = "previous"
+"""Folder of a run's previous result, below that of its present one."""
+LEAVING = ".previous.latentmake-partial"
+"""The same folder while the result is moved there."""
+
+
+def result_folder(run: str) -> Path:
+    """Return the folder of a run's last finished result.
+
+    It is the run's own, or `previous` while a new training is not finished.
+    """
+    folder = run_folder(run)
+    places = (folder, folder / LEAVING, folder / PREVIOUS)
+    return next((each for each in places if (each / "training.json").is_file()), folder)
+
+
 @dataclass(frozen=True)
 class Lock:
     """Content of `dataset.lock`.

@@ -31,6 +31,7 @@ from latentmake.plan.manifest import (
     lines_of,
     read_lock,
     refuse_too_many,
+    result_folder,
     row_of,
     run_folder,
 )
@@ -88,7 +89,7 @@ class RunPlan:
     @property
     def reason(self) -> str:
         """A line that says why a run is trained again; "" of a first training."""
-        if not self.reasons or not (run_folder(self.name) / "training.json").is_file():
+        if not self.reasons or not (result_folder(self.name) / "training.json").is_file():
             return ""
         return f"training of {self.name}: {some(self.reasons)}"
 

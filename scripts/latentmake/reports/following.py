@@ -16,7 +16,7 @@ from latentmake import digest
 from latentmake.config.root import Config
 from latentmake.errors import ConfigError
 from latentmake.files import atomic
-from latentmake.plan.manifest import run_folder
+from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.state import Difference
 from latentmake.progress import duration
 from latentmake.reports.page import (
@@ -249,7 +249,9 @@ def _curves(folder: Path, run: str) -> bytes | None:
         return drawn
     from latentmake.training.loop.pictures import curves_png
 
-    files = sorted(folder.rglob("events.out.tfevents*"), key=lambda path: path.stat().st_mtime)
+    found = folder.rglob("events.out.tfevents*")
+    present = (path for path in found if not path.is_relative_to(folder / PREVIOUS))
+    files = sorted(present, key=lambda path: path.stat().st_mtime)
     places = dict.fromkeys(path.parent for path in reversed(files))
     return next((data for place in places if (data := curves_png(place, title=run))), None)
 

@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
+from shlex import quote
 
 from tabulate import tabulate
 
@@ -17,6 +19,7 @@ from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.orders import Order, Part
 from latentmake.plan.run_plan import Plan
 from latentmake.plan.state import REASONS, PartState
@@ -185,11 +188,31 @@ def _are(count: int) -> str:
     return f"{count} {'is' if count == 1 else 'are'}"
 
 
-def report_built(orders: Sequence[Order]) -> None:
-    """Print how many targets a build encoded: `1 text encoded, 0 latents`."""
+def report_built(
+    orders: Sequence[Order], trained: Sequence[str], configfiles: Sequence[Path]
+) -> None:
+    """Print how many targets a build encoded, and how to compare the runs that it trained anew."""
+    if orders:
+        sys.stderr.write(f"{_encoded(orders)}\n")
+    options = "".join(f" -c {quote(str(file))}" for file in configfiles)
+    sys.stderr.writelines(_previous(run, options) for run in trained)
+
+
+def _previous(run: str, options: str) -> str:
+    """Return the line on the previous result of a run that was trained anew; "" without one."""
+    folder = run_folder(run) / PREVIOUS
+    if (folder / "samples.png").is_file():
+        command = f"latentmake compare {run}{options}"
+        return f"next: compare {run} with its previous result: {command}\n"
+    has_record = (folder / "training.json").is_file()
+    return f"{run}: its previous result is in {folder}\n" if has_record else ""
+
+
+def _encoded(orders: Sequence[Order]) -> str:
+    """Return how many targets a build encoded: `1 text encoded, 0 latents`."""
     counts = Counter[str]()
     for order in orders:
         with contextlib.suppress(OSError, ValueError):
             counts[order.kind] += receipts.read_receipt(order.receipt).counts["encoded"]
     latents = counted(counts["latents"], "latent")
-    sys.stderr.write(f"{counted(counts['text'], 'text')} encoded, {latents}\n")
+    return f"{counted(counts['text'], 'text')} encoded, {latents}"

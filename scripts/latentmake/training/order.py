@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -22,7 +22,7 @@ from latentmake import digest
 from latentmake.errors import CacheError, TrainingError, storage_error
 from latentmake.files import atomic
 from latentmake.files.safetensors import read_head
-from latentmake.plan.manifest import Lock, lock_at, read_lock, run_folder
+from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, text_of, value_differences
 
@@ -69,6 +69,12 @@ class Wanted(JsonFile):
     weights: str
     resumed: str = ""
     version: int = 1
+
+
+class Origin(JsonFile, extra="ignore"):
+    """The digests in a record, an index of pictures or a note on states, whoever wrote it."""
+
+    wanted: Wanted
 
 
 class Basis(JsonFile):
@@ -230,17 +236,24 @@ def caption_in(path: str) -> str:
     return (metadata.get("caption") or metadata.get("caption1") or "").strip()
 
 
+def taken_back(run: str) -> str:
+    """Return the line on a training whose result is a previous one."""
+    return f"training of {run}: takes back the previous result, which was trained on exactly this"
+
+
 COPIED = "wanted.json"
 """In a copy of the trained weights: the digests that they came from."""
 
 
 class RunFiles:
-    """The files below a run's output folder."""
+    """The files below a run's output folder, or of a result in another `folder`."""
 
-    def __init__(self, order: RunOrder) -> None:
-        self.run, self.output = order.run, Path(order.output)
+    def __init__(self, order: RunOrder, folder: Path | None = None) -> None:
+        self._order = order
+        self.run, self.output = order.run, folder or Path(order.output)
         # Trained weights have these names only once they are complete; the record comes after them.
-        self.results = [self.output / name for name in order.results]
+        self.names = order.results
+        self.results = [self.output / name for name in self.names]
         self.weights = self.results[0]
         self.record = self.output / "training.json"  # a `Record` or `LaunchedRecord`
         self.receipt = self.output / "trained.json"  # of the build, written last
@@ -254,14 +267,39 @@ class RunFiles:
         self.work = self.output / "output"  # a launched trainer's own: weights, states of epochs
         self.last = self.work / self.weights.name  # its last weights
         self.progress = self.work / "wanted.json"  # what the states there belong to
-        self.earlier = self.work / "previous"  # results of an earlier training, until then
         self.resumed = self.work / "resumed"  # the states that a training was resumed from
+        self.previous = self.output / PREVIOUS  # the result of before, see `training.previous`
+
+    def at(self, folder: Path) -> RunFiles:
+        """Return the files of a result in another folder."""
+        return RunFiles(self._order, folder)
+
+    def before(self) -> Iterator[RunFiles]:
+        """Yield the files of the previous result, and of the one before it, if it is there."""
+        place = self.previous
+        while place.is_dir():
+            yield self.at(place)
+            place /= PREVIOUS
+
+    @property
+    def finished(self) -> RunFiles:
+        """Files of the last finished result, see `plan.manifest.result_folder`."""
+        found = self, self.at(self.output / LEAVING), self.at(self.previous)
+        return next((each for each in found if each.record.is_file()), self)
+
+    def holder(self, want: Wanted) -> RunFiles | None:
+        """Return the files of the result that came from `want`: the present or a previous one."""
+        return next((each for each in (self, *self.before()) if each.came_from(want)), None)
+
+    def came_from(self, want: Wanted) -> bool:
+        """Whether the result is there and came from `want`."""
+        origin = Origin.read(self.record)
+        fits = origin is not None and origin.wanted == want
+        return fits and all(path.is_file() for path in self.results)
 
     def trained(self, want: Wanted) -> Record | None:
         """Return the record of the trained weights, if they are there and came from `want`."""
-        record = Record.read(self.record)
-        fits = record is not None and record.wanted == want
-        return record if fits and all(path.is_file() for path in self.results) else None
+        return Record.read(self.record) if self.came_from(want) else None
 
     def missing(self) -> list[Difference]:
         """Return a reason to train for each file that is missing after a training."""
@@ -308,25 +346,20 @@ def finish(order: RunOrder, record: Record | LaunchedRecord, receipt: Path, **mo
 
 
 def write_trained(write: Callable[[Path], object], names: Iterable[str], files: RunFiles) -> None:
-    """Write the trained weights; an older result stays until the new one is complete.
-
-    Its record goes first, so that it never stands beside weights of another training.
+    """Write the trained weights; what is left there of an incomplete result is replaced.
 
     `write` fills a new folder; `names` are those of all files and folders that any training of this
     kind may write there.
     """
-    new, old = (files.output / f".{name}{atomic.TEMPORARY_SUFFIX}" for name in ("new", "old"))
+    new = files.output / f".new{atomic.TEMPORARY_SUFFIX}"
     try:
         write(new)
-        shutil.rmtree(old, ignore_errors=True)
-        old.mkdir()
         files.record.unlink(missing_ok=True)
         for name in names:
-            if (files.output / name).exists():
-                (files.output / name).rename(old / name)
+            path = files.output / name
+            atomic.remove(path)
             if (new / name).exists():
-                (new / name).rename(files.output / name)
-        shutil.rmtree(old, ignore_errors=True)
+                (new / name).rename(path)
     except OSError as error:
         raise storage_error(error, files.output) or error from None
     finally:

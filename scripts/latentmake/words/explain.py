@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,9 +14,11 @@ from latentmake import backends
 from latentmake.errors import ConfigError
 from latentmake.exchange.clip_files import CLIPS, LIST, plan_clips
 from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.run_plan import stale_targets
 from latentmake.plan.state import Difference
 from latentmake.reports.following import outdated, refuse_following
+from latentmake.training.order import BASIS, Basis
 from latentmake.words.file_origin import Explanation, explanations
 from latentmake.words.project import ConfigFiles, Directory, Json, Project, opened
 
@@ -55,6 +58,12 @@ def _of_run(project: Project, path: str) -> list[Explanation]:
     """Explain a target of a run, or a file that one makes; nothing where it is neither."""
     place = os.path.relpath(path or ".")
     for run in project.config.runs:
+        previous = run_folder(run) / PREVIOUS
+        if Path(place).is_relative_to(previous) and os.path.lexists(place):
+            said = f"the result before that of train_{run}; a new training replaces it"
+            now, was = Basis.read(run_folder(run) / BASIS), Basis.read(previous / BASIS)
+            found = now.differences(previous, was.wanted) if now and was else []
+            return [Explanation(place, "previous", said, differences=found, runs=[run])]
         for word, pattern in _MADE.items():
             if re.fullmatch(pattern.format(run=re.escape(run)), place):
                 found = _reasons(project, word, run, place)

@@ -28,7 +28,7 @@ class Explanation:
     """Explanation of a file, of one that is to be made, or of a target of a run."""
 
     path: str
-    state: str  # `fresh`, `stale`, `orphaned`, `unknown` or `unreadable`
+    state: str  # `fresh`, `stale`, `orphaned`, `unknown`, `unreadable` or `previous`
     reason: str = ""  # one of `state.REASONS` of a stale one, or a sentence
     differences: list[Difference] = field(default_factory=list)  # of its key, or of a run
     source: list[str] = field(default_factory=list)  # files that it is made of, or the text

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from latentmake.config.root import Config
 from latentmake.errors import ConfigError, TrainingError, UserError
 from latentmake.files import atomic
-from latentmake.plan.manifest import run_folder
+from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.reports.captions import read_cards
 from latentmake.reports.cards import page_data
 from latentmake.reports.page import FPS, Pictures, as_text, write_page
@@ -80,15 +80,28 @@ def report(
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs with sample pictures.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Runs with sample pictures; a single one is compared with its previous result.",
+        ),
+    ],
     open_page: Open = False,
     configfile: ConfigFiles = None,
     directory: Directory = None,
 ) -> None:
     """Write a page with the sample pictures and clips of runs; nothing is trained."""
     with opened(configfile, directory) as project:
-        found = [pictured(project.config, name) for name in project.run_names(runs)]
-    path = page_path([run.name for run in found])
+        names = project.run_names(runs)
+        found = [pictured(project.config, name) for name in names]
+    path = page_path(names)
+    if len(names) == 1:
+        before = pictures_in(run_folder(names[0]) / PREVIOUS, f"{names[0]} (previous)")
+        if before is None:
+            typer.echo(f"{names[0]}: no previous result with pictures: only the present is shown")
+        else:
+            found.insert(0, before)
     write_comparison(found, path, typer.echo)
     if open_page:
         typer.launch(path.absolute().as_uri())
@@ -111,15 +124,16 @@ class Row(NamedTuple):
 
 
 class Pictured(NamedTuple):
-    """A run with pictures, clips or both."""
+    """A result of a run, in its folder, with pictures, clips or both."""
 
     name: str
+    folder: Path
     samples: PictureIndex | None
     clips: GenerationIndex | None
 
     def files(self) -> Iterator[tuple[Row, str, Path]]:
         """Yield row, step and path of each picture; generated clips are of all steps."""
-        folder = run_folder(self.name)
+        folder = self.folder
         if self.samples is not None:
             for step, names in zip(self.samples.steps, self.samples.files, strict=True):
                 for prompt, name in zip(self.samples.prompts, names, strict=True):
@@ -137,10 +151,10 @@ class Pictured(NamedTuple):
         return dict(_flat(own))
 
 
-def index_of(run: str) -> PictureIndex | None:
-    """Return the index of a run's pictures; None without pictures of the present weights."""
-    index = read_index(run_folder(run) / "samples")
-    record = Record.read(run_folder(run) / "training.json")
+def index_of(folder: Path) -> PictureIndex | None:
+    """Return the index of a result's pictures; None without pictures of its weights."""
+    index = read_index(folder / "samples")
+    record = Record.read(folder / "training.json")
     if index is None or not index.prompts or not index.steps:
         return None
     return index if record is None or record.wanted == index.wanted else None
@@ -152,11 +166,17 @@ def pictured(config: Config, name: str) -> Pictured:
     Raises:
         UserError: it has none; the hint says how to make them.
     """
-    clips = GenerationIndex.read(run_folder(name) / FOLDER / INDEX)
-    found = Pictured(name, index_of(name), clips if clips is not None and clips.clips else None)
-    if found.samples is None and found.clips is None:
+    found = pictures_in(run_folder(name), name)
+    if found is None:
         raise _without_pictures(config, name)
     return found
+
+
+def pictures_in(folder: Path, name: str) -> Pictured | None:
+    """Return the result in a folder, under a name for the page; None if it has no pictures."""
+    samples, clips = index_of(folder), GenerationIndex.read(folder / FOLDER / INDEX)
+    clips = clips if clips is not None and clips.clips else None
+    return Pictured(name, folder, samples, clips) if samples or clips else None
 
 
 def _without_pictures(config: Config, name: str) -> UserError:

@@ -28,9 +28,9 @@ from latentmake.training.external.installation import (
     flags,
     proven_commit,
 )
-from latentmake.training.external.order import ExternalOrder, Places, Resume, reasons
+from latentmake.training.external.order import ExternalOrder, Places, Resume, former, reasons
 from latentmake.training.external.publish import Publication, parts_of, publish
-from latentmake.training.order import RunFiles, read_order
+from latentmake.training.order import RunFiles, read_order, taken_back
 
 Order = TypeVar("Order", bound=ExternalOrder)
 
@@ -75,7 +75,7 @@ class Launched(Backend, Generic[Order]):
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         order, unread = self.order_type.of_run(facts.config, plan.name), list[Difference]()
-        if order.trained and (train or RunFiles(order).record.is_file()):
+        if order.trained and (train or RunFiles(order).finished.record.is_file()):
             try:
                 order = order.with_weights(facts.memo.digest_of_file)
             except ModelError as error:
@@ -88,6 +88,8 @@ class Launched(Backend, Generic[Order]):
             plan.reasons = [*found, *(unread or reasons(order, plan.lock))]
         if plan.reasons:
             plan.note = order.described()
+            if plan.lock and order.weights and former(order, plan.lock):
+                plan.note = taken_back(plan.name)
             if train:
                 refuse_failed(self.preflight(order, facts.memo, quick=True))
 

@@ -29,13 +29,14 @@ from latentmake.caches import gpu
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.files.safetensors import not_finite, read_head
-from latentmake.training import process
+from latentmake.training import previous, process
 from latentmake.training.backend import passed
 from latentmake.training.external.order import (
     ExternalOrder,
     Resume,
     absolute,
     accelerate_arguments,
+    former,
     prompt_lines,
     wanted,
 )
@@ -47,6 +48,7 @@ from latentmake.training.order import (
     finish,
     lock_of,
     read_order,
+    taken_back,
 )
 
 _KEPT = 2  # states: the one to resume from, and one more should it be damaged
@@ -69,9 +71,8 @@ def prepare(
     """Make the trainer's folder ready for a training, and find the state to resume from.
 
     What earlier starts of this training left is moved into `files.resumed`, a folder each, named by
-    the epochs that were done before. What another training left is moved into `files.earlier`: it
-    is taken neither for the new result nor for its state. Killed at any time, it can be done again:
-    the number of epochs is written down last.
+    the epochs that were done before. `previous.begin` has moved away what others left. Killed at
+    any time, it can be done again: the number of epochs is written down last.
 
     Args:
         files: the run's files.
@@ -80,11 +81,8 @@ def prepare(
         usable: whether the trainer can be resumed right there.
     """
     files.work.mkdir(parents=True, exist_ok=True)
-    progress, resume, place = _Progress.read(files.progress), Resume(), files.earlier
-    if progress is None or progress.wanted != want:
-        _remove(files.resumed)
-    else:
-        place = files.resumed / f"{progress.epochs:06d}"
+    progress, resume = _Progress.read(files.progress), Resume()
+    place = files.resumed / f"{progress.epochs if progress else 0:06d}"
     for path in _results(files):
         _move(path, place / path.name)
     states = {state: _resume(state, epochs) for state in files.resumed.rglob("*-state")}
@@ -102,14 +100,9 @@ def _results(files: RunFiles) -> list[Path]:
     return sorted(path for path in files.work.iterdir() if name.fullmatch(path.name))
 
 
-def _remove(folder: Path) -> None:
-    if folder.is_dir():
-        shutil.rmtree(folder)
-
-
 def _move(path: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
-    _remove(to)
+    atomic.remove(to)
     path.replace(to)
 
 
@@ -203,12 +196,25 @@ def train(
     passed(trainer.job_findings(order), say)  # first, since networks take a while to read
     if not order.weights:
         order = order.with_weights(digest.of_file)
-    record, data = LaunchedRecord.read(files.record), lock_of(order.lock).data
-    if record and record.wanted == wanted(order, data, record) and not _fault(files.weights):
+    data = lock_of(order.lock).data
+    record, want = _trained(order, data), wanted(order, data)
+    if record is not None:
         say(f"{order.run}: already trained on exactly this: {files.weights}")
-    else:
-        record = _Training(trainer, order, wanted(order, data), log).run(processes, threads)
+    elif previous.take_back(files, former(order, data) or want):
+        say(taken_back(order.run))
+        record = _trained(order, data)
+    if record is None:
+        record = _Training(trainer, order, want, log).run(processes, threads)
+        previous.settle(files)
     finish(order, record, receipt)
+
+
+def _trained(order: ExternalOrder, data: str) -> LaunchedRecord | None:
+    """Return the record of the result of an order, if it is there."""
+    files = RunFiles(order)
+    record = LaunchedRecord.read(files.record)
+    is_same = record is not None and record.wanted == wanted(order, data, record)
+    return record if is_same and not _fault(files.weights) else None
 
 
 class _Training:
@@ -223,6 +229,7 @@ class _Training:
         """Train, or go on from a state; return the record of the result."""
         trainer, order, files, settings = self.trainer, self.order, self.files, self.order.trainer
         program = order.find()
+        previous.begin(files, self.wanted, files.names)
         progress = _Progress.read(files.progress)
         if progress and progress.wanted == self.wanted and not _fault(files.last):
             self.say(f"{order.run}: all epochs were done before")
@@ -276,8 +283,7 @@ class _Training:
         record.write(files.record)
         if progress := _Progress.read(files.progress):
             _number_through(files, progress.epochs)
-        _remove(files.earlier)
-        _remove(files.resumed)
+        atomic.remove(files.resumed)
         self.say(f"{run}: trained: {files.weights}")
         return record
 

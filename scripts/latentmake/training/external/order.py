@@ -255,8 +255,17 @@ def wanted(order: ExternalOrder, data: str, record: LaunchedRecord | None = None
     settings = order.settings_digest()
     want = Wanted(data=data, settings=settings, weights=order.weights, version=_VERSION)
     known = {"settings": order.earlier().settings_digest(), "version": 1}
-    former = want.model_copy(update=known)
-    return former if record is not None and record.wanted == former else want
+    earlier = want.model_copy(update=known)
+    return earlier if record is not None and record.wanted == earlier else want
+
+
+def former(order: ExternalOrder, data: str) -> Wanted | None:
+    """Return what a previous result of a run came from, if it is the result of its order."""
+    for files in RunFiles(order).before():
+        want = wanted(order, data, LaunchedRecord.read(files.record))
+        if files.came_from(want):
+            return want
+    return None
 
 
 def reasons(order: ExternalOrder, lock: str | None) -> list[Difference]:
@@ -265,11 +274,12 @@ def reasons(order: ExternalOrder, lock: str | None) -> list[Difference]:
     `lock` is the digest of its caches; None where these are to be made, a reason of its own.
     """
     files = RunFiles(order)
-    record = LaunchedRecord.read(files.record)
+    last = files.finished
+    record = LaunchedRecord.read(last.record)
     was = None if record is None else record.wanted
     want = wanted(order, lock or (was.data if was else ""), record)
     if was != want:
-        return order.basis(want).differences(files.output, was)
+        return order.basis(want).differences(last.output, was)
     return [] if lock is None else files.missing()
 
 

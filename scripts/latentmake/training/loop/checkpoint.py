@@ -182,6 +182,7 @@ def as_begun(order: Order, want: Wanted) -> Order:
         return order
     chosen = [order.with_settings(mixed_precision=name) for name in ("bf16", "fp16", "no")]
     found = [(each, wanted_by(each, want.data)) for each in chosen]
-    trained = [each for each, known in found if RunFiles(each).trained(known)]
+    trained = [each for each, known in found if RunFiles(each).came_from(known)]
+    before = [each for each, known in found if RunFiles(each).holder(known)]
     begun = [each for each, known in found if resumable(each, known)]
-    return [*trained, *begun, order][0]
+    return [*trained, *before, *begun, order][0]

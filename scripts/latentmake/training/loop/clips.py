@@ -23,6 +23,7 @@ from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, value_differences
 from latentmake.training.loop.order import ClipSettings, Prompt, TrainingOrder
 from latentmake.training.order import JsonFile, caption_in, lock_of
+from latentmake.training.previous import last_place
 
 FOLDER = "generated"
 """Folder of the clips of `generate` below that of their run."""
@@ -93,6 +94,12 @@ class GenerationOrder(JsonFile):
     def path(self) -> Path:
         """Path of its file."""
         return run_order(self.run, self.word, self.planned)
+
+    @property
+    def files(self) -> list[Path]:
+        """Paths of the files of the LoRA as they are now: another result's may have been moved."""
+        paths = map(Path, self.adapters)
+        return [*paths] if self.lora is None else [last_place(path) for path in paths]
 
     @property
     def noun(self) -> str:
@@ -283,7 +290,7 @@ def adapter_digest(order: GenerationOrder, file_digest: FileDigest = digest.of_f
         TrainingError: a file of it is missing, or cannot be read.
     """
     try:
-        files = [file_digest(Path(path)) for path in order.adapters]
+        files = [file_digest(path) for path in order.files]
         return digest.of_value(files if order.strength == 1 else [*files, order.strength])
     except OSError as error:
         hint = "delete it and give the same command, which trains it again"

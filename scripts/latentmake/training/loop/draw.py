@@ -132,7 +132,7 @@ def _networks(
     for used in sorted(needed):
         if used:
             try:
-                recipe.read_copy(network, [Path(each) for each in order.adapters], order.strength)
+                recipe.read_copy(network, order.files, order.strength)
             except TrainingError as error:
                 if order.lora is None:
                     raise

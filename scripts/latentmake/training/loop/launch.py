@@ -12,10 +12,11 @@ from pathlib import Path
 from latentmake import progress
 from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of
+from latentmake.training import previous
 from latentmake.training.loop.checkpoint import as_begun
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons
 from latentmake.training.loop.order import Order, Prompt, TrainingOrder, wanted
-from latentmake.training.order import RunFiles, caption_in, finish, read_order
+from latentmake.training.order import RunFiles, caption_in, finish, read_order, taken_back
 from latentmake.training.process import RUN, run_child, say
 
 _ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
@@ -54,9 +55,11 @@ def train(
     files, want = RunFiles(order), wanted(order)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")  # in place: the caller has it open
-    is_first, is_trained = not files.record.is_file(), files.trained(want) is not None
-    if is_trained:
+    is_first = not files.finished.record.is_file()
+    if files.trained(want) is not None:
         say(log, f"{order.run}: already trained on exactly this: {files.weights}")
+    elif previous.take_back(files, want):
+        say(log, taken_back(order.run))
     else:
         run_child(
             [*_launcher(order, processes), *RUN, str(order_path), "train"],
@@ -67,6 +70,7 @@ def train(
             online=order.from_hub,
             gpus=processes,
         )
+        previous.settle(files)
         order = read(order_path, kind)  # in the precision that it chose
         want = wanted(order)
     record = files.trained(want)
@@ -91,6 +95,7 @@ def follow(path: Path, word: str, *, log: Path, threads: int) -> Path:
     """Bring clips or the results of an evaluation up to date; return their folder."""
     order = order_of(path, word)
     folder = Path(order.output)
+    previous.reuse(folder)
     if word == "evaluate" or clip_reasons(order):  # else the page alone is to be written
         run_child(
             [sys.executable, *RUN, str(path), word],

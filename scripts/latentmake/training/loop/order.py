@@ -19,7 +19,8 @@ from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
 from latentmake.training.backend import Finding, accelerate_config, of_faults
 from latentmake.training.init_lora import Place, misfit, tensor_names
-from latentmake.training.order import JsonFile, Record, RunFiles, RunOrder, Wanted, lock_of
+from latentmake.training.order import JsonFile, Origin, RunFiles, RunOrder, Wanted, lock_of
+from latentmake.training.previous import last_place
 
 Order = TypeVar("Order", bound="TrainingOrder")
 
@@ -105,10 +106,10 @@ class TrainingOrder(RunOrder):
     @property
     def init_files(self) -> list[Path]:
         """Paths of the LoRAs that its networks begin from, as `results`; none of a new LoRA."""
-        place = self.trainer.init_lora
-        if place is not None and Path(place).is_dir():
-            return [Path(place, name) for name in self.results]
-        return [] if place is None else [Path(place)]
+        if self.trainer.init_lora is None:
+            return []
+        place = last_place(Path(self.trainer.init_lora))
+        return [last_place(place / x) for x in self.results] if place.is_dir() else [place]
 
     def begun(
         self,
@@ -228,9 +229,10 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
         TrainingError: the lock is missing or damaged.
     """
     settings, resumed = order.settings_digest(), ""
-    record = Record.read(RunFiles(order).record)
     same = [settings, *(order.settings_digest(**gone) for gone in _GONE)]
-    if record is not None and record.wanted.settings in same:
+    files = RunFiles(order)
+    records = (Origin.read(each.record) for each in (files, *files.before()))
+    if record := next((x for x in records if x and x.wanted.settings in same), None):
         settings, resumed = record.wanted.settings, record.wanted.resumed
     return Wanted(
         data=lock_of(order.lock).data if data is None else data,
@@ -243,8 +245,8 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
 
 def goes_on(order: TrainingOrder) -> bool:
     """Whether a training begins from the weights of the last one, see `on_change`."""
-    files = RunFiles(order)
-    last = Record.read(files.record) if order.trainer.on_change == "continue" else None
+    files = RunFiles(order).finished
+    last = Origin.read(files.record) if order.trainer.on_change == "continue" else None
     same = last is not None and last.wanted.weights == order.weights
     return same and all(path.is_file() for path in files.results)
 

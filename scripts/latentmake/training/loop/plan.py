@@ -25,7 +25,7 @@ from latentmake.training.loop.order import (
     goes_on,
     wanted,
 )
-from latentmake.training.order import Record, RunFiles, run_values
+from latentmake.training.order import Record, RunFiles, run_values, taken_back
 
 if TYPE_CHECKING:
     from latentmake.training.loop.clips import GenerationOrder
@@ -177,7 +177,8 @@ class LoopBackend(Backend):
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
     """Return why weights are not those of an order."""
     files = RunFiles(order)
-    record = Record.read(files.record)
+    last = files.finished
+    record = Record.read(last.record)
     if record is None:
         return [Difference("it has not been trained yet")]
     found = [] if plan.lock else [*plan.outdated]
@@ -189,7 +190,7 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
             order = order.with_settings(mixed_precision=record.mixed_precision or "auto")
         today = wanted(order, data)
         basis = order.basis(today)
-        found += basis.differences(files.output, record.wanted, order.chosen())
+        found += basis.differences(last.output, record.wanted, order.chosen())
     if found:
         return found
     return files.missing() or [Difference("the settings changed")] * is_other
@@ -200,8 +201,8 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
     found, begins = None, order.trainer.init_lora
     if plan.lock and order.weights:
         want = wanted(order, plan.lock)
-        if RunFiles(order).trained(want) is not None:
-            return ""
+        if holder := RunFiles(order).holder(want):
+            return "" if holder.output == Path(order.output) else taken_back(plan.name)
         found = next((f"step {each.progress.step}" for each in resumable(order, want)), None)
     if found is None and goes_on(order):
         found = "the last weights"

@@ -25,6 +25,7 @@ from torch.utils.tensorboard import SummaryWriter
 from latentmake.caches.encoders.device import download
 from latentmake.errors import CacheError, TrainingError
 from latentmake.progress import Progress, say
+from latentmake.training import previous
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
 from latentmake.training.loop.order import goes_on, sample_steps, wanted
@@ -108,7 +109,7 @@ class Training:
             channels=caches.channels, text_width=caches.text_width, dtype=self.dtype
         )
         if goes_on(order):
-            recipe.read_copy(network, self.files.results)
+            recipe.read_copy(network, self.files.finished.results)
         self.learner = Learner(recipe, network, self.accelerator, steps=self.steps)
         self.painter.network = network
         self.step = 0
@@ -127,12 +128,15 @@ class Training:
             say(f"{self.learner.described()}; mixed_precision: {precision}")
         kept = self._resume()
         if not kept and self.main:
-            shutil.rmtree(self.files.logs, ignore_errors=True)
             self.loss_start = self._probe()
             if not math.isfinite(self.loss_start):
                 self._refuse_not_finite(range(len(self.caches.examples)))
             say(f"loss at the start: {self.loss_start:.4f}")
+        self.accelerator.wait_for_everyone()  # all have read weights that are moved now
         if self.main:
+            previous.begin(self.files, self.wanted, self.recipe.results, kept)
+            if not kept:
+                shutil.rmtree(self.files.logs, ignore_errors=True)
             self.samples = Samples(self.order, self.wanted, kept)
         steps_with_samples = sample_steps(self.order, self.steps)
         if not kept and self.step in steps_with_samples:

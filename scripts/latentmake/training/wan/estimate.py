@@ -12,7 +12,7 @@ from latentmake.config.root import Config, Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.files.workspace import Need, human
 from latentmake.geometry.buckets import Size
-from latentmake.plan.manifest import run_folder
+from latentmake.plan.manifest import result_folder, run_folder
 from latentmake.progress import duration
 from latentmake.training.order import Record
 from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit
@@ -67,7 +67,7 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
     parts = ", ".join(f"{part} {human(size)}" for part, size in memory.items())
     total = human(sum(memory.values()))
     note = f"about {total} of GPU memory ({parts}), {human(disk)} of disk"
-    if (last := Record.read(folder / "training.json")) is not None:
+    if (last := Record.read(result_folder(name) / "training.json")) is not None:
         pace, steps = last.seconds / last.steps, _steps(trainer)
         time = f"{duration(steps * pace / 60)} at " if steps else ""
         note += f"; {time}{pace:.2g} s a step, as in the last training"

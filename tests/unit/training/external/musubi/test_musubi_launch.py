@@ -193,12 +193,30 @@ def test_an_old_lora_outlives_a_failure_but_does_not_stand_for_the_new_one(
     monkeypatch.setenv("STAND_IN", mood)
     new = make_run(root, tuner=tuner, network_dim=8)
     refused(new, "run cats")
-    assert LORA.read_bytes() == before
-    assert is_trained(old)
-    assert not is_trained(new)
+    previous = LORA.parent / "previous"
+    assert (previous / LORA.name).read_bytes() == before
+    assert not LORA.exists()
     monkeypatch.delenv("STAND_IN")
+    assert "takes back the previous result" in launch(old)
+    assert LORA.read_bytes() == before
+    assert is_trained(old) and not previous.exists()
     launch(new)
     assert is_trained(new)
+    assert (previous / LORA.name).read_bytes() == before
+    assert (previous / "output" / LORA.name).is_file()
+
+
+def test_states_of_a_killed_training_outlive_an_undone_change(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make_run(root, tuner=tuner)
+    launch(old)
+    interrupted(root, tuner, monkeypatch, "killed 3", network_dim=8)
+    assert "takes back the previous result" in launch(old)
+    assert not WORK.joinpath(f"{RUN}-000003-state").exists()
+    launch(make_run(root, tuner=tuner, save_every_n_epochs=1, network_dim=8))
+    assert Path(flag(tuner, "resume")).name == f"{RUN}-000003-state"
+    assert epochs() == 4
 
 
 def test_a_flag_found_unknown_only_when_it_runs_is_named(root: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
 from latentmake.errors import CacheError, ModelError, SourceError, TrainingError
 from latentmake.layouts.layout import SdScripts as Names
+from latentmake.training import previous
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Places, Resume, accelerate_arguments
 from latentmake.training.external.publish import publish
@@ -256,6 +257,7 @@ def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
         assert (resume.done, resume.steps, resume.counted) == (epoch, 5, True)
         assert resume == prepare(layout, want, epochs=8)
     other = want.model_copy(update={"settings": "another"})
+    previous.begin(layout, other, layout.names)
     assert prepare(layout, other, epochs=8) == Resume()
 
 
