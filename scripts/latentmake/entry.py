@@ -24,15 +24,14 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
 
     path = Path(log)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+    with path.open("ab", buffering=0) as file:  # a buffer would fail again on a full disk
 
         def say(line: str) -> None:
             with contextlib.suppress(OSError):  # the terminal was closed
                 Progress.write(line, file=sys.stderr)
             # A full disk must not hide the message about it.
             with contextlib.suppress(OSError):
-                file.write(f"{line}\n")
-                file.flush()
+                file.write(f"{line}\n".encode("utf-8", "backslashreplace"))
 
         try:
             with signals_call(_interrupt):

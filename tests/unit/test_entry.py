@@ -38,6 +38,13 @@ def test_a_job_ends_with_one_line_where_a_file_is_protected(
     assert line in capsys.readouterr().err
 
 
+def test_a_job_says_on_a_full_disk_that_it_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused, logged("/dev/full"):
+        Path("/dev/full").write_text("more than there is room for")
+    assert refused.value.code == 1
+    assert "error: a file: no space left on the disk; free some space" in capsys.readouterr().err
+
+
 def test_a_fault_of_ours_keeps_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), exit_on_mistake():
         (tmp_path / "ours").read_bytes()

@@ -52,6 +52,7 @@ QUICK = (
     "tests/workflow/test_names.py::test_one_cache_file_asked_for_by_name",
     "tests/workflow/test_net.py::test_targets_print_and_write_what_is_pinned[images]",
     "tests/workflow/test_net.py::test_words_and_plans_of_edits_are_as_pinned[images",
+    "tests/workflow/test_one_package.py",
     "tests/workflow/test_one_process.py",
     "tests/workflow/test_plan.py",
     "tests/workflow/test_prune.py",

@@ -182,7 +182,12 @@ class Job:
         """
         model = self.order.model_settings
         if fault := _fault_of(tensors, nonzero):
-            hint = "set `dtype: float32` in the model, or check the image and the weights"
+            source_name = "caption" if self.order.kind == "text" else "image"
+            hint = f"check the {source_name} and the weights"
+            if any(
+                each.element_size() < 4 for each in tensors.values() if each.is_floating_point()
+            ):
+                hint = f"set `dtype: float32` in the model, or {hint}"
             if model.scripted:  # scripts know no `dtype`
                 hint = "check its file, and the weights and arguments of the model"
             self.refuse(item, key, source, f"the encoder returned {fault}", hint)

@@ -48,7 +48,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self.environment = {VARIABLE: words.strip()}
         path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, self._word, str(os.getpid())],
+            [sys.executable, "-P", "-m", __name__, self._word, str(os.getpid())],
             # Not watched itself, and of another session: what ends the others does not end it.
             env={**os.environ, VARIABLE: "", "PYTHONPATH": os.pathsep.join(filter(None, path))},
             stdin=subprocess.PIPE,

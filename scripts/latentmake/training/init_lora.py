@@ -66,5 +66,9 @@ def tensor_names(
 def misfit(error: Exception, file: Path, where: str) -> TrainingError:
     """Return the error of a LoRA that a training cannot begin from."""
     hint = "its rank must be `rank`, and its layers those of `target_modules`"
-    what = f"{file} cannot be begun from ({first_line(error)})"
+    fault = first_line(error)
+    if isinstance(error, OSError):
+        hint = "name the file of a LoRA, or the folder of a run that is trained"
+        fault = error.strerror or fault
+    what = f"{file} cannot be begun from ({fault})"
     return TrainingError(what, where=f"{where}.init_lora", hint=hint)

@@ -151,9 +151,14 @@ def _end(child: subprocess.Popen[bytes], number: int, watchdog: Watchdog) -> Non
 def say_error(error: UserError) -> None:
     """Tell a user's mistake to whoever started this process, or write it to stderr."""
     if place := os.environ.get(ERROR):
-        Path(place).write_text(str(error), encoding="utf-8")
-    else:
-        sys.stderr.write(f"error: {error}\n")
+        try:
+            Path(place).write_text(str(error), encoding="utf-8")
+        except OSError:  # the disk is full: the starter finds the line in the output
+            with suppress(OSError):
+                os.truncate(place, 0)
+        else:
+            return
+    sys.stderr.write(f"error: {error}\n")
 
 
 def last_error(output: str, status: int) -> str:
@@ -189,6 +194,7 @@ def _environment(threads: int) -> dict[str, str]:
         **(spin if is_free else {}),
         **os.environ,
         "PYTHONPATH": os.pathsep.join([package, path] if path else [package]),
+        "PYTHONSAFEPATH": "1",  # the working folder may be another clone's, with its own package
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
@@ -234,5 +240,6 @@ def say(log: Path, text: str) -> None:
     """Say a line to the user, and append it to a log."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+    # A full disk must not hide the message about it.
+    with suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"{text}\n")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import diffusers
 
-from latentmake.errors import TrainingError, UserError, is_out_of_memory
+from latentmake.errors import TrainingError, UserError, is_out_of_memory, storage_error
 from latentmake.training.loop import draw
 from latentmake.training.loop.launch import order_of, read
 from latentmake.training.loop.order import wanted
@@ -29,11 +30,18 @@ _HINTS = {
 }
 
 
+def _in_thread(failed: threading.ExceptHookArgs) -> None:
+    """Print the traceback of a thread; TensorBoard's hands faults of the disk to the main one."""
+    if not isinstance(failed.exc_value, OSError):
+        threading.__excepthook__(failed)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Carry out an order; tell a user's mistake in a line, and return the exit status."""
     from latentmake import backends  # whose modules are above this folder's
 
     path, word = Path(arguments[0]), arguments[1]
+    place, threading.excepthook = path, _in_thread
     diffusers.utils.logging.set_verbosity_error()
     try:
         backend = backends.of_order(path)
@@ -41,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         hint = _HINTS.get(word) or backend.memory_hint
         order = None if word == "train" else order_of(path, word)
         training = decided(read(Path(order.training) if order else path, backend.order_type))
-        recipe = backend.recipe(training)
+        place, recipe = Path(training.output), backend.recipe(training)
         if order is not None:
             draw.follow(order, recipe)
         elif not RunFiles(training).trained(wanted(training)):
@@ -53,6 +61,12 @@ def main(arguments: Sequence[str]) -> int:
         if isinstance(error, RuntimeError) and not is_out_of_memory(str(error)):
             raise
         say_error(TrainingError("the device is out of memory", hint=hint))
+        return 1
+    except OSError as error:
+        known = storage_error(error, error.filename or place)
+        if known is None:
+            raise
+        say_error(known)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -155,6 +155,7 @@ def test_a_lora_to_begin_from_counts_by_its_content_and_is_checked(project: dict
             begun(name)
         assert str(error.value).startswith(f"runs.tiny.trainer.init_lora: {name} cannot be begun")
         assert fault in str(error.value) and "\n" not in str(error.value)
+        assert ("its rank must be" in str(error.value)) == (name != "none")
     trainer["adapter"] = "full"
     with pytest.raises(UserError, match="`init_lora` needs `adapter: lora`"):
         begun("one.safetensors")

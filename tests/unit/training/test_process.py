@@ -17,7 +17,14 @@ import psutil
 import pytest
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
-from latentmake.training.process import last_error, run_child, run_lock, run_program
+from latentmake.training.process import (
+    ERROR,
+    last_error,
+    run_child,
+    run_lock,
+    run_program,
+    say_error,
+)
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 # Starts a grandchild in a session of its own, as torch's launcher does, and ends never.
@@ -228,6 +235,15 @@ def test_where_nothing_can_be_locked_a_training_begins_with_a_warning(
             f"warning: {tmp_path}/.training.lock: Function not implemented: "
             "begin no second training of this run"
         ]
+
+
+def test_a_childs_mistake_is_told_where_the_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = TrainingError("no space left on the disk", where="runs/cats/checkpoints")
+    monkeypatch.setenv(ERROR, "/dev/full")
+    say_error(full)
+    assert last_error(capsys.readouterr().err, 1) == str(full)
 
 
 # -- GPUs -----------------------------------------------------------------------------------------

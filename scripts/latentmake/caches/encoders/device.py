@@ -165,6 +165,18 @@ def compute_dtype(
     return dtype
 
 
+def pixel_bytes(pixels: torch.Tensor) -> torch.Tensor:
+    """Return decoded pixels, -1 to 1, as bytes, 0 to 255, on the CPU.
+
+    Raises:
+        FloatingPointError: they are NaN or infinite, which bytes would show as black.
+    """
+    values = (pixels.float() + 1) * 127.5
+    if not values.isfinite().all():
+        raise FloatingPointError("check the weights of the VAE")
+    return values.round().clamp(0, 255).to(torch.uint8).cpu()
+
+
 def within_memory(
     work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
 ) -> Result | None:

@@ -28,7 +28,14 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked, upload
+from latentmake.caches.encoders.device import (
+    DTYPES,
+    compute_dtype,
+    download,
+    pixel_bytes,
+    stacked,
+    upload,
+)
 from latentmake.caches.encoders.local_state import State, load_network, place, refusing, renamed
 from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.weights import Weights
@@ -161,8 +168,7 @@ class WanVae:
         with torch.autocast(values.device.type, enabled=False):
             (signal,) = network.decode(values[None], return_dict=False)[0]
         frames = [  # one at a time: all of them in float32 would take as much again
-            ((frame.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
-            for frame in signal.permute(1, 2, 3, 0)
+            pixel_bytes(frame) for frame in signal.permute(1, 2, 3, 0)
         ]
         found: NDArray[np.uint8] = torch.stack(frames).numpy()
         return found

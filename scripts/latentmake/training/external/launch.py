@@ -292,6 +292,9 @@ class _Training:
         reason, hints = process.last_error(output, status), [f"all output: {self.log}"]
         if "unrecognized arguments" in reason:
             hints.insert(0, f"update {self.order.name}, or remove the setting")
+        if full := re.search(r"No space left on device|Disk quota exceeded", output):
+            reason = reason if full[0] in reason else f"{full[0]} ({reason})"
+            hints.insert(0, "free some space, then run the same command; finished files are kept")
         if "OutOfMemory" in reason or "out of memory" in reason:
             hints.insert(0, self.order.memory_hint)
         if self.resume.state is not None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from latentmake import digest
 from latentmake.caches.encoders.device import pick_device
-from latentmake.errors import CacheError, TrainingError
+from latentmake.errors import CacheError, TrainingError, shortened
 from latentmake.progress import Progress, say
 from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.clips import (
@@ -52,19 +52,25 @@ _MADE: tuple[Kind, ...] = ("base", "adapter")
 _KNOWN = ".parts.json"
 
 
-def _drawn(painter: Painter, noun: str, where: str, *options: Any) -> torch.Tensor:
-    """Return the latents of a clip, see `Painter`; refuse those that are NaN or infinite."""
+def _drawn(painter: Painter, *options: Any) -> torch.Tensor:
+    """Return the latents of a clip, see `Painter`."""
     with painter.autocast():
-        latents = painter.latents(*options)
-    if not latents.isfinite().all():
-        hint = "look at the training's loss; lower guidance_scale"
-        raise TrainingError(f"this {noun} is NaN or infinite", where=where, hint=hint)
-    return latents
+        return painter.latents(*options)
 
 
-def _written(painter: Painter, path: Path, latents: torch.Tensor) -> NDArray[np.uint8]:
-    """Write a clip; return its frames [F, H, W, 3]."""
-    frames = painter.write(path, latents)
+def _written(
+    painter: Painter, path: Path, latents: torch.Tensor, noun: str, where: str
+) -> NDArray[np.uint8]:
+    """Write a clip; return its frames [F, H, W, 3].
+
+    Raises:
+        TrainingError: it is NaN or infinite.
+    """
+    try:
+        frames = painter.write(path, latents)
+    except FloatingPointError as error:
+        what = f"this {noun} is NaN or infinite"
+        raise TrainingError(what, where=where, hint=str(error)) from None
     if frames is None:
         raise MemoryError(path)
     return frames
@@ -106,15 +112,25 @@ def _draw(order: GenerationOrder, recipe: Recipe, missing: Sequence[Clip]) -> It
     stored = caches.examples[0].latents
     painter = recipe.painter(recipe, settings, order.negative, stored, device, order)
     prompts = {each.prompt: each.text for each in order.prompts}
-    total = len(missing) * settings.num_inference_steps
+    total, faulty = len(missing) * settings.num_inference_steps, list[TrainingError]()
     with Progress(total=total, unit="step", desc=f"{noun}s of {order.run}") as progress:
         for used in _networks(order, painter, caches, {bool(clip.adapter) for clip in missing}):
             for clip in (clip for clip in missing if bool(clip.adapter) == used):
-                where, path = f"run {order.run}: {clip.file}", Path(order.output, clip.file)
+                path = Path(order.output, clip.file)
+                where = f"run {order.run}: {path.name} (`{shortened(clip.prompt)}`)"
                 seed = painter.noise_seed(clip.seed, clip.prompt)
                 options = prompts[clip.prompt], seed, settings.size, progress.update, None
-                _written(painter, path, _drawn(painter, noun, where, *options))
+                try:
+                    _written(painter, path, _drawn(painter, *options), noun, where)
+                except TrainingError as error:
+                    say(f"warning: {error}")
+                    faulty.append(error)
+                    continue
                 yield clip.model_copy(update={"size": path.stat().st_size})
+    if faulty:
+        first, count = faulty[0], len(faulty)
+        what = f"{count} of {len(missing)} {noun}s are NaN or infinite and left out"
+        raise TrainingError(what, where=f"run {order.run}", hint=first.hint)
 
 
 def _networks(
@@ -138,7 +154,7 @@ def _networks(
                     raise
                 hint = f"correct runs.{order.run}.generate.lora"
                 raise TrainingError(error.what, where=error.where, hint=hint) from None
-        painter.network = network.eval().requires_grad_(False)
+        painter.network, painter.is_trained = network.eval().requires_grad_(False), used
         recipe.place(network, painter.device, lend=True)
         yield used
 
@@ -304,11 +320,11 @@ class _Evaluation:
         else:
             seed = self.painter.noise_seed(self.order.seeds[0], caption_in(text.path))
             options = text.path, seed, self.sizes[item], done, batch
-            name = name_of(self.caches, item)
-            latents = _drawn(self.painter, self.order.noun, name, *options)
+            latents = _drawn(self.painter, *options)
         stem = self.caches.rows[item].stem
         path = self.folder / evaluated_name(stem, key, kind, self.order.suffix)
-        frames = _written(self.painter, path, latents)
+        name = name_of(self.caches, item)
+        frames = _written(self.painter, path, latents, self.order.noun, name)
         number, height, width, _ = frames.shape
         self.known.clips[key] = EvaluatedClip(
             key=key,

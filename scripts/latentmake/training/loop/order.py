@@ -286,8 +286,8 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
         wanted: digests of the training.
         seed: of the noise.
         steps: after which they were drawn, ascending.
-        files: names of the pictures, a row a step and one a prompt; None where memory did not
-            suffice for one.
+        files: names of the pictures, a row a step and one a prompt; None of one that
+            was NaN or infinite, or that memory did not suffice for.
         settings: that shaped the training, by name.
     """
 

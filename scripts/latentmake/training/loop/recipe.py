@@ -374,6 +374,7 @@ class Painter:
 
     Attributes:
         network: that draws.
+        is_trained: whether it has learnt.
         objective: of its training.
         dtype: of the network's inputs.
         vae: None until it is needed.
@@ -386,6 +387,7 @@ class Painter:
 
     recipe: Any
     network: Network = None
+    is_trained: bool = False
     vae: Any = None
     latents: Callable[..., torch.Tensor]
     load_vae: Callable[[], Any]
@@ -422,7 +424,12 @@ class Painter:
 
         Returns:
             None where memory does not suffice to decode it, even in tiles.
+
+        Raises:
+            FloatingPointError: its latents or pixels are NaN or infinite; the message is a hint.
         """
+        if not latents.isfinite().all():
+            raise FloatingPointError(self._remedy())
         frames = within_memory(self._frames, latents)
         if frames is None and self.vae is not None:
             say("out of memory: decoding in tiles of 256 x 256 pixels")
@@ -434,6 +441,14 @@ class Painter:
             with atomic.replacing(path) as temporary:
                 Image.fromarray(frames[0]).save(temporary, "PNG")
         return frames
+
+    def _remedy(self) -> str:
+        """Return what to do about latents that are NaN or infinite."""
+        if self.dtype == torch.float16:
+            return "set the trainer's `mixed_precision` to `bf16` or `no`"
+        if self.is_trained:
+            return "lower `learning_rate`, or check that the network fits its noise schedule"
+        return "check the weights of the network, and that it fits its noise schedule"
 
     def _frames(self, latents: torch.Tensor) -> NDArray[np.uint8]:
         self.vae = self.vae or self.load_vae()

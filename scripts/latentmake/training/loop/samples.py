@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
+from latentmake.errors import shortened
 from latentmake.files import atomic
 from latentmake.files.video import spread_frames
 from latentmake.progress import say
@@ -83,10 +84,16 @@ class Samples:
         row: list[str | None] = []
         for number, latents in enumerate(draw()):
             name = picture_name(step, number, self._order.picture_suffix)
-            is_there = painter.write(self._files.samples / name, latents) is not None
-            if not is_there:
-                say(f"memory does not suffice to decode {name}: it is left out")
-            row.append(name if is_there else None)
+            fault = ""
+            try:
+                if painter.write(self._files.samples / name, latents) is None:
+                    fault = "memory does not suffice to decode it"
+            except FloatingPointError as error:
+                fault = f"it is NaN or infinite; {error}"
+            if fault:
+                prompt = shortened(self._order.prompts[number].prompt)
+                say(f"warning: the sample of `{prompt}` at step {step} is left out: {fault}")
+            row.append(None if fault else name)
         painter.vae = None
         self.rows[step] = row
         self._log([step])

@@ -342,6 +342,7 @@ class Training:
 
     def _draw_samples(self) -> None:
         if self.main:
+            self.painter.is_trained = self.step > 0
             self.samples.draw(self.step, lambda: self.learner.alone(self._sampled), self.painter)
         self.accelerator.wait_for_everyone()
 

@@ -23,6 +23,7 @@ from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteSchedu
 from diffusers.training_utils import compute_snr
 from numpy.typing import NDArray
 
+from latentmake.caches.encoders.device import pixel_bytes
 from latentmake.caches.encoders.vae import load_vae, tile
 from latentmake.config.architectures import GENERIC, Architecture
 from latentmake.config.weights import NO_WEIGHTS, Weights
@@ -253,8 +254,7 @@ class Decoder:
         """Decode the unscaled latents [channels, height, width] of a picture to [1, H, W, 3]."""
         first = next(self._vae.parameters())
         (pixels,) = self._vae.decode(latents[None].to(first.device, first.dtype), return_dict=False)
-        values = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        found: NDArray[np.uint8] = values.permute(0, 2, 3, 1).cpu().numpy()
+        found: NDArray[np.uint8] = pixel_bytes(pixels).permute(0, 2, 3, 1).numpy()
         return found
 
     def tile(self) -> None:

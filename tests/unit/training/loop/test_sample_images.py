@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,28 @@ def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
         assert picture.width == 1200
     assert not pngs(order)
     assert not layout.grid.exists()
+
+
+@pytest.mark.parametrize("place", ["latents", "VAE"])
+def test_a_sample_of_nan_is_left_out_with_its_prompt_and_step(
+    order: SdOrder, place: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    layout, want, recipe = RunFiles(order), wanted(order), SdRecipe(order)
+    stored = Caches(read_items(Path(order.manifest)), recipe.tensors).examples[0].latents
+    cpu = torch.device("cpu")
+    painter = SdPainter(recipe, order.sample_settings(), order.negative, stored, cpu)
+    latents = torch.randn(2, 4, 4, 8)
+    if place == "VAE":
+        painter.vae = painter.load_vae()
+        next(painter.vae._vae.decoder.parameters()).data.fill_(math.nan)
+        assert order.model.vae.path
+    else:
+        latents[1, 0, 0, 0] = math.nan
+    samples = Samples(order, want)
+    samples.draw(50, lambda: latents, painter)
+    samples.show()
+    left = [NAMES[2], None] if place == "latents" else [None, None]
+    assert samples.rows == {50: left} and sorted(pngs(order)) == list(filter(None, left))
+    assert layout.grid.exists() == (place == "latents")
+    said = "warning: the sample of `a shape 1` at step 50 is left out: it is NaN or infinite; check"
+    assert said in capfd.readouterr().err

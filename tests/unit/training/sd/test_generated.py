@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdRecipe
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from trainer_world import follow, make_generation, make_order, make_training
 
 SETTINGS: dict[str, Any] = {
@@ -88,6 +89,26 @@ def test_a_saved_lora_is_drawn_with_and_its_strength_counts(tmp_path: Path) -> N
     saved.write_bytes(saved.read_bytes()[:100])
     with pytest.raises(TrainingError, match=r"; correct runs\.tiny\.generate\.lora"):
         follow(order)
+
+
+def test_a_picture_of_nan_is_left_out_and_named_and_stops_no_other(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    training = trained(tmp_path)
+    weights = RunFiles(training).weights
+    data, head = load_file(weights), read_head(weights)
+    save_file({x: value * math.nan for x, value in data.items()}, weights, head.metadata)
+    order = make_generation(training)
+    with pytest.raises(TrainingError) as error:
+        follow(order)
+    said = "run tiny: 2 of 4 pictures are NaN or infinite and left out; lower `learning_rate`"
+    assert str(error.value).startswith(said)
+    assert [name[-9:] for name in files(order)] == ["_base.png", "_base.png"]
+    lines = [x for x in capfd.readouterr().err.splitlines() if x.startswith("warning: ")]
+    assert len(lines) == 2 and all(
+        f"_adapter.png (`{each.prompt}`): this picture is NaN or infinite" in line
+        for each, line in zip(training.prompts, lines, strict=True)
+    )
 
 
 def hold_out(root: Path) -> None:

@@ -186,6 +186,22 @@ main([sys.argv[1], "train"])
 """
 
 
+# No file grows any more once the training runs, as on a disk that another program has filled.
+FULL = """
+import resource, sys
+from latentmake.training import run
+from latentmake.training.loop.train import Training
+
+class Filled(Training):
+    def _probe(self):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+        return super()._probe()
+
+run.Training = Filled
+sys.exit(run.main([sys.argv[1], "train"]))
+"""
+
+
 def _run(*command: str, **changes: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1", **changes}
     return subprocess.run(
@@ -224,6 +240,15 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     assert record == expected
     events = EventAccumulator(str(layout.logs)).Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(1, STEPS + 1))
+
+
+def test_a_disk_that_fills_up_under_a_training_is_told_in_a_line(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=2)
+    path = write_order(order, tmp_path / "order.json")
+    done = _run("-B", "-c", FULL, str(path))
+    assert done.returncode == 1 and b"Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: {order.output}".encode())
+    assert b"; raise the limit, then run the same command" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["16", "text"])
