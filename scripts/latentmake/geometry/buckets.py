@@ -79,9 +79,9 @@ def widths(resolution: Size, step: int, beyond: int) -> range:
 
 def refuse_large(image: Size, most: int, path: str = "") -> None:
     """Refuse an image of more than `most` pixels, by a SourceError in which `path` names it."""
-    if image.width * image.height > most:
-        size = f"has {image.width} x {image.height}"
-        what = f"{size} pixels, more than {most} in all (a decompression bomb?)"
+    width, height = image
+    if width * height > most:
+        what = f"has {width} x {height} pixels, more than {most} in all (a decompression bomb?)"
         hint = "scale it down, or raise max_image_pixels of the dataset"
         raise SourceError(what, where=path, hint=hint)
 

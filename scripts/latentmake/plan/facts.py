@@ -75,20 +75,21 @@ class Facts(Datasets):
 
     def _is_as_noted(self, fault: Mapping[str, str]) -> bool:
         dataset, model, kind = (fault.get(key, "") for key in ("dataset", "model", "kind"))
-        if not fault.get("digest") or model not in self.config.models:
+        if model not in self.config.models:
             return False
         now = settings_digest(self.config.datasets[dataset])
         if fault.get("settings", now) != now:  # which releases before 0.3 did not note
             return False
-        if digest.of_value(self.recipe(dataset, model, kind)) != fault["recipe"]:
+        # One that a plan found is of any recipe.
+        if kind and digest.of_value(self.recipe(dataset, model, kind)) != fault["recipe"]:
             return False
         return self.is_unchanged(fault, model)
 
     def is_unchanged(self, fault: Mapping[str, str], model: str) -> bool:
         """Return whether an item holds what it held when a job noted its fault."""
-        dataset = fault["dataset"]
-        is_text = fault.get("kind") == "text"
-        parts = text_parts(self.config.datasets[dataset]) if is_text else ["latents"]
+        dataset, kind = fault["dataset"], fault.get("kind", "")
+        texts = text_parts(self.config.datasets[dataset])
+        parts = [x for x in ("latents", *texts) if kind in ("", parsed(x).kind)]
         if (dataset, model) not in self._by_stem:
             items = self.items(dataset, model)[0]
             self._by_stem[dataset, model] = {item.stem: item for item in items}
@@ -97,7 +98,7 @@ class Facts(Datasets):
             return False
         contents = self.judge(dataset, model, [], [item], []).contents
         found = [contents.of(item.inputs(part, self.layout(model))) for part in parts]
-        return fault["digest"] in found or bool(contents.unreadable)
+        return (fault["digest"] or "none") in found or bool(contents.unreadable)
 
     def digest_of(self, path: str | Path) -> str | None:
         """Return the digest of a file; None where it cannot be read."""

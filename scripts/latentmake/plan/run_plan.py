@@ -43,6 +43,7 @@ from latentmake.plan.orders import (
     part_names,
     parts_of,
     run_order,
+    settings_digest,
     targets_of,
 )
 from latentmake.plan.state import Difference, PartState, some, value_differences
@@ -258,8 +259,10 @@ def _skipped(facts: Facts, plan: RunPlan) -> _Skipped:
     """Return dataset -> faults of the items without caches."""
     found: _Skipped = {}
     for name in plan.images:
-        faults = plan.faults.get(name, [])
-        said = ({"stem": x.stem, "path": x.path, "digest": "", "line": x.line} for x in faults)
+        faults, settings = plan.faults.get(name, []), facts.config.datasets[name]
+        asked = {"dataset": name, "model": facts.config.runs[plan.name].model, "digest": ""}
+        asked |= {"settings": settings_digest(settings)} if faults else {}
+        said = (asked | {"stem": x.stem, "path": x.path, "line": x.line} for x in faults)
         found[name] = [*facts.skipped(name), *said]
     return {name: each for name, each in found.items() if each}
 
