@@ -179,3 +179,23 @@ def test_a_fault_in_a_new_folder_is_one_in_a_built_folder_and_has_its_file(
     new = world.build(**case.strict)
     assert any(case.file in line.split(": ")[0] for line in new), new
     assert [linked, *built, skipped] == [new] * 5
+
+
+# -- captions saved again -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", MODELS)
+def test_captions_saved_again_change_neither_caches_nor_lock(layout: str) -> None:
+    world, lock = World(layout), Path("runs/first/dataset.lock")
+    assert world.build() == set()
+    before = lock.read_bytes(), sorted(Path("cache").rglob("*"))
+    for form in ("{}", " {} \r\n", "\ufeff{}\n\n"):
+        for stem in ("good", "bad"):
+            Path(f"data/{stem}.txt").write_bytes(form.format(f"a {stem} picture").encode())
+        plan = make_plan(world.facts(), ["first"]).runs["first"]
+        assert plan.orders == [] and plan.manifest_order is None
+        shutil.rmtree("cache")  # and a text that is encoded again has the same key
+        assert world.build() == set()
+        assert (lock.read_bytes(), sorted(Path("cache").rglob("*"))) == before
+    CAPTION.write_text("another picture")
+    assert make_plan(world.facts(), ["first"]).runs["first"].outdated

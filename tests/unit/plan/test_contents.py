@@ -1,4 +1,4 @@
-"""Contents of captions: which lines are encoded, and that line ends make nothing stale."""
+"""Contents of captions: which lines are encoded; a caption that is saved again is not stale."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from latentmake import digest
+from latentmake.caches.encode import carry_out
 from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile, npz
 from latentmake.index.memo import Memo
@@ -19,6 +20,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import Lock, keys_digest, lock_digest
 from latentmake.plan.orders import Part
 from latentmake.plan.planner import make_plan
+from latentmake.plan.receipts import read_receipt
 from latentmake.plan.run_plan import RunPlan, plan_manifest
 from latentmake.plan.state import PartState
 from latentmake.words.file_origin import explanations
@@ -79,8 +81,8 @@ def stale(plan: RunPlan) -> dict[str, str]:
     }
 
 
-def put(facts: Facts, sources: Mapping[str, bytes]) -> None:
-    """Write a text cache for each stem, made of some bytes."""
+def put(facts: Facts, sources: Mapping[str, bytes], captions: Mapping[str, str] = {}) -> None:
+    """Write a text cache for each stem, made of some bytes, as releases before 0.3 did."""
     layout, recipe = facts.layout("tiny"), facts.recipe("cats", "tiny", "text")
     for stem, data in sources.items():
         folder = layout.folder("cats", "tiny", "text")
@@ -88,6 +90,7 @@ def put(facts: Facts, sources: Mapping[str, bytes]) -> None:
         source = digest.of_bytes(data)
         key = cachefile.target_key(source, digest.of_value(recipe), "")
         stamp = cachefile.stamp(key=key, source=source, recipe=recipe)
+        stamp |= {"caption": captions[stem]} if stem in captions else {}
         if layout.npz:
             content = npz.serialize({"x": np.ones(2, np.float32)}, stamp)
         else:
@@ -133,28 +136,49 @@ def test_an_empty_first_line_is_a_fault_for_sdscripts() -> None:
 # -- line ends ------------------------------------------------------------------------------------
 
 
-def with_line_ends(text: str, ends: str, mark: str) -> bytes:
-    return (mark + text.replace("\n", ends)).encode()
+def saved(text: str, form: str) -> bytes:
+    """Return the bytes of a caption file in one of the forms that editors and tools write."""
+    ends = "\r\n" if "\r" in form else "\n"
+    return form.format(text.strip().replace("\n", ends)).encode()
 
 
-FORMS = [("\n", ""), ("\r\n", ""), ("\n", "\ufeff"), ("\r\n", "\ufeff")]
+FORMS = ["{}", "{}\n", "{}\r\n", "\ufeff{}\n", "\ufeff{}\r\n", "{} \n", "{}\n\n"]
 
 
 @pytest.mark.parametrize("before", FORMS)
-@pytest.mark.parametrize("now", FORMS)
-def test_line_ends_and_a_byte_order_mark_make_no_text_stale(
-    before: tuple[str, str], now: tuple[str, str]
-) -> None:
+@pytest.mark.parametrize("now", [*FORMS, " {} \r\n", "\ufeff\n\t{}"])
+def test_a_caption_saved_again_makes_no_text_stale(before: str, now: str) -> None:
     facts = facts_of(PLAIN)
-    put(facts, {stem: with_line_ends(text, *before) for stem, text in CAPTIONS.items()})
+    put(facts, {stem: saved(text, before) for stem, text in CAPTIONS.items()})
     for stem, text in CAPTIONS.items():
-        Path(f"data/{stem}.txt").write_bytes(with_line_ends(text, *now))
+        Path(f"data/{stem}.txt").write_bytes(saved(text, now))
     assert stale(planned(facts)) == {}
     assert {
         each.state for each in explanations(facts, "data/two.txt") if "/text/" in each.path
     } == {"fresh"}
-    Path("data/two.txt").write_bytes(with_line_ends("A cat sits. It purrs.\n", *now))
+    Path("data/two.txt").write_bytes(saved("A cat sits. It purrs.", now))
     assert stale(planned(facts_of(PLAIN))) == {"two": "data/two.txt"}
+
+
+def test_a_header_with_the_caption_tells_that_it_is_the_same() -> None:
+    facts = facts_of(PLAIN)
+    forms = {stem: saved(text, "\t {} \t") for stem, text in CAPTIONS.items()}
+    put(facts, forms, {stem: text.strip() for stem, text in CAPTIONS.items()})
+    assert stale(planned(facts)) == {}
+    put(facts, forms, {"one": "a dog", "two": "A cat sits."})
+    assert stale(planned(facts)).keys() == CAPTIONS.keys()
+
+
+def test_texts_of_an_earlier_release_are_at_hand_for_an_item_of_another_name() -> None:
+    facts = facts_of(PLAIN)
+    put(facts, {stem: text.encode() for stem, text in CAPTIONS.items()})
+    for path in [*Path("data").iterdir()]:
+        path.rename(path.with_stem(f"{path.stem}_new"))
+    orders = [order for order in planned(facts).orders if order.kind == "text"]
+    assert [order.reuses for order in orders] == [True]
+    carry_out(orders, say=lambda _: None, load=lambda _: pytest.fail("it encodes"))
+    assert read_receipt(orders[0].receipt).counts["linked"] == len(CAPTIONS)
+    assert stale(planned(facts_of(PLAIN))) == {}
 
 
 # -- trainers that encode captions themselves -----------------------------------------------------
@@ -163,10 +187,13 @@ def test_line_ends_and_a_byte_order_mark_make_no_text_stale(
 def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() -> None:
     model = {**SDXL, "architecture": "sd1", "text": ["text"]}
     latents, folder = Part("cats", "tiny", "64"), Path("runs/first")
+    memo = Memo(Path("memo.sqlite"))
+    memo.digest_of_file(Path("data/one.txt"))  # as the release did that wrote the lock
 
     def plan() -> RunPlan:
         found = RunPlan("first", {latents: PartState()}, images={"cats": ""})
         facts = facts_of(model)
+        facts.memo = memo
         plan_manifest(facts, found)
         return found
 
@@ -190,5 +217,13 @@ def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() ->
     assert plan().manifest_order is None
     Path("data/two.txt").write_text("A cat sits.\nIt sleeps.\n")
     assert plan().manifest_order is None  # not a line that it reads
+    Path("data/one.txt").write_bytes(b"\xef\xbb\xbfa cat, sitting \r\n")
+    assert plan().manifest_order is None
+    known, memo = memo, Memo(None)  # without it, nothing tells what the file was
+    assert [str(each) for each in plan().outdated] == [
+        "captions of cats were edited or saved again, and a lock of an earlier release cannot "
+        "tell which"
+    ]
+    memo = known
     Path("data/two.txt").write_text("A cat sleeps.\n")
     assert plan().manifest_order is not None
