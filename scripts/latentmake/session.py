@@ -81,7 +81,10 @@ class Session:
                 return
             self._request = Request(targets, self.config)
             self._facts = backends.facts_of(
-                self.config, runs_jobs=not deployed, encoders=self._request.encodes
+                self.config,
+                runs_jobs=not deployed,
+                local=side_by_side is not None,
+                encoders=self._request.encodes,
             )
             self.config, self.memo = self._facts.config, self._facts.memo
             for file in configfiles:

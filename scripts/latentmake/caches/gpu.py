@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _ALLOCATION = "SLURM_JOB_ID"
+_BFLOAT16 = 8  # compute capability from which on GPUs of NVIDIA's compute in bfloat16
 _POLL_SECONDS = 0.2
 _LISTED = re.compile(r"^GPU (\d+): .*\(UUID: ([\w-]+)\)", re.MULTILINE)
 
@@ -45,9 +46,18 @@ def visible() -> list[str]:
 
 def computes_bfloat16() -> bool:
     """Return whether GPUs are visible and all are NVIDIA's of capability 8.0 or more."""
+    return bool(visible() and (found := _generations())) and min(found) >= _BFLOAT16
+
+
+def emulates_bfloat16() -> bool:
+    """Return whether GPUs are visible, of which one of NVIDIA's is older than that."""
+    return bool(visible() and (found := _generations())) and min(found) < _BFLOAT16
+
+
+def _generations() -> list[int]:
+    """Return the first number of the compute capability of each GPU of NVIDIA's."""
     output = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
-    found = re.findall(r"^(\d+)\.\d", output, re.MULTILINE)
-    return bool(visible() and found) and all(int(major) >= 8 for major in found)
+    return [int(major) for major in re.findall(r"^(\d+)\.\d", output, re.MULTILINE)]
 
 
 def chosen() -> dict[str, str]:

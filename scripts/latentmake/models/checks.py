@@ -24,6 +24,7 @@ from latentmake.files.safetensors import Tensor
 from latentmake.layouts.layout import layout_of
 from latentmake.models import headers
 from latentmake.models.files import script_of, scripted_files, vae_factor, weights_files
+from latentmake.models.fit import Remembered, asked, check_networks
 from latentmake.models.headers import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
 
 Role = Literal["vae", "unet", "text"]
@@ -37,8 +38,11 @@ _ROLES: Mapping[Role, tuple[str, Collection[str]]] = {
 _USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
 
 
-def check_run(config: Config, name: str, run: Run) -> None:
-    """Refuse networks of another kind than their keys say, and sizes that the VAE cannot encode."""
+def check_run(config: Config, name: str, run: Run, remembered: Remembered = asked) -> None:
+    """Refuse networks of another kind than their keys say, and sizes that the VAE cannot encode.
+
+    See `check_networks` for networks that are incomplete or do not fit each other.
+    """
     model, key = config.models[run.model], f"models.{run.model}"
     if not model.spec.original_files:  # whose files the recipe looks at
         places: tuple[tuple[Role, Weights | None], ...] = (
@@ -51,6 +55,7 @@ def check_run(config: Config, name: str, run: Run) -> None:
                 headers.check_checkpoint(place, model.architecture, f"{key}.checkpoint")
             elif place is not None:
                 check_kind(place, role, f"{key}.{role}")
+    check_networks(model, key, remembered, trains=run.trainer is not None)
     if layout_of(model.layout_name).external:
         return  # the configuration has been checked for its rule
     factor = vae_factor(model.vae) or _USUAL_FACTOR

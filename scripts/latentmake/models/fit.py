@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,8 +39,7 @@ _HINT = "copy it again, or name another one"
 _TOGETHER = "the parts of a model must come from the same base model"
 _PURPOSES = {5: "depth", 7: "upscaling", 8: "edits by instructions", 9: "inpainting"}
 _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
-_FP8 = {"F8_E4M3", "F8_E5M2"}
-_NUMBERS = {"", "BF16", "F16", "F32", "F64"}  # "": a torch file's header does not tell
+_IN_16_BITS = "name a file in bf16, fp16 or float32"
 _ENCODERS = {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280}  # widths of the published ones
 _ANCIENT = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 # Name of a class, or model type, in a config.json -> what it is.
@@ -72,6 +71,12 @@ class Network(NamedTuple):
     def refused(self, what: str, hint: str = _HINT) -> ModelError:
         """Return the error of this network."""
         return ModelError(what, where=self.place, hint=hint)
+
+
+def asked(question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
+    """Return a fact from `find`, without a memo."""
+    del question
+    return find()[0]
 
 
 def check_networks(model: Model, where: str, remembered: Remembered, *, trains: bool) -> None:
@@ -208,39 +213,13 @@ def _check_complete(
     held: Mapping[str, Tensor],
     *,
     strict: bool = False,
-    trains: bool = False,
+    fp8: bool = False,
 ) -> None:
-    """Refuse a network that lacks tensors, or has them in other shapes or formats.
-
-    Args:
-        network: for the message.
-        expected: its tensors.
-        held: those of its files, in the same names.
-        strict: whether its loader refuses any other.
-        trains: whether it is trained.
-    """
-    odd, numbers = [], _NUMBERS if trains else _NUMBERS | _FP8
-    for name in filter(held.__contains__, expected):
-        (dtype, shape, *_), wanted = held[name], expected[name]
-        if dtype and _flat(shape) != _flat(wanted):
-            odd.append(f"has {name} of shape {[*shape]} instead of {[*wanted]}")
-        elif dtype not in numbers:
-            form = "fp8" if dtype in _FP8 else dtype
-            odd.append(f"holds {name} in {form}, not in bf16, fp16 or float32")
+    """Refuse a network whose tensors, in the same names, are not those; see `tensors.misfit`."""
     if any(name.endswith(_SCALES) for name in held):
-        odd.insert(0, "is in 8 bits with scales, which cannot be read: name one in 16 bits")
-    missing = (name for name in expected if name not in held)
-    unknown = (name for name in held if strict and name not in expected)
-    if fault := tensors.faults(missing, unknown, odd):
+        raise network.refused("is in 8 bits with scales, which cannot be read", _IN_16_BITS)
+    if fault := tensors.misfit(expected, held, strict=strict, fp8=fp8):
         raise network.refused(fault)
-
-
-def _flat(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape without the axes of length 1 at its end, of a convolution of one pixel."""
-    found = tuple(shape)
-    while len(found) > 2 and found[-1] == 1:
-        found = found[:-1]
-    return found
 
 
 def _refuse_class(network: Network, name: str) -> None:
@@ -274,7 +253,7 @@ def _autoencoder(weights: Weights) -> int | None:
         raise network.refused(what, "name the folder of a VAE") from None
     if expected is not None:
         plain = not (original or network.prefix or first in "".join(network.tensors))
-        _check_complete(network, expected, own, strict=plain and bool(sized))
+        _check_complete(network, expected, own, strict=plain and bool(sized), fp8=True)
     return int(config.get("latent_channels", 4))
 
 
@@ -307,7 +286,7 @@ def _text_encoder(model: Model, index: int) -> int | None:
         held = {"shared.weight": held["encoder.embed_tokens.weight"]} | held
     if network.prefix.endswith("model."):
         expected = tensors.open_clip(expected)
-    _check_complete(network, expected, held)
+    _check_complete(network, expected, held, fp8=True)
     width = own.get("hidden_size") or own.get("d_model")
     others = [name for name, each in _ENCODERS.items() if each == width]
     if named in _ENCODERS and others and named not in others:
@@ -369,7 +348,7 @@ def _check_unet(model: Model, weights: Weights, sizes: Mapping[str, int | None])
             )
         if expected is not None:
             held = own or network.tensors
-            _check_complete(network, expected, held, strict=not original, trains=True)
+            _check_complete(network, expected, held, strict=not original)
         _check_text(model, network, config, sizes)
     except (LookupError, TypeError, ValueError):
         raise network.refused("has a configuration that no network can have") from None
@@ -458,7 +437,7 @@ def _check_network(
     network = Network(path, _held(_files(Path(path))))
     _refuse_gaps(network)
     if not scaled and any(name.endswith(_SCALES) for name in network.tensors):
-        raise network.refused("is in 8 bits with scales, which cannot be trained", "name 16 bits")
+        raise network.refused("is in 8 bits with scales, which cannot be trained", _IN_16_BITS)
     for key, layers in inputs.items():
         for layer, times in layers.items():
             for name, tensor in network.tensors.items():

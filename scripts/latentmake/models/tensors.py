@@ -1,7 +1,8 @@
 """Names and shapes of the tensors of a network, as its configuration implies them.
 
 Sources: diffusers' UNet2DConditionModel and AutoencoderKL, transformers' CLIPTextModel,
-CLIPTextModelWithProjection, T5EncoderModel and UMT5EncoderModel. A configuration that names other
+CLIPTextModelWithProjection, T5EncoderModel and UMT5EncoderModel, and diffusers'
+WanTransformer3DModel. A configuration that names other
 blocks, or keys that add layers, implies nothing here. Planning reads headers alone, so no library
 that imports torch is asked.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from latentmake.files.safetensors import Tensor
 
 Shapes = dict[str, tuple[int, ...]]
 Config = Mapping[str, Any]
@@ -205,6 +208,89 @@ def t5(config: Config, *, every_bias: bool) -> Shapes:
         for layer in (0, 1):
             found[f"{place}.{layer}.layer_norm.weight"] = (width,)
     return found | {"encoder.final_layer_norm.weight": (width,)}
+
+
+def wan_dit(config: Config) -> Shapes:
+    """Return the tensors of a WanTransformer3DModel.
+
+    Raises:
+        LookupError, TypeError, ValueError: the configuration is damaged.
+    """
+    return dict(_wan_dit(config))
+
+
+def _wan_dit(config: Config) -> _Entries:
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    patch, image = tuple(config["patch_size"]), config.get("image_dim")
+    embedder = "condition_embedder"
+    yield "scale_shift_table", (1, 2, width)
+    yield "patch_embedding.weight", (width, config["in_channels"], *patch)
+    yield "patch_embedding.bias", (width,)
+    for name, inner in (("time", config["freq_dim"]), ("text", config["text_dim"])):
+        yield from _linear(f"{embedder}.{name}_embedder.linear_1", inner, width)
+        yield from _linear(f"{embedder}.{name}_embedder.linear_2", width, width)
+    yield from _linear(f"{embedder}.time_proj", width, 6 * width)
+    if image is not None:
+        place = f"{embedder}.image_embedder"
+        if config.get("pos_embed_seq_len") is not None:
+            yield f"{place}.pos_embed", (1, config["pos_embed_seq_len"], image)
+        yield from _norm(f"{place}.norm1", image)
+        yield from _linear(f"{place}.ff.net.0.proj", image, image)
+        yield from _linear(f"{place}.ff.net.2", image, width)
+        yield from _norm(f"{place}.norm2", width)
+    for number in range(config["num_layers"]):
+        place = f"blocks.{number}"
+        yield f"{place}.scale_shift_table", (1, 6, width)
+        for attention in ("attn1", "attn2"):
+            for name in ("to_q", "to_k", "to_v", "to_out.0"):
+                yield from _linear(f"{place}.{attention}.{name}", width, width)
+            for name in ("norm_q", "norm_k"):
+                yield f"{place}.{attention}.{name}.weight", (width,)
+        if image is not None:
+            yield from _linear(f"{place}.attn2.add_k_proj", width, width)
+            yield from _linear(f"{place}.attn2.add_v_proj", width, width)
+            yield f"{place}.attn2.norm_added_k.weight", (width,)
+        yield from _norm(f"{place}.norm2", width)
+        yield from _linear(f"{place}.ffn.net.0.proj", width, config["ffn_dim"])
+        yield from _linear(f"{place}.ffn.net.2", config["ffn_dim"], width)
+    area = patch[0] * patch[1] * patch[2]
+    yield from _linear("proj_out", width, area * config["out_channels"])
+
+
+FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
+"""Names in safetensors of numbers in 8 bits."""
+_NUMBERS = frozenset({"", "BF16", "F16", "F32", "F64"})  # "": a torch file's header does not tell
+
+
+def misfit(
+    expected: Shapes, held: Mapping[str, Tensor], *, strict: bool = False, fp8: bool = False
+) -> str:
+    """Return why tensors are not those of a network; "" where they are.
+
+    Args:
+        expected: its tensors.
+        held: those of its files, in the same names.
+        strict: whether there may be no others.
+        fp8: whether they may be in 8 bits.
+    """
+    odd, numbers = [], _NUMBERS | FP8 if fp8 else _NUMBERS
+    for name in filter(held.__contains__, expected):
+        (dtype, shape, *_), wanted = held[name], expected[name]
+        if dtype and _flat(shape) != _flat(wanted):
+            odd.append(f"has {name} of shape {[*shape]} instead of {[*wanted]}")
+        elif dtype not in numbers:
+            form = "fp8" if dtype in FP8 else dtype
+            odd.append(f"holds {name} in {form}, not in bf16, fp16 or float32")
+    missing = (name for name in expected if name not in held)
+    return faults(missing, (name for name in held if strict and name not in expected), odd)
+
+
+def _flat(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape without the axes of length 1 at its end, of a convolution of one pixel."""
+    found = tuple(shape)
+    while len(found) > 2 and found[-1] == 1:
+        found = found[:-1]
+    return found
 
 
 def faults(missing: Iterable[str], unknown: Iterable[str] = (), others: Iterable[str] = ()) -> str:

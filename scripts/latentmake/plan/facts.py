@@ -33,6 +33,7 @@ class Facts(Datasets):
         asks: whether the command only asks, so that its plans write no orders.
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
         options: options of a command that name this configuration, for messages.
+        local: whether jobs run on this machine, not on one of a cluster.
 
     Args:
         program_digest: returns the digest of the program that encodes a model's `latents` or
@@ -46,6 +47,7 @@ class Facts(Datasets):
         memo: Memo,
         *,
         runs_jobs: bool = True,
+        local: bool = True,
         program_digest: Callable[..., str] | None = None,
         encoders: bool = True,
         asks: bool = False,
@@ -55,6 +57,7 @@ class Facts(Datasets):
         self.asks = asks
         self.runs_jobs = runs_jobs
         self.options: tuple[str, ...] = ()
+        self.local = local
         self._program_digest = program_digest
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._faults_of_jobs: dict[str, list[dict[str, str]]] = {}

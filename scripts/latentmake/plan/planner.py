@@ -14,7 +14,6 @@ from latentmake.errors import ConfigError
 from latentmake.files import atomic
 from latentmake.files.workspace import other_owner
 from latentmake.models.checks import check_run
-from latentmake.models.fit import check_networks
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Part, parts_of, prompts_of
@@ -56,13 +55,7 @@ def make_plan(
         name: parts_of(facts.config, run, generated=name in generated) for name, run in runs.items()
     }
     for name, run in runs.items():
-        check_run(facts.config, name, run)
-        check_networks(
-            facts.config.models[run.model],
-            f"models.{run.model}",
-            facts.memo.remembered,
-            trains=run.trainer is not None,
-        )
+        check_run(facts.config, name, run, facts.memo.remembered)
         for part in parts[name]:
             asked = needed.setdefault((part.dataset, part.model), {})
             asked.setdefault(part.name, set()).add(name)

@@ -11,7 +11,7 @@ PLACE is a program's own name of the layer.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from latentmake.errors import TrainingError, first_line
@@ -33,7 +33,8 @@ def tensor_names(
 ) -> tuple[dict[str, str], float]:
     """Find a LoRA of this rank on these layers in a file, by its header.
 
-    `layers` have their names in diffusers; `places` are of each program that may have written it.
+    `layers` have their names in diffusers, and the shapes of their weights if these are known;
+    `places` are of each program that may have written it.
 
     Returns:
         Name in peft of each matrix, and of each layer's alpha where there is one, -> name in the
@@ -53,9 +54,17 @@ def tensor_names(
     wanted = {f"{place(layer)}.{end}": f"{layer}.{end}" for layer in layers for end in ends}
     for name in sorted(wanted.keys() ^ (found.keys() - alphas.keys())):
         raise ValueError(f"only the {'network' if name in wanted else 'file'} has {name}")
-    ranks = {(*head.tensors[found[x]].shape, 0)[0] for x in wanted if x.endswith(ends[0])}
+    held = head.tensors
+    ranks = {(*held[found[x]].shape, 0)[0] for x in wanted if x.endswith(ends[0])}
     if ranks != {rank}:
         raise ValueError(f"it has the rank {', '.join(map(str, sorted(ranks)))} in place of {rank}")
+    for name, own in wanted.items():
+        layer, _, end = own.removesuffix(".weight").rpartition(".")
+        shape = layers.get(layer) if isinstance(layers, Mapping) else None
+        at = int(end == "lora_A")  # A has the layer's inputs, B its outputs
+        if shape and (width := held[found[name]].shape[at : at + 1]) != shape[at : at + 1]:
+            what = f"{found[name]} is {', '.join(map(str, width)) or 0} wide, not {shape[at]}"
+            raise ValueError(f"it is of another network: {what}")
     described = json.loads(head.metadata.get(_METADATA, "{}")).items()
     if odd := [key for key, value in described if value and key.endswith(_SCALES)]:
         raise ValueError(f"its layers have scales of their own ({odd[0]})")

@@ -24,7 +24,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.training.order import read_order
 from latentmake.training.sd.recipe import load_noise_schedule
-from latentmake.training.sd.unet import SdOrder, parameter_names, training_digest
+from latentmake.training.sd.unet import SdOrder, parameter_names, shapes_of, training_digest
 from safetensors.numpy import save_file
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -126,12 +126,15 @@ def test_a_lora_to_begin_from_counts_by_its_content_and_is_checked(project: dict
     trainer = project["runs"]["tiny"]["trainer"]
     trainer |= {"rank": 2, "target_modules": ["attn1.to_q"]}
     plain = plan(project)
-    layers = {name.removesuffix(".weight") for name in parameter_names(plain.unet) or []}
-    names = [f"lora_unet_{x.replace('.', '_')}" for x in layers if x.endswith("attn1.to_q")]
+    ending = "attn1.to_q.weight"
+    shapes = {name: x for name, x in shapes_of(plain.unet).items() if name.endswith(ending)}
 
-    def write(place: str, rank: int = 2, value: float = 0) -> None:
-        ends = ("lora_down", "lora_up")
-        tensors = {f"{x}.{end}.weight": np.full((rank, 4), value) for x in names for end in ends}
+    def write(place: str, rank: int = 2, value: float = 0, wider: int = 0) -> None:
+        tensors = {}
+        for name, (outputs, inputs) in shapes.items():
+            layer = f"lora_unet_{name.removesuffix('.weight').replace('.', '_')}"
+            tensors[f"{layer}.lora_down.weight"] = np.full((rank, inputs + wider), value)
+            tensors[f"{layer}.lora_up.weight"] = np.full((outputs, rank), value)
         save_file(tensors, place)
 
     def begun(place: str) -> tuple[str, str]:
@@ -150,7 +153,12 @@ def test_a_lora_to_begin_from_counts_by_its_content_and_is_checked(project: dict
     plan_training(facts, planned)
     assert planned.note == "training of tiny: begins from the LoRA two.safetensors"
     write("other.safetensors", rank=3)
-    for name, fault in (("other.safetensors", "it has the rank 3"), ("none", "No such file")):
+    write("wider.safetensors", wider=1)
+    for name, fault in (
+        ("other.safetensors", "it has the rank 3"),
+        ("wider.safetensors", "it is of another network"),
+        ("none", "No such file"),
+    ):
         with pytest.raises(UserError) as error:
             begun(name)
         assert str(error.value).startswith(f"runs.tiny.trainer.init_lora: {name} cannot be begun")

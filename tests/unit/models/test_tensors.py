@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, UNet2DConditionModel, WanTransformer3DModel
 from diffusers.loaders.single_file_utils import (
     convert_ldm_unet_checkpoint,
     convert_ldm_vae_checkpoint,
@@ -119,6 +119,18 @@ def test_a_t5_has_the_tensors_of_its_class(every_bias: bool, gated: str) -> None
         own = shapes(network(config))
     own.pop("encoder.embed_tokens.weight")
     assert tensors.t5(config.to_dict(), every_bias=every_bias) == own
+
+
+@pytest.mark.parametrize("places", [None, 10])
+@pytest.mark.parametrize("image", [None, 20])
+def test_a_wan_dit_has_the_tensors_of_its_class(image: int | None, places: int | None) -> None:
+    sizes: dict[str, Any] = {"num_attention_heads": 2, "attention_head_dim": 12, "text_dim": 24}
+    sizes |= {"freq_dim": 32, "ffn_dim": 40, "num_layers": 2, "in_channels": 36}
+    if image:
+        sizes |= {"image_dim": image, "added_kv_proj_dim": 24, "pos_embed_seq_len": places}
+    with torch.device("meta"):
+        network: Any = WanTransformer3DModel(**sizes)
+    assert tensors.wan_dit(network.config) == shapes(network)
 
 
 def test_blocks_of_another_kind_imply_nothing() -> None:

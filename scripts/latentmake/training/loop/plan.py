@@ -64,7 +64,8 @@ class LoopBackend(Backend):
         if plan.reasons:
             plan.note = _note(order, plan)
             if train:
-                refuse_failed(check_settings(order.trainer, here=facts.runs_jobs))
+                here, local = facts.runs_jobs, facts.local
+                refuse_failed(check_settings(order.trainer, here=here, local=local))
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""

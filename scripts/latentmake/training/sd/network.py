@@ -14,17 +14,13 @@ SDXL in the UNet of the original release.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from diffusers import UNet2DConditionModel
-from diffusers.loaders.single_file_utils import (
-    DIFFUSERS_TO_LDM_MAPPING,
-    convert_ldm_unet_checkpoint,
-)
+from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -41,6 +37,7 @@ from latentmake.files import atomic
 from latentmake.models import headers
 from latentmake.models.checks import check_kind
 from latentmake.models.files import network_config
+from latentmake.models.tensors import original_unet_layer
 from latentmake.training.loop.recipe import seed_of
 from latentmake.training.lora import (
     ADAPTER,
@@ -55,7 +52,6 @@ from latentmake.training.sd.unet import (
     KOHYA_WEIGHTS,
     LORA_WEIGHTS,
     NEW,
-    PLACES,
     PREFIX,
     PROJECTION_FOLDER,
     UNET_FOLDER,
@@ -63,9 +59,8 @@ from latentmake.training.sd.unet import (
     SdOrder,
     check_conditions,
     check_names,
-    is_xl,
-    kohya_place,
     parameters_of,
+    places_of,
 )
 
 UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types
@@ -211,24 +206,11 @@ def adapt(
                 hint="name linear or convolution layers",
             ) from None
         for file in begun:
-            begin_lora(unet, file, places_of(unet))
+            begin_lora(unet, file, places_of(unet.config))
         return
     chosen = parts_of(unet, ["unet"] if trainer.adapter == "full" else trainer.parts) | new
     for name, parameter in unet.named_parameters():
         parameter.requires_grad_(name in chosen)
-
-
-# diffusers' names of SDXL's layers -> those of its release; in a block, and its number.
-_XL_LAYERS = {
-    r"mid_block\.attentions\.0": "middle_block.1",
-    r"mid_block\.resnets\.0": "middle_block.0",
-    r"mid_block\.resnets\.1": "middle_block.2",
-    r"conv1$": "in_layers.2",
-    r"conv2$": "out_layers.3",
-    r"time_emb_proj$": "emb_layers.1",
-    r"conv_shortcut$": "skip_connection",
-}
-_NAMES: dict[str, dict[str, str]] = DIFFUSERS_TO_LDM_MAPPING["unet"]
 
 
 def write_lora(unet: Any, folder: Path, described: Mapping[str, str]) -> None:
@@ -238,7 +220,7 @@ def write_lora(unet: Any, folder: Path, described: Mapping[str, str]) -> None:
     """
     config = unet.peft_config[ADAPTER]
     known = {"ss_network_dim": str(config.r), "ss_network_alpha": str(float(config.lora_alpha))}
-    kohya = kohya_bytes(unet, places_of(unet)[1], {**described, **known})
+    kohya = kohya_bytes(unet, places_of(unet.config)[1], {**described, **known})
     atomic.write(folder / LORA_WEIGHTS, lora_bytes(unet, PREFIX))
     atomic.write(folder / KOHYA_WEIGHTS, kohya)
 
@@ -277,33 +259,7 @@ def read_denoiser(denoiser: Denoiser, file: Path, strength: float = 1.0, *, lora
         raise unreadable(error, file) from None
 
 
-def places_of(unet: Any) -> Sequence[Callable[[str], str]]:
-    """Return what is before the names of a layer's matrices in diffusers' and kohya's files."""
-    if not is_xl(unet.config):
-        return PLACES
-    layers = unet.config.layers_per_block
-    return PLACES[0], lambda layer: kohya_place(xl_layer(layer, layers))
-
-
 def xl_layer(layer: str, layers: int) -> str:
-    """Return the name in SDXL's release of a layer of a diffusers UNet with `layers` a block.
-
-    Source: `make_unet_conversion_map` of sd-scripts' library/sdxl_model_util.py.
-    """
-    outside = {**_NAMES["layers"], **_NAMES["addition_embed_type"]}
-    if name := outside.get(f"{layer}.weight"):
-        return name.removesuffix(".weight")
-    places = {"resnets": (0, 0), "attentions": (0, 1)}
-    places |= {"downsamplers": (layers, 0), "upsamplers": (layers, 2)}
-
-    def block(match: re.Match[str]) -> str:
-        half, number, part, index = match.groups()
-        (offset, inner), first = places[part], int(half == "down")
-        at = first + int(number) * (layers + 1) + int(index) + offset
-        return f"{'input' if first else 'output'}_blocks.{at}.{inner}"
-
-    layer = re.sub(r"downsamplers\.0\.conv$", "downsamplers.0.op", layer)
-    layer = re.sub(r"^(down|up)_blocks\.(\d+)\.(\w+)\.(\d+)", block, layer)
-    for pattern, name in _XL_LAYERS.items():
-        layer = re.sub(pattern, name, layer)
-    return layer
+    """Return the name in SDXL's release of a layer of a diffusers UNet with `layers` a block."""
+    ups = ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"]
+    return original_unet_layer(layer, {"layers_per_block": layers, "up_block_types": ups})

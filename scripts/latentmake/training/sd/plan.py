@@ -15,7 +15,6 @@ from latentmake.training.loop.order import CAPTIONS
 from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.sd.unet import (
     PLACES,
-    XL,
     SdOrder,
     check_conditions,
     check_names,
@@ -23,6 +22,8 @@ from latentmake.training.sd.unet import (
     made_of,
     parameter_names,
     parameterization_of,
+    places_of,
+    shapes_of,
     start_of,
 )
 
@@ -66,10 +67,11 @@ class Sd(LoopBackend):
             captions=0 if trainer.samples.prompts else CAPTIONS,
             **order_values(facts, run, trainer),
         )
-        layers = None
-        if names is not None and model.architecture != XL:  # whose places only diffusers knows
-            layers = lora_layers(trainer.target_modules, names)
-        return order.begun(facts.memo.digest_of_file, [layers], PLACES)
+        shapes = shapes_of(model.unet)
+        targets = lora_layers(trainer.target_modules, shapes or names or ())
+        layers = {layer: shapes.get(f"{layer}.weight", ()) for layer in targets} or None
+        places = PLACES if config is None else places_of(config)
+        return order.begun(facts.memo.digest_of_file, [layers], places)
 
     def recipe(self, order: SdOrder) -> SdRecipe:
         """Return the recipe of an order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.files.safetensors import read_head
-from latentmake.models.files import weights_files
+from latentmake.models.files import network_config, weights_files
 from latentmake.models.parameterization import (
     SCHEDULE_FILE,
     Given,
@@ -31,6 +31,8 @@ from latentmake.models.recipe import (
     projection_digest,
     weights_digest,
 )
+from latentmake.models.tensors import original_unet_layer
+from latentmake.models.tensors import unet as unet_tensors
 from latentmake.training.loop.order import TrainingOrder
 
 PREFIX = "unet"
@@ -107,6 +109,23 @@ def kohya_place(layer: str) -> str:
 
 
 PLACES = (lambda layer: f"{PREFIX}.{layer}", kohya_place)
+
+
+def places_of(config: Mapping[str, Any]) -> Sequence[Callable[[str], str]]:
+    """Return what is before the names of a layer's matrices in diffusers' and kohya's files.
+
+    `config` is the UNet's.
+    """
+    if not is_xl(config):
+        return PLACES
+    return PLACES[0], lambda layer: kohya_place(original_unet_layer(layer, config))
+
+
+def shapes_of(unet: Weights) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a UNet's parameters by their names in diffusers, if they are known."""
+    with suppress(ModelError, LookupError, TypeError, ValueError):  # its loader says so
+        return unet_tensors(network_config(unet) or {}) or {}
+    return {}
 
 
 def lora_layers(targets: Iterable[str], parameters: Iterable[str]) -> set[str]:

@@ -25,6 +25,7 @@ from latentmake.models.checks import DIT, ModelFile, other_task
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
 from latentmake.models.headers import kinds_of, one
 from latentmake.models.recipe import FileDigest, files_digest, make, weights_digest
+from latentmake.models.tensors import misfit, wan_dit
 from latentmake.training.loop.order import ClipSettings, TrainingOrder
 
 HINT = (
@@ -91,6 +92,8 @@ def read_dit(path: str) -> Dit:
                 needs = "the trainer wan needs weights in bf16, fp16 or float32"
                 raise ValueError(f"holds {name} in {bits}; {needs}")
         sizes = _config({name: each.shape for name, each in tensors.items()}, config)
+        if fault := misfit(wan_dit(sizes), tensors, strict=True):
+            raise ValueError(fault)
     except ValueError as error:
         raise ModelError(str(error), where=path, hint=HINT) from None
     own = config if named == _CLASSES[0] else {k: v for k, v in config.items() if k == "eps"}
