@@ -228,6 +228,8 @@ class Strategies(NamedTuple):
     text: Encoder | None = None  # None: one of ours, or none
     samples: bool = False  # whether its latents are a sample of the posterior
     scale: tuple[str, str] = ("", "")  # as of `Scripts`
+    # Variant of the weights in a folder that `mixed_precision` of the same name reads.
+    variant: str | None = None
     architecture: Mapping[str, Any] = {}  # fields of `Architecture`
 
     @property

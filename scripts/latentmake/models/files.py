@@ -38,7 +38,12 @@ PARTS = {
 }
 """Key of a model -> names of the part's folder in a pipeline, in order."""
 _ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
-_STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
+STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
+"""Names of the files of weights in a folder, without variant and suffix."""
+_VARIANT = re.compile(
+    rf"(?:{'|'.join(STEMS)})(?:(\.(?!.*-of-)[\w-]+)\.(?:safetensors|bin)"
+    r"|\.(?:safetensors|bin)\.index(\.[\w-]+)\.json)"
+)
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
 _COPY = "copy the model again"
 _ADDED_BYTES = 1_000_000  # of a tokenizer.json, in which its added tokens are
@@ -132,8 +137,9 @@ def _placed(model: Model, weights: _Place, names: tuple[str, ...]) -> _Place:
 def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
     """Return the files that hold a local network: its configuration, then its weights.
 
-    Of a folder safetensors come before .bin, and an index file before its shards. A single file has
-    its configuration beside it or where `config` says.
+    Of a folder safetensors come before .bin, and an index file before its shards; a variant such as
+    fp16 counts where nothing else is there. A single file has its configuration beside it or where
+    `config` says.
 
     With `original` a single file may be Wan's original release (.pth, .pt, .safetensors). It needs
     no configuration, so one counts only where `config` names it.
@@ -151,14 +157,39 @@ def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
         refuse_missing(path)
         hint = "name the complete folder of one network, such as .../vae"
         raise ModelError("this model folder has no config.json", where=path, hint=hint)
-    for suffix in ("safetensors", "bin"):
-        for stem in _STEMS:
-            if (single := path / f"{stem}.{suffix}").is_file():
-                return [config, single]
-            if (index := path / f"{stem}.{suffix}.index.json").is_file():
-                return [config, index, *_shards(index)]
-    hint = f"it should hold {_STEMS[0]}.safetensors or {_STEMS[1]}.safetensors; copy it again"
+    for variant in ("", *variants(path)):
+        if files := _of_variant(path, variant):
+            return [config, *files]
+    hint = f"it should hold {STEMS[0]}.safetensors or {STEMS[1]}.safetensors; copy it again"
     raise ModelError("this model folder holds no weights", where=path, hint=hint)
+
+
+def _of_variant(folder: Path, variant: str) -> list[Path]:
+    """Return a folder's files of weights of a variant, or of none (""), if it has them."""
+    for suffix in ("safetensors", "bin"):
+        for stem in STEMS:
+            if (single := folder / f"{stem}{variant}.{suffix}").is_file():
+                return [single]
+            if (index := folder / f"{stem}.{suffix}.index{variant}.json").is_file():
+                return [index, *_shards(index)]
+    return []
+
+
+def only_variant(folder: Path) -> str:
+    """Return the variant that is all that a folder holds, such as `fp16`; "" for other folders."""
+    found = variants(folder)
+    return found[0].removeprefix(".") if found and not _of_variant(folder, "") else ""
+
+
+def variants(folder: Path) -> list[str]:
+    """Return the variants of weights in a folder, such as `.fp16`, the most usual first.
+
+    diffusers and transformers name them `model.fp16.safetensors`, and in shards
+    `model.fp16-00001-of-00002.safetensors` with `model.safetensors.index.fp16.json`.
+    """
+    matches = (_VARIANT.fullmatch(each.name) for each in folder.glob("*"))
+    found = {match[1] or match[2] for match in matches if match}
+    return sorted(found, key=lambda each: (each != ".fp16", each != ".bf16", each))
 
 
 def refuse_missing(path: Path) -> None:
@@ -223,7 +254,10 @@ def projection_file(path: str) -> Path:
     if place.suffix == ".safetensors":
         return place
     folder = "*projection*/" if (place / "model_index.json").is_file() else ""
-    found = [file for stem in _STEMS for file in place.glob(f"{folder}{stem}.safetensors")]
+    found: list[Path] = []
+    for variant in ("", ".*"):
+        names = [f"{folder}{stem}{variant}.safetensors" for stem in STEMS]
+        found = found or [file for name in names for file in place.glob(name)]
     if len(found) != 1:
         what = f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}"
         hint = "name the folder or .safetensors file of a linear projection"

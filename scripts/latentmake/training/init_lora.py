@@ -3,6 +3,7 @@
 | file | key of a layer's down matrix | alpha |
 |---|---|---|
 | diffusers | `unet.LAYER.lora_A.weight` | metadata; without them the rank |
+| diffusers' attention processors | `LAYER.processor.to_q_lora.down.weight` | none: the rank |
 | kohya's and others | `PLACE.lora_down.weight` | `PLACE.alpha`; without it the rank |
 
 PLACE is a program's own name of the layer.
@@ -11,7 +12,7 @@ PLACE is a program's own name of the layer.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from latentmake.errors import TrainingError, first_line
@@ -22,6 +23,9 @@ Place = Callable[[str], str]
 
 _METADATA = "lora_adapter_metadata"  # diffusers' LORA_ADAPTER_METADATA_KEY
 _SAME = {
+    # Those of diffusers' attention processors; source: its utils/state_dict_utils.py.
+    **{".processor.": ".", ".to_out_lora.": ".to_out.0.lora."},
+    **{f".to_{part}_lora.": f".to_{part}.lora." for part in "qkv"},
     **{".lora_down.": ".lora_A.", ".lora_up.": ".lora_B."},  # kohya's
     **{".lora.down.": ".lora_A.", ".lora.up.": ".lora_B."},  # diffusers' before peft
 }
@@ -45,9 +49,7 @@ def tensor_names(
         ValueError: it is damaged, or has another rank or other layers.
     """
     head = read_head(file)
-    found = {name: name for name in head.entries}
-    for old, new in _SAME.items():
-        found = {name.replace(old, new): own for name, own in found.items()}
+    found = _renamed(head.entries)
     place = max(places, key=lambda each: sum(f"{each(x)}.lora_A.weight" in found for x in layers))
     alphas = {f"{place(layer)}.alpha": f"{layer}.alpha" for layer in layers}
     ends = ("lora_A.weight", "lora_B.weight")
@@ -70,6 +72,37 @@ def tensor_names(
         raise ValueError(f"its layers have scales of their own ({odd[0]})")
     alpha = next((float(value) for key, value in described if key.endswith(".lora_alpha")), rank)
     return {own: found[name] for name, own in (wanted | alphas).items() if name in found}, alpha
+
+
+def _renamed(names: Iterable[str]) -> dict[str, str]:
+    """Return a file's names by those that peft would have in their place."""
+    found = {name: name for name in names}
+    for old, new in _SAME.items():
+        found = {name.replace(old, new): own for name, own in found.items()}
+    return found
+
+
+def sizes_of(file: Path, prefix: str) -> tuple[int, float, list[str]]:
+    """Return rank, alpha and layers of a LoRA in one of diffusers' names, by its header.
+
+    `prefix` is the pipeline's name for the network, which is before the layers, or is not.
+
+    Raises:
+        OSError: the file is missing.
+        ValueError, LookupError: it is damaged, or in other names.
+    """
+    head = read_head(file)
+    if _METADATA in head.metadata:
+        content = json.loads(head.metadata[_METADATA])
+        keys = ("r", "lora_alpha", "target_modules")
+        rank, alpha, layers = (content[f"{prefix}.{key}"] for key in keys)
+        return rank, alpha, layers
+    end = ".lora_A.weight"
+    downs = {x: own for x, own in _renamed(head.entries).items() if x.endswith(end)}
+    if not downs:
+        raise ValueError("it is no LoRA in the names of diffusers")
+    ((rank, *_), *_) = (head.tensors[own].shape for own in downs.values())
+    return rank, rank, sorted(x.removesuffix(end).removeprefix(f"{prefix}.") for x in downs)
 
 
 def misfit(error: Exception, file: Path, where: str) -> TrainingError:

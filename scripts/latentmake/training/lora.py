@@ -18,8 +18,7 @@ from safetensors.torch import load_file
 from latentmake.config.trainers import LoopTrainer
 from latentmake.errors import LatentmakeError, TrainingError, first_line
 from latentmake.files import cachefile
-from latentmake.files.safetensors import read_head
-from latentmake.training.init_lora import Place, misfit, tensor_names
+from latentmake.training.init_lora import Place, misfit, sizes_of, tensor_names
 
 ADAPTER = "default"
 """Name of the LoRA in its network: peft's own."""
@@ -142,7 +141,7 @@ def load_lora(
     prefix: str,
     strength: float = 1.0,
 ) -> None:
-    """Put back a LoRA from the file of `lora_bytes`.
+    """Put back a LoRA from the file of `lora_bytes`, or one in older names of diffusers.
 
     A network without a LoRA gets one of its sizes. `strength` is a factor of what it adds to the
     weights. See `lora_bytes` for the prefix.
@@ -151,17 +150,14 @@ def load_lora(
         TrainingError: it is missing or damaged, or of another network.
     """
     try:
-        content = json.loads(read_head(file).metadata[LORA_ADAPTER_METADATA_KEY])
-        rank, alpha, layers = (
-            content[f"{prefix}.{key}"] for key in ("r", "lora_alpha", "target_modules")
-        )
+        rank, alpha, layers = sizes_of(file, prefix)
         if ADAPTER not in (getattr(network, "peft_config", None) or {}):
             with torch.random.fork_rng(devices=[]):  # the next noise is the same as without it
                 add_adapter(network, rank=rank, alpha=alpha, target_modules=layers)
         config = network.peft_config[ADAPTER]
         if (rank, alpha) != (config.r, config.lora_alpha):
             raise ValueError("it has another rank or alpha")
-        _copy(network, file, [lambda layer: f"{prefix}.{layer}"])
+        _copy(network, file, [lambda layer: f"{prefix}.{layer}", str])
         for module in network.modules() if strength != 1 else ():
             if isinstance(module, BaseTunerLayer):
                 module.set_scale(ADAPTER, strength)

@@ -21,6 +21,7 @@ from latentmake.errors import DatasetError, ModelError, SourceError
 from latentmake.files.media import VIDEO_EXTENSIONS, probe_image, probe_video
 from latentmake.files.safetensors import Tensor
 from latentmake.geometry.clips import Timing
+from latentmake.models.files import STEMS, variants
 from latentmake.models.headers import LORA, SUFFIXES, kinds_of, one, tensors_of
 from latentmake.reports.plan_report import counted
 
@@ -163,8 +164,7 @@ def _dataset(folder: Path, kind: str, items: list[Path]) -> Found:
 
 
 _DEPTH = 3  # folders below the one that is named
-_LIBRARIES = ("diffusion_pytorch_model", "model", "pytorch_model")
-_LIBRARY = re.compile(rf"({'|'.join(_LIBRARIES)})[.-]")
+_LIBRARY = re.compile(rf"({'|'.join(STEMS)})[.-]")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _FURTHER = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")  # shard, besides the first
 _PAIRS = ("transformer", "transformer_2", "high_noise_model", "low_noise_model")
@@ -401,9 +401,11 @@ def _parts(root: Path) -> Iterator[Part]:
         folders[:] = [] if deep else sorted(x for x in folders if not x.startswith("."))
         files = [place / name for name in sorted(names) if name.endswith(SUFFIXES)]
         files = [each for each in files if not _FURTHER.search(each.stem)]
-        own = []
+        own: list[Path] = []
         if "config.json" in names:  # a library's folder: its safetensors come first
-            own = [x for x in files if _SHARD.sub("", x.stem) in _LIBRARIES]
+            for variant in ("", *variants(place)):
+                named = [f"{stem}{variant}" for stem in STEMS]
+                own = own or [x for x in files if _SHARD.sub("", x.stem) in named]
             own.sort(key=lambda x: SUFFIXES.index(x.suffix))
         for file in (*own[:1], *(x for x in files if not (own and _LIBRARY.match(x.name)))):
             with suppress(ModelError):

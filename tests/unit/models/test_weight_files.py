@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
-from latentmake.models import files
+from latentmake.models import files, recipe
 from test_recipe import network, put
 
 
@@ -55,6 +55,33 @@ def test_a_folder_of_shards_in_order_and_each_once(tmp_path: Path, ending: str) 
     (tmp_path / f"model.{ending}.index.json").write_text(json.dumps(index))
     expected = ["config.json", f"model.{ending}.index.json", f"s1.{ending}", f"s2.{ending}"]
     assert names(tmp_path) == expected
+
+
+@pytest.mark.parametrize("variant", ["fp16", "bf16", "non_ema"])
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_a_variant_counts_where_nothing_else_is_there(
+    tmp_path: Path, variant: str, ending: str
+) -> None:
+    one, two = (f"model.{variant}-0000{number}-of-00002.{ending}" for number in (1, 2))
+    index = f"model.{ending}.index.{variant}.json"
+    for name in ("config.json", one, two):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / index).write_text(json.dumps({"weight_map": {"a": one, "b": two}}))
+    assert names(tmp_path) == ["config.json", index, one, two]
+    assert files.only_variant(tmp_path) == variant
+    (tmp_path / f"model.zzz.{ending}").write_text("")  # a less usual one
+    (tmp_path / f"model.{variant}.{ending}").write_text("")
+    assert names(tmp_path) == ["config.json", f"model.{variant}.{ending}"]
+    (tmp_path / "pytorch_model.bin").write_text("")
+    assert names(tmp_path) == ["config.json", "pytorch_model.bin"]
+    assert files.only_variant(tmp_path) == ""
+
+
+def test_weights_whose_name_loses_its_variant_keep_their_digest(tmp_path: Path) -> None:
+    put(tmp_path, config__json="{}", model__fp16__safetensors="w")
+    before = recipe.weights_digest(Weights(path=str(tmp_path)))
+    (tmp_path / "model.fp16.safetensors").rename(tmp_path / "model.safetensors")
+    assert recipe.weights_digest(Weights(path=str(tmp_path))) == before
 
 
 def test_a_single_file_with_its_configuration_beside_named_or_absent(tmp_path: Path) -> None:

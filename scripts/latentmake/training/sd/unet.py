@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from latentmake.models.recipe import (
 )
 from latentmake.models.tensors import original_unet_layer
 from latentmake.models.tensors import unet as unet_tensors
+from latentmake.training.init_lora import Place
 from latentmake.training.loop.order import TrainingOrder
 
 PREFIX = "unet"
@@ -108,17 +109,18 @@ def kohya_place(layer: str) -> str:
     return f"lora_unet_{layer.replace('.', '_')}"
 
 
-PLACES = (lambda layer: f"{PREFIX}.{layer}", kohya_place)
+PLACES: Sequence[Place] = (lambda layer: f"{PREFIX}.{layer}", kohya_place, str)
+"""Names of a layer in files of diffusers, of kohya's scripts, and in the oldest of diffusers."""
 
 
-def places_of(config: Mapping[str, Any]) -> Sequence[Callable[[str], str]]:
+def places_of(config: Mapping[str, Any]) -> Sequence[Place]:
     """Return what is before the names of a layer's matrices in diffusers' and kohya's files.
 
     `config` is the UNet's.
     """
     if not is_xl(config):
         return PLACES
-    return PLACES[0], lambda layer: kohya_place(original_unet_layer(layer, config))
+    return PLACES[0], lambda layer: kohya_place(original_unet_layer(layer, config)), PLACES[2]
 
 
 def shapes_of(unet: Weights) -> dict[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.utils import convert_state_dict_to_diffusers
+from latentmake.errors import TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.training.loop.state import trained_state
 from latentmake.training.order import RunFiles
@@ -50,6 +51,47 @@ def test_a_lora_in_diffusers_older_names_is_read(tmp_path: Path) -> None:
     assert any(".lora.down." in name for name in load_file(file))
     found = trained_state(read_copy(order))
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+@pytest.mark.parametrize("prefix", ["unet.", ""])
+def test_a_lora_of_old_attention_processors_does_here_what_it_does_in_diffusers(
+    tmp_path: Path, prefix: str
+) -> None:
+    layers = ["to_q", "to_k", "to_v", "to_out.0"]
+    order = make_order(tmp_path, **SETTINGS | {"target_modules": layers, "alpha": 4.0})
+    make_training(order).run()
+    old, named = Path(order.output, "old.safetensors"), dict[str, torch.Tensor]()
+    for name, value in load_file(Path(order.output, LORA)).items():
+        layer, matrix, _ = name.removeprefix("unet.").rsplit(".", 2)
+        block, _, part = layer.removesuffix(".0").rpartition(".")
+        half = "down" if matrix == "lora_A" else "up"
+        named[f"{prefix}{block}.processor.{part}_lora.{half}.weight"] = value
+    save_file(named, old)
+    unet: Any = UNet2DConditionModel.from_pretrained(order.unet.path)
+    unet.load_lora_adapter(load_file(old), prefix=prefix.removesuffix(".") or None)
+    random = torch.Generator().manual_seed(4)
+    given = (
+        torch.randn(1, 4, 8, 8, generator=random),
+        torch.tensor([700]),
+        torch.randn(1, 7, TEXT_WIDTH, generator=random),
+    )
+    recipe = SdRecipe(order)
+    sizes: Any = {"channels": 4, "text_width": TEXT_WIDTH, "dtype": torch.float32}
+    drawing = recipe.make_network(**sizes, plain=True)
+    recipe.read_copy(drawing, [old])
+    further = make_order(
+        tmp_path,
+        output="further",
+        **SETTINGS | {"target_modules": layers, "alpha": 1.0, "init_lora": str(old)},
+    )
+    begun = SdRecipe(further).make_network(**sizes)
+    with torch.no_grad():
+        expected = unet(*given).sample
+        for network in (drawing, begun):
+            assert torch.allclose(network.unet.eval()(*given).sample, expected, rtol=0, atol=1e-6)
+    save_file({f"{name}.other": value for name, value in named.items()}, old)
+    with pytest.raises(TrainingError, match="in the names of diffusers"):
+        recipe.read_copy(recipe.make_network(**sizes, plain=True), [old])
 
 
 def test_kohyas_file_does_in_diffusers_what_our_network_does(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from latentmake.config import weights
 from latentmake.config.root import Config
 from latentmake.errors import UserError
 from latentmake.models.checks import ModelFile
+from latentmake.models.files import only_variant
 from latentmake.models.headers import lack
 from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import (
@@ -121,6 +122,9 @@ class SdScripts(Launched[SdScriptsOrder]):
         yield from image_findings(images)
 
 
+_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2")  # of a pipeline that it reads
+
+
 def model_files(order: SdScriptsOrder, *, makes: bool = False) -> Iterator[ModelFile]:
     """Yield the checkpoint, inspected, and the encoders that a script cannot be given.
 
@@ -145,6 +149,12 @@ def _checkpoint_fault(order: SdScriptsOrder) -> str:
     if place.is_dir() and order.model.spec.single_file:
         hint = "name the .safetensors file of the original release"
         return f"is a folder, and sd-scripts reads {title} from one file: {hint}"
+    if place.is_dir():
+        found = {*filter(None, (only_variant(place / part) for part in _PARTS))}
+        if order.trainer.mixed_precision == order.strategies.variant:
+            found.discard(str(order.strategies.variant))
+        what = f"holds only the variant {min(found, default='')} of its weights, which sd-scripts "
+        return f"{what}does not read: rename the files without it" if found else ""
     if place.suffix != ".safetensors":
         return ""
     return lack(place, order.strategies.marks, f"network of {title}")
