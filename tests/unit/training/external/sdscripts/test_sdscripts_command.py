@@ -22,7 +22,7 @@ from latentmake.training import previous
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Places, Resume, accelerate_arguments
 from latentmake.training.external.publish import publish
-from latentmake.training.external.sdscripts.backend import SdScriptsPublication
+from latentmake.training.external.sdscripts.backend import SdScriptsPublication, model_files
 from latentmake.training.external.sdscripts.deploy import dataset_toml, deployed
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
@@ -431,9 +431,29 @@ def test_a_run_without_them_has_the_digest_of_before_the_keys() -> None:
     asked = order()
     settings = dict(shaping(asked.trainer, "weights"))
     del settings["script"], settings["prior_loss_weight"]
+    del settings["v_parameterization"], settings["zero_terminal_snr"]
     model = asked.model
     own = [settings, asked.script, "sdxl", model.clip_skip, model.max_token_length]
     assert asked.settings_digest() == digest.of_value([*own, *sorted(asked.flags.items())])
     assert "--prior_loss_weight" not in arguments(asked)
     other = order(trainer={"prior_loss_weight": 0.5})
     assert other.settings_digest() != asked.settings_digest()
+
+
+def test_a_folder_of_one_variant_is_named_where_sd_scripts_cannot_read_it() -> None:
+    part = Path("base/unet")
+    part.mkdir(parents=True)
+    (part / "diffusion_pytorch_model.fp16.safetensors").touch()
+    for architecture, precision, readable in (
+        ("sd1", "fp16", False),
+        ("sdxl", "bf16", False),
+        ("sdxl", "fp16", True),
+    ):
+        asked = order(
+            architecture, model={"checkpoint": "base"}, trainer={"mixed_precision": precision}
+        )
+        first, *_ = model_files(asked)
+        named = "holds only the variant fp16 of its weights, which sd-scripts does not read"
+        assert first.fault.startswith(named) != readable
+    (part / "diffusion_pytorch_model.safetensors").touch()
+    assert not next(iter(model_files(order("sd1", model={"checkpoint": "base"})))).fault
