@@ -65,6 +65,7 @@ QUICK = (
     "tests/workflow/test_strategies_built.py",
     "tests/workflow/test_training.py::test_a_failed_training",
     "tests/workflow/test_training.py::test_nothing_but_an_edit",
+    "tests/workflow/test_vanished.py::test_caches_of_items_that_vanish_in_bulk_are_kept_apart_and_linked_back[plain-link",
     "tests/workflow/test_verify.py",
     "tests/workflow/test_wan.py::test_a_video_is_cut",
     "tests/workflow/test_wan.py::test_each_edit",
