@@ -185,7 +185,7 @@ def _checked(config: dict[str, Any], place: object) -> dict[str, Any]:
     """
     kind, fault = str(config.get("_class_name", "DDPMScheduler")), ""
     betas, steps = config.get("trained_betas"), config.get("num_train_timesteps", 1000)
-    numbers = [*(betas or []), *(config[x] for x in _BETAS[:2] if x in config), steps]
+    numbers = [*(betas or (config[x] for x in _BETAS[:2] if x in config)), steps]
     if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers) or steps < 1:
         raise missing_schedule(place)
     if flows(config):
@@ -327,13 +327,13 @@ def _settled(
         raise ModelError(what, where=f"{given.where}.{given.names[0]}", hint=hint)
     _refuse_other(kind, flows(schedule), place, given)
     told = {} if kind.value == own else {kind.key: kind.value}
-    if not flows(schedule):
+    if kind.value != FLOW:
         schedule = {**schedule, "prediction_type": kind.value}
         if zero.value != _ends_in_noise(schedule):
             told[_ZERO] = schedule["rescale_betas_zero_snr"] = zero.value
             if zero.value:  # pictures begin at the last timestep
                 schedule["timestep_spacing"] = "trailing"
-    ends_in_noise = _ends_in_noise(schedule)
+    ends_in_noise = kind.value != FLOW and _ends_in_noise(schedule)
     if kind.value == EPSILON and ends_in_noise:
         what = "a network cannot predict epsilon with zero terminal SNR: the last timestep is noise"
         hint = f"set the trainer's `{given.names[0]}`, or its `{given.names[1]}: false`"

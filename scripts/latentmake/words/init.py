@@ -79,7 +79,8 @@ def init(
     section = section_of(Section(found, kind, beside, place))
     run = Run(name, taken, section, *size_of(found, taken), _program(kind, folders), file)
     text = config_text(run)
-    missing = [*_missing(run), *(() if section.missing else _faults(text))]
+    told = list[str]()
+    missing = [*_missing(run), *(() if section.missing else _faults(text, told))]
     try:
         atomic.write(file, text.encode())
     except UnicodeEncodeError:
@@ -89,6 +90,8 @@ def init(
         _say("found", f"{each.path}: {each.described}")
     if found.networks:
         _say("found", f"{found.root}: {found.title}")
+    for line in told:
+        _say("found", f"it predicts {line}")
     _say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size)} pixels")
     for each in datasets:
         if each not in taken:
@@ -168,8 +171,11 @@ def _missing(run: Run) -> Iterator[str]:
             yield f"control images of {each.path}: put them into {controls_of(each)}"
 
 
-def _faults(text: str) -> Iterator[str]:
-    """Yield why the configuration could not be planned; files are looked at, not read."""
+def _faults(text: str, told: list[str]) -> Iterator[str]:
+    """Yield why the configuration could not be planned; files are looked at, not read.
+
+    What the network predicts is added to `told`.
+    """
     try:
         config = resolved(parse(yaml.safe_load(text)))
         model = next(iter(config.models.values()))
@@ -178,6 +184,6 @@ def _faults(text: str) -> Iterator[str]:
         recipe.make("text", None, model, lambda _: "")
         for run in config.runs:
             if (trainer := backends.of_run(config, run)) is not None:
-                trainer.check_network(config, run)
+                told += filter(None, [trainer.check_network(config, run)])
     except UserError as error:
         yield str(error)

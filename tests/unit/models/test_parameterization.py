@@ -250,3 +250,9 @@ def test_only_caches_of_a_wrong_scale_have_another_recipe(tmp_path: Path) -> Non
     for architecture in ("sdxl", "sd1", None):
         assert "scaling_factor" not in made(told_by_config, architecture)
     assert made(told_by_config, None, scaling_factor=0.5)["scaling_factor"] == 0.5
+
+
+def test_zero_terminal_snr_is_no_setting_of_flow_matching(tmp_path: Path) -> None:
+    found = told(write(tmp_path, "sdxl", "v_pred", "ztsnr"), prediction_type="flow_matching")
+    assert found.told == {"prediction_type": "flow_matching"}
+    assert not found.zero_terminal_snr

@@ -10,6 +10,7 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.errors import ModelError
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
+from latentmake.plan.run_plan import RunPlan
 from latentmake.training.backend import Finding, parameterization_findings
 from latentmake.training.loop.order import CAPTIONS
 from latentmake.training.loop.plan import LoopBackend, order_values
@@ -73,17 +74,29 @@ class Sd(LoopBackend):
         places = PLACES if config is None else places_of(config)
         return order.begun(facts.memo.digest_of_file, [layers], places)
 
+    def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
+        """Plan a training, and say what the files of its network tell."""
+        super().plan(facts, plan, train=train)
+        order, written = plan.trainer, facts.config.runs[plan.name].trainer
+        assert isinstance(order, SdOrder) and isinstance(written, SdTrainer)
+        keys = ("prediction_type", "zero_terminal_snr")
+        if plan.reasons and any(getattr(order.trainer, x) != getattr(written, x) for x in keys):
+            told = f"training of {plan.name}: {parameterization_of(order.model, written)}"
+            plan.note = "; ".join(filter(None, (plan.note, told)))
+
     def recipe(self, order: SdOrder) -> SdRecipe:
         """Return the recipe of an order."""
         from latentmake.training.sd.recipe import SdRecipe
 
         return SdRecipe(order)
 
-    def check_network(self, config: Config, run: str) -> None:
-        """Refuse a UNet without a noise schedule, or whose files do not tell what it predicts."""
+    def check_network(self, config: Config, run: str) -> str:
+        """Return what a UNet predicts, where its scheduler does not say so."""
         trainer, model = config.runs[run].trainer, config.models[config.runs[run].model]
         assert isinstance(trainer, SdTrainer)
         start_of(model, trainer, f"runs.{run}.trainer", lambda _: "")
+        found = parameterization_of(model, trainer)
+        return str(found) if found and found.told else ""
 
     def check(self, order: SdOrder, *, current: bool) -> Iterator[Finding]:
         """Check what the settings need, and tell what the network predicts."""

@@ -93,6 +93,8 @@ def load_noise_schedule(
     config = found.schedule
     if found.prediction == FLOW:
         known = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
+        if config.get("use_flow_sigmas"):  # of a solver such as UniPCMultistepScheduler
+            known["shift"] = config.get("flow_shift", 1.0)
         return _Flow.from_config(config if flows(config) else known)
     changes = {"clip_sample": False, "thresholding": False}  # latents have no bounds
     return _Diffusion.from_config(config, **changes)

@@ -98,9 +98,10 @@ class SdScripts(Launched[SdScriptsOrder]):
         """Return the checkpoint, inspected, and encoders that cannot be read."""
         return [*model_files(order)]
 
-    def check_network(self, config: Config, run: str) -> None:
-        """Refuse a network that does not say what it predicts."""
-        self.order_type.of_run(config, run)
+    def check_network(self, config: Config, run: str) -> str:
+        """Return what a network predicts, where it is not epsilon."""
+        found = self.order_type.of_run(config, run).parameterization(keys=False)
+        return str(found) if found and found.told else ""
 
     def check(self, order: SdScriptsOrder, *, current: bool) -> Iterator[Finding]:
         """Check what a training needs, and tell what the network predicts."""

@@ -73,6 +73,11 @@ class SdScriptsOrder(ExternalOrder):
         keys = {key: value for key, value in keys.items() if f"--{key}" not in given}
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=keys)})
 
+    def described(self) -> str:
+        told = ", ".join(key for key in PREDICTING if getattr(self.trainer, key))
+        told = told and f"training of {self.run}: by the files of the model or its keys: {told}"
+        return "; ".join(filter(None, (super().described(), told)))
+
     def parameterization(
         self, where: str = "trainer", *, keys: bool = True
     ) -> Parameterization | None:
