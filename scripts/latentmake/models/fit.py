@@ -131,7 +131,7 @@ def _check(model: Model, trains: bool) -> None:
     else:
         for key in ("vae", "clip", "image_encoder", "text", "text.1", "text.2"):
             with _at(key.partition(".")[0]):
-                sizes[key] = _encoder_of_program(model.weights(key), key)
+                sizes[key] = _encoder_of_program(model.weights(key), key, wan=spec.encodes)
     if not trains:
         return
     if model.unet is not None:
@@ -417,17 +417,48 @@ def _files(path: Path) -> list[Path]:
     return own if path.is_file() or path.is_dir() else []
 
 
-def _encoder_of_program(weights: Weights | None, key: str) -> int | None:
-    """Check an encoder; return the channels of a VAE, or the width of embeddings, if known."""
+def _encoder_of_program(weights: Weights | None, key: str, *, wan: bool) -> int | None:
+    """Check an encoder; return the channels of a VAE, or the width of embeddings, if known.
+
+    Those of Wan, which Latentmake encodes with too, have names that are known.
+    """
     if weights is None or weights.path is None or not (files := _files(Path(weights.path))):
         return None
     held = _held(files)
-    _refuse_gaps(Network(weights.path, held))
+    network = Network(weights.path, held)
+    _refuse_gaps(network)
+    if wan and (fault := tensors.faults(_missing_of_wan(key, held))):
+        raise network.refused(fault)
     if key == "vae":
         vae = headers.vae_of(held) if all(each.shape for each in held.values()) else None
         return None if vae is None else vae.channels
     tables = [each.shape for name, each in held.items() if _TABLE.search(name)]
     return next((shape[1] for shape in tables if len(shape) == 2), None)
+
+
+def _missing_of_wan(key: str, held: Iterable[str]) -> list[str]:
+    """Return the names that a VAE or umT5 of Wan lacks; none where its names are not known."""
+    names, prefix = {*held}, ""
+    if key == "vae":
+        expected, original = [*tensors.wan_vae()], tensors.original_wan_vae
+    elif key == "text":
+        # Files of complete models have a prefix before the original names, too.
+        prefix, original = "encoder.", tensors.original_t5
+        blocks = (re.match(r"(?:encoder\.)?blocks?\.(\d+)\.", name) for name in names)
+        number = max((int(each[1]) for each in blocks if each), default=-1) + 1
+        sizes = dict.fromkeys(("d_model", "d_ff", "num_heads", "d_kv", "vocab_size"), 1)
+        config = {**sizes, "num_layers": number, "feed_forward_proj": "gated-gelu"}
+        expected = [*tensors.t5(config, every_bias=True)]
+        if "encoder.embed_tokens.weight" in names:  # of the same values
+            names.add("shared.weight")
+    else:
+        return []
+    names = {name.removeprefix(prefix) for name in names}
+    for form in (expected, [original(name) for name in expected]):
+        lacks = [name for name in form if name.removeprefix(prefix) not in names]
+        if len(lacks) < len(form) / 2:
+            return lacks
+    return []
 
 
 def _check_network(

@@ -257,6 +257,82 @@ def _wan_dit(config: Config) -> _Entries:
     yield from _linear("proj_out", width, area * config["out_channels"])
 
 
+def wan_vae() -> Iterator[str]:
+    """Yield the names of the tensors of Wan 2.1's VAE, an AutoencoderKLWan, whatever its width."""
+    layers: dict[str, tuple[str, ...]] = dict.fromkeys(("quant_conv", "post_quant_conv"), _WEIGHTS)
+    for half in ("encoder", "decoder"):
+        layers |= {f"{half}.conv_in": _WEIGHTS, f"{half}.conv_out": _WEIGHTS}
+        layers[f"{half}.norm_out"] = ("gamma",)
+        layers |= {f"{half}.mid_block.attentions.0.{x}": _WEIGHTS for x in ("to_qkv", "proj")}
+        layers[f"{half}.mid_block.attentions.0.norm"] = ("gamma",)
+        places = [f"{half}.mid_block.resnets.{number}" for number in (0, 1)]
+        if half == "encoder":
+            places += [f"encoder.down_blocks.{number}" for number in (0, 1, 3, 4, 6, 7, 9, 10)]
+        else:
+            places += [f"decoder.up_blocks.{x}.resnets.{y}" for x in range(4) for y in range(3)]
+        for place in places:
+            layers |= {f"{place}.conv{x}": _WEIGHTS for x in (1, 2)}
+            layers |= {f"{place}.norm{x}": ("gamma",) for x in (1, 2)}
+    for number in (3, 6):
+        layers[f"encoder.down_blocks.{number}.conv_shortcut"] = _WEIGHTS
+    layers["decoder.up_blocks.1.resnets.0.conv_shortcut"] = _WEIGHTS
+    downs = [f"encoder.down_blocks.{number}" for number in (5, 8, 2)]
+    ups = [f"decoder.up_blocks.{number}.upsamplers.0" for number in (0, 1, 2)]
+    layers |= {f"{place}.resample.1": _WEIGHTS for place in (*downs, *ups)}
+    layers |= {f"{place}.time_conv": _WEIGHTS for place in (*downs[:2], *ups[:2])}
+    return (f"{layer}.{end}" for layer, ends in layers.items() for end in ends)
+
+
+_WEIGHTS = ("weight", "bias")
+_WAN_RESNET = {
+    **{"norm1": "residual.0", "conv1": "residual.2", "norm2": "residual.3"},
+    **{"conv2": "residual.6", "conv_shortcut": "shortcut"},
+}
+_WAN_OUTSIDE = {
+    **{"quant_conv": "conv1", "post_quant_conv": "conv2"},
+    **{f"{half}.conv_in": f"{half}.conv1" for half in ("encoder", "decoder")},
+    **{f"{half}.norm_out": f"{half}.head.0" for half in ("encoder", "decoder")},
+    **{f"{half}.conv_out": f"{half}.head.2" for half in ("encoder", "decoder")},
+}
+
+
+def original_wan_vae(name: str) -> str:
+    """Return the name in Wan's release of a tensor of its VAE, of its name in diffusers."""
+    layer, _, end = name.rpartition(".")
+    place, _, inner = layer.rpartition(".")
+    layer = _WAN_OUTSIDE.get(layer, f"{place}.{_WAN_RESNET.get(inner, inner)}")
+    layer = layer.replace("mid_block.attentions.0", "middle.1")
+    layer = re.sub(r"mid_block\.resnets\.(\d)", lambda x: f"middle.{2 * int(x[1])}", layer)
+    layer = layer.replace("down_blocks", "downsamples")
+    layer = re.sub(
+        r"up_blocks\.(\d)\.(resnets|upsamplers)\.(\d)",
+        lambda x: f"upsamples.{4 * int(x[1]) + (int(x[3]) if x[2] == 'resnets' else 3)}",
+        layer,
+    )
+    return f"{layer}.{end}"
+
+
+_T5 = {
+    r"^shared\.": "token_embedding.",
+    r"^encoder\.final_layer_norm\.": "norm.",
+    r"^encoder\.block\.": "blocks.",
+    r"\.layer\.0\.layer_norm\.": ".norm1.",
+    r"\.layer\.1\.layer_norm\.": ".norm2.",
+    r"\.layer\.0\.SelfAttention\.relative_attention_bias\.": ".pos_embedding.embedding.",
+    r"\.layer\.0\.SelfAttention\.": ".attn.",
+    r"\.layer\.1\.DenseReluDense\.wi_0\.": ".ffn.gate.0.",
+    r"\.layer\.1\.DenseReluDense\.wi_1\.": ".ffn.fc1.",
+    r"\.layer\.1\.DenseReluDense\.wo\.": ".ffn.fc2.",
+}
+
+
+def original_t5(name: str) -> str:
+    """Return the name in Wan's release of a tensor of umT5, of its name in transformers."""
+    for pattern, other in _T5.items():
+        name = re.sub(pattern, other, name)
+    return name
+
+
 FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
 """Names in safetensors of numbers in 8 bits."""
 _NUMBERS = frozenset({"", "BF16", "F16", "F32", "F64"})  # "": a torch file's header does not tell
