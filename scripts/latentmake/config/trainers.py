@@ -117,8 +117,9 @@ class LoopTrainer(Trainer):
     init_lora: DiskPath | None = shaped(
         None, Shapes("weights", indirect=True, applies=[_LORA]), min_length=1
     )
-    """LoRA to begin from instead of a new one: a file in the names of diffusers, kohya's scripts,
-    musubi-tuner or ComfyUI, or the folder of a training (`runs/NAME`), as two networks of Wan 2.2
+    """LoRA to begin from instead of a new one: a file in the names of diffusers (those of its old
+    attention processors, too), kohya's scripts, musubi-tuner or ComfyUI, or the folder of a
+    training (`runs/NAME`), as two networks of Wan 2.2
     need. Its rank must be `rank`, its layers those of `target_modules`. With another `alpha` it
     begins with the same effect. Only its content counts, not its path."""
     on_change: Literal["restart", "continue"] = shaped("restart", MACHINE)
@@ -354,8 +355,8 @@ class Generation(Closed, shapes=CLIPS):
     """Also draw each clip or picture without the LoRA, from the same noise."""
     lora: DiskPath | None = Field(None, min_length=1)
     """LoRA of the same trainer to draw with instead of the one that the run trained: the folder of
-    a run, a saved step (`runs/NAME/saved/step-000500`), or a `pytorch_lora_weights.safetensors`.
-    Its content counts, not its path."""
+    a run, a saved step (`runs/NAME/saved/step-000500`), or a `pytorch_lora_weights.safetensors`,
+    also in older names of diffusers. Its content counts, not its path."""
     lora_strength: Real = Field(1.0, gt=0)
     """Factor of what the LoRA adds to the network's weights."""
 

@@ -94,8 +94,9 @@ class Location(Closed):
 
     path: DiskPath | None = Field(None, min_length=1)
     """Folder or file: a diffusers or transformers folder (`config.json` beside weights as
-    `.safetensors`, in one file or in shards, or as `.bin`), a single `.safetensors` file, or the
-    folder of a pipeline, which stands for the sub-folder of this part: `vae: models/sd15` means
+    `.safetensors`, in one file or in shards, or as `.bin`; a variant such as fp16 is read where
+    nothing else is there), a single `.safetensors` file, or the folder of a pipeline, which
+    stands for the sub-folder of this part: `vae: models/sd15` means
     `models/sd15/vae`. Set either `path` or `hub`."""
     hub: str | None = Field(None, min_length=1)
     """Repository id on the Hugging Face hub, such as `stabilityai/sd-vae-ft-mse`. Planning never
