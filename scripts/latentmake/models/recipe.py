@@ -166,13 +166,15 @@ def _readings(model: Model, number: int) -> dict[str, str]:
     caption, as `!` may, was padding in one form of a model and text in another.
     """
     place, clip = model.text[number], released_clip(model, number)
-    zero = headers.pads_with_zero(place)
-    if clip is None:
-        return {f"{_READING}{_ZERO}": "as padding"} if zero else {}
-    named, own = place.tokenizer, {_ZERO} if clip.padding == 0 else set[str]()
+    zero, named = headers.pads_with_zero(place), place.tokenizer
+    if clip is None and not zero:
+        return {}
+    own = {_ZERO} if clip and clip.padding == 0 else set[str]()
     padding: str | None = max(own, default=None)  # on the hub, where no file tells
     if place.hub is None and (named is None or named.hub is None):
         padding, own = special_tokens(tokenizer_files(place))
+    if clip is None:
+        return {} if _ZERO in own else {f"{_READING}{_ZERO}": "as padding"}
     own -= {headers.START_OF_TEXT, headers.END_OF_TEXT}
     found = {f"{_READING}{token}": "as text" for token in sorted(own)}
     before = _ZERO if zero else padding or headers.END_OF_TEXT

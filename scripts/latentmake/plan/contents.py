@@ -6,7 +6,7 @@ Content decides what is stale: a stat only tells whether a file must be read aga
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import islice, product
 from pathlib import Path
@@ -81,6 +81,14 @@ class Contents:
         """Return the text of an item's inputs as it is encoded; SourceError: it has a fault."""
         caption = item.file(CAPTION)
         return encoded(item.text or "") if caption is None else self._caption(caption)
+
+    def lacks(self, item: Item, tokens: Collection[str]) -> bool:
+        """Whether the text of an item's inputs can be read, and contains none of these tokens."""
+        try:
+            text = self.text(item)
+        except SourceError:  # which the job names
+            return False
+        return not any(token in text for token in tokens)
 
     def formerly(self, item: Item) -> list[str]:
         """Return digests that caches of releases before 0.3 may have of the same text."""

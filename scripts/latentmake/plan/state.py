@@ -160,10 +160,8 @@ class Judge:
         """Return the digest of a target's recipe; an earlier one where the file's is as good."""
         if header is not None and target.part in self.before:
             before, tokens = self.before[target.part]
-            if header.recipe == before:
-                text = self.contents.text(item)
-                if not any(token in text for token in tokens):
-                    return before
+            if header.recipe == before and self.contents.lacks(item, tokens):
+                return before
         return self.recipes[target.part]
 
     def needed(
