@@ -21,10 +21,6 @@ from order_world import carry_out
 CAPTIONS = {"a": "a red circle", "b": "a red circle!", "c": "<|endoftext|> two"}
 SDXL = {"architecture": "sdxl", "vae": "pipe/vae"}
 FOLDERS = {**SDXL, "text": ["pipe/text_encoder", "pipe/text_encoder_2"]}
-TRAINERS: dict[str, dict[str, Any]] = {
-    "sdscripts": {"kind": "sdscripts", "checkpoint": "model.safetensors"},
-    "plain": {"kind": "command", "command": "true"},
-}
 
 
 class Project:
