@@ -45,9 +45,11 @@ class Explanation:
         """Return it as plain values."""
         said = ("damage", "has_checksum", "is_foreign")
         checked = self.checked and {name: getattr(self.checked, name) for name in said}
+        header = self.header._asdict() if self.header else {}
+        header.pop("caption", None)  # which stands beside it
         return {
             **vars(self),
-            "header": self.header and self.header._asdict(),
+            "header": header or None,
             "checked": checked,
             "differences": [each._asdict() for each in self.differences],
         }
