@@ -7,6 +7,7 @@ sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of th
 from pathlib import Path
 
 from latentmake.entry import logged
+from latentmake.files.state_file import read_order
 
 with logged(snakemake.log[0]) as say:
     order, word = Path(snakemake.input.order), snakemake.params.word
@@ -17,11 +18,11 @@ with logged(snakemake.log[0]) as say:
     elif word == "export":
         from latentmake.exchange.export import ExportOrder, export
 
-        exported = ExportOrder.model_validate_json(order.read_bytes())
+        exported = read_order(order, ExportOrder.model_validate_json)
         export(exported, say=say, threads=snakemake.threads)
     else:
         from latentmake.exchange.clip_files import ClipsOrder
         from latentmake.exchange.cut_clips import cut
 
-        clips = ClipsOrder.model_validate_json(order.read_bytes())
+        clips = read_order(order, ClipsOrder.model_validate_json)
         cut(clips, say=say, threads=snakemake.threads)

@@ -6,11 +6,12 @@ its settings to `config/trainers`, a folder with a subclass of `Backend`, and a 
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic_core import from_json
 
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
@@ -65,7 +66,7 @@ def of_run(config: Config, run: str) -> Backend | None:
 def of_order(order: Path) -> Backend:
     """Return the backend of an order file; a TrainingError says that it is no known trainer's."""
     try:
-        return backend(json.loads(order.read_bytes())["kind"])
+        return backend(from_json(order.read_bytes())["kind"])
     except (OSError, ValueError, LookupError, TypeError):
         raise TrainingError(
             "is not an order of a known trainer",

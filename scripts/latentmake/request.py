@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict
 
 from latentmake import backends
 from latentmake.config.root import Config
-from latentmake.errors import ConfigError, LatentmakeError, nearest
+from latentmake.errors import ConfigError, nearest
 from latentmake.files import atomic
+from latentmake.files.state_file import read_order
 from latentmake.files.workspace import Need
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, RUNS, Order, job_of, write_order
@@ -165,10 +166,7 @@ class PlanFile(BaseModel):
         path = os.environ.get(VARIABLE)
         if not path:
             return cls()
-        try:
-            return cls.model_validate_json(Path(path).read_bytes())
-        except (OSError, ValueError) as error:
-            raise LatentmakeError(f"{path} is not a plan: {error}") from None
+        return read_order(Path(path), cls.model_validate_json)
 
     def plan(self, allowed: Collection[str] = ()) -> Plan:
         """Return a plan of the encoding jobs alone, of the rules in `allowed` if there are any."""
@@ -181,11 +179,7 @@ class PlanFile(BaseModel):
 
 
 def _read(name: str) -> Order:
-    path = FOLDER / f"{name}.json"
-    try:
-        return Order.read(path)
-    except (OSError, ValueError, TypeError) as error:
-        raise LatentmakeError(f"{path} is not an order: {error}") from None
+    return Order.read(FOLDER / f"{name}.json")
 
 
 _FOLLOWING = ("generate", "evaluate")  # words of what follows a training

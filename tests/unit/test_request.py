@@ -137,7 +137,7 @@ def test_a_plan_is_handed_on_through_the_environment(
     assert given.plan(["encode_b", "manifest"]).jobs == [both]
     assert given.single("cache/x") == one and given.single("cache/y") is None
     monkeypatch.setenv(VARIABLE, "plan.5.json")
-    with pytest.raises(LatentmakeError, match="is not a plan"):
+    with pytest.raises(LatentmakeError, match="cannot be read"):
         PlanFile.read()
 
 
@@ -148,7 +148,7 @@ def test_an_order_that_is_gone_or_damaged_is_named(
     monkeypatch.chdir(tmp_path)
     (one,) = written("a")
     damage(one.path)
-    with pytest.raises(LatentmakeError, match=f"{one.name}.json is not an order"):
+    with pytest.raises(LatentmakeError, match=f"{one.name}.json: cannot be read"):
         PlanFile(jobs={"encode_a": [one.name]}).plan()
 
 

@@ -33,6 +33,7 @@ QUICK = (
     "tests/workflow/test_cluster.py::test_a_source_edited_after_the_plan",
     "tests/workflow/test_compare.py",
     "tests/workflow/test_content_decides.py",
+    "tests/workflow/test_damaged_state.py::test_damaged_files",
     "tests/workflow/test_doctor.py",
     "tests/workflow/test_every_key_musubi.py::test_a_key_makes_what_it_shapes_stale",
     "tests/workflow/test_every_key_plain.py::test_a_key_makes_what_it_shapes_stale",

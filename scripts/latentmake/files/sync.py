@@ -15,11 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from pydantic import TypeAdapter
 
 from latentmake import digest
 from latentmake.errors import SourceError, StorageError
 from latentmake.files import atomic
+from latentmake.files.state_file import read_state
 
 RECORD = ".latentmake-published.json"
 
@@ -176,9 +179,9 @@ def _write_record(folder: Path, record: _Record) -> None:
 
 def _read_record(path: Path) -> _Record:
     """Read the record; one that is missing or damaged remembers nothing."""
-    try:
-        files = json.loads(path.read_bytes())["files"]
-        # Earlier releases wrote a digest too.
-        return {name: stamps[:2] for name, stamps in files.items()}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        return {}
+    found = read_state(path, _RECORDED.validate_json) or {}
+    # Earlier releases wrote a digest too.
+    return {name: stamps[:2] for name, stamps in found.get("files", {}).items()}
+
+
+_RECORDED = TypeAdapter(dict[Literal["files"], dict[str, list[Any]]])

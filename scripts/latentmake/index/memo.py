@@ -11,15 +11,18 @@ import json
 import marshal
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from pydantic import TypeAdapter
+
 from latentmake import digest
 from latentmake.digest import SourceStat, TargetStat, source_stat, target_stat
-from latentmake.errors import CacheError
+from latentmake.errors import CacheError, first_line
 from latentmake.files.cachefile import Picture
 from latentmake.files.workspace import is_text
 from latentmake.geometry.buckets import Size
@@ -46,6 +49,8 @@ PRAGMA user_version = {_VERSION};
 """
 # Without statistics, SQLite would rather read all facts of the kind.
 _INDEXES = {"size": "INDEXED BY source_sizes", "value": "INDEXED BY target_keys"}
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # of its schema
+_MEDIA_OF = TypeAdapter(Media).validate_json
 _LISTED = "IN (SELECT value FROM json_each(?))"
 
 Listing = dict[str, TargetStat]
@@ -120,10 +125,15 @@ class Table(Generic[Stat]):
         # The kind stands in the text, because SQLite uses an index of one kind only then.
         table = f"facts {index} WHERE kind = {self._kind} AND {condition}"
         query = f"SELECT {', '.join(self._columns)} FROM {table}"  # noqa: S608
-        with contextlib.suppress(sqlite3.Error):
+        kind = bytes if self._kind == _SNAPSHOT else str
+        try:
             rows = self._memo.database.execute(query, values).fetchall()
-            return {row[0]: (row[1:-1], row[-1]) for row in rows if row[0] not in self.new}
-        return {}
+            if not all(isinstance(row[-1], kind) for row in rows):
+                raise TypeError("it has a value of another type")
+        except (sqlite3.Error, TypeError) as error:
+            self._memo.make_anew(error)
+            return {}
+        return {row[0]: (row[1:-1], row[-1]) for row in rows if row[0] not in self.new}
 
 
 class Memo(contextlib.AbstractContextManager["Memo"]):
@@ -133,7 +143,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.database = _connect(str(path or ":memory:"))
+        self._place = str(path or ":memory:")
+        self.database = _connect(self._place)
         self.saved = time.monotonic()
         self.sources: Table[SourceStat] = Table(self, _SOURCE, SourceStat)  # path -> digest
         self.targets: Table[TargetStat] = Table(self, _TARGET, TargetStat)  # cache file -> key
@@ -156,7 +167,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self.saved = time.monotonic()
         if not any(table.new for table in self._tables):
             return
-        with contextlib.suppress(sqlite3.Error):
+        try:
             with self.database:  # all or nothing
                 self.database.execute("BEGIN IMMEDIATE")
                 for table in self._tables:
@@ -165,6 +176,16 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
                 self.database.execute(old, (_VERDICT, _SNAPSHOT, time.time_ns() - _KEPT_NS))
             for table in self._tables:
                 table.new.clear()
+        except sqlite3.Error as error:
+            self.make_anew(error)  # the next `save` writes them
+
+    def make_anew(self, error: Exception) -> None:
+        """Begin an empty memo if an error says that this one is damaged; not where it is locked."""
+        code = getattr(error, "sqlite_errorcode", None)
+        if isinstance(error, sqlite3.Error) and code not in _DAMAGE and "UTF-8" not in str(error):
+            return
+        self.database.close()
+        self.database = _anew(self._place, first_line(error))
 
     def digest_of_file(self, path: Path | digest.Section) -> str:
         """Return the digest of a file or of a part of one, reading it only if its stat is new."""
@@ -178,8 +199,12 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     def media(self, paths: Collection[str]) -> dict[str, tuple[SourceStat, Media]]:
         """Return stat, size and length of known images and videos; see `Table.known`."""
         found = self._media.known(paths).items()
-        rows = ((path, stat, text) for path, (stat, text) in found if text[0] == "[")  # since 0.2
-        return {path: (stat, Media(*json.loads(text))) for path, stat, text in rows}
+        rows = ((path, stat, text) for path, (stat, text) in found if text[:1] == "[")  # since 0.2
+        try:
+            return {path: (stat, _MEDIA_OF(text)) for path, stat, text in rows}
+        except ValueError as error:
+            self.make_anew(error)
+            return {}
 
     def learn_media(self, path: str, stat: SourceStat, media: Media) -> None:
         """Remember an image's or a video's size and length."""
@@ -188,7 +213,11 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     def pictures(self, contents: Iterable[str], *, upright: bool) -> dict[str, Size]:
         """Return the known sizes of images, as EXIF turns them or not, by their files' digests."""
         found = self._pictures.known([f"{upright:d}{content}" for content in contents])
-        return {name[1:]: Size(*map(int, size.split())) for name, (_, size) in found.items()}
+        try:
+            return {name[1:]: Size(*map(int, size.split())) for name, (_, size) in found.items()}
+        except (ValueError, TypeError) as error:
+            self.make_anew(error)
+            return {}
 
     def learn_picture(self, content: str, picture: Picture) -> None:
         """Remember the size of an image by the digest of its file."""
@@ -197,11 +226,14 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
 
     def remembered(self, question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
         """Return a fact from `find`, which names its paths too: asked again if a stat is new."""
-        name = digest.of_value(["remembered", 1, question])
-        stats, fact = json.loads(self.verdicts.get(name) or "[null, null]")
+        name = digest.of_value(["remembered", 2, question])
+        check, _, known = (self.verdicts.get(name) or "").partition(" ")
+        whole = known and digest.of_bytes(known.encode()) == check
+        stats, fact = json.loads(known) if whole else (None, None)
         if stats is None or stats != _stats(stats):
             fact, paths = find()
-            self.verdicts.learn(name, None, json.dumps([_stats(map(str, paths)), fact]))
+            known = json.dumps([_stats(map(str, paths)), fact])
+            self.verdicts.learn(name, None, f"{digest.of_bytes(known.encode())} {known}")
         return fact
 
 
@@ -217,13 +249,25 @@ def _connect(place: str) -> sqlite3.Connection:
                 database.executescript(_SCHEMA)
             if version in (0, _VERSION):
                 return database
+            fault = ""  # of another version
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-        database.close()  # damaged, or of another version
-        Path(place).unlink()
-        return _connect(place)
+            fault = str(error)
+        database.close()
+        return _anew(place, fault)
     return _connect(":memory:")
+
+
+def _anew(place: str, fault: str) -> sqlite3.Connection:
+    """Delete a memo and open an empty one; of a damaged one, say its fault."""
+    if fault:
+        sys.stderr.write(f"note: {place} is damaged ({fault}); Latentmake makes it anew\n")
+    try:
+        Path(place).unlink(missing_ok=True)
+    except OSError:
+        place = ":memory:"
+    return _connect(place)
 
 
 def _stats(paths: Iterable[str]) -> dict[str, list[int] | None]:

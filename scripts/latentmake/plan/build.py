@@ -18,10 +18,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
+
+from pydantic import BaseModel, Field
 
 from latentmake.errors import StorageError
 from latentmake.files import atomic
+from latentmake.files.state_file import read_state
 from latentmake.files.watchdog import Watchdog, signals_call
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Order
@@ -200,15 +203,24 @@ def running(*, forget: bool = False) -> list[tuple[Path, dict[str, Any]]]:
     """Return the notes of builds that run (see `announce`); `forget` deletes those of others."""
     found = []
     for path in sorted(BUILDS.glob("*.json")):
-        with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        with contextlib.suppress(OSError), path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                found.append((path, json.loads(file.read())))
+                if note := read_state(path, _Note.model_validate_json):
+                    found.append((path, note.model_dump()))
             else:
                 if forget:
                     path.unlink()
     return found
+
+
+class _Note(BaseModel):
+    process: int
+    targets: list[str]
+    began: Annotated[float, Field(ge=0, le=1e12)]
+    orders: list[str]
+    trained: list[str]
 
 
 def _asked(about: Mapping[str, Any]) -> str:

@@ -84,7 +84,7 @@ class Facts(Datasets):
         if fault.get("settings", now) != now:  # which releases before 0.3 did not note
             return False
         # One that a plan found is of any recipe.
-        if kind and digest.of_value(self.recipe(dataset, model, kind)) != fault["recipe"]:
+        if kind and digest.of_value(self.recipe(dataset, model, kind)) != fault.get("recipe"):
             return False
         return self.is_unchanged(fault, model)
 

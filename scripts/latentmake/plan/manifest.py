@@ -28,10 +28,11 @@ from latentmake import digest
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, ConfigError, DatasetError, TrainingError
 from latentmake.files import atomic, cachefile
+from latentmake.files.state_file import read_order, read_state
 from latentmake.layouts.layout import Layout, layout_of, parsed
 from latentmake.plan import store
 from latentmake.plan.orders import place_of
-from latentmake.plan.receipts import GONE, check_listed, read_receipt
+from latentmake.plan.receipts import GONE, NotedFault, check_listed, read_receipt
 
 TEXTS = "texts"
 """Part of the texts of items, where a trainer encodes them itself."""
@@ -79,7 +80,7 @@ class Lock:
     counts: dict[str, int] = field(default_factory=dict)  # `{dataset}/{part}` -> number of targets
     parts: dict[str, str] = field(default_factory=dict)  # `{dataset}/{part}` -> digest of its keys
     repeats: dict[str, int] = field(default_factory=dict)  # dataset -> `num_repeats`
-    aside: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    aside: dict[str, list[NotedFault]] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
     manifest: str = ""  # digest of the manifest's bytes
     held_out: list[str] = field(default_factory=list)  # digests of the sources held out of training
@@ -101,6 +102,9 @@ class Lock:
         }
 
 
+_LOCK = TypeAdapter(Lock)
+
+
 def read_lock(run: str) -> Lock:
     """Read a run's lock; an empty one if it is missing or damaged."""
     return lock_at(run_folder(run) / "dataset.lock")
@@ -108,10 +112,7 @@ def read_lock(run: str) -> Lock:
 
 def lock_at(path: Path) -> Lock:
     """Read the lock at a path; an empty one if it is missing or damaged."""
-    try:
-        return Lock(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return Lock()
+    return read_state(path, _LOCK.validate_json) or Lock()
 
 
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
@@ -224,8 +225,8 @@ class ManifestOrder:
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:
-        """Read an order."""
-        return _ORDER.validate_json(path.read_bytes())
+        """Read an order; StorageError."""
+        return read_order(path, _ORDER.validate_json)
 
 
 _ORDER = TypeAdapter(ManifestOrder)
@@ -318,6 +319,8 @@ def write_manifest(
     skipped = {dataset: list(faults) for dataset, faults in order.faults.items()}
     for path in receipts:
         receipt = read_receipt(path)
+        if receipt is None:  # the headers of its targets tell their keys
+            continue
         made |= {name: str(target[-1]) for name, target in receipt.targets.items()}
         read |= {name: str(source[_CONTENT]) for name, source in receipt.sources.items()}
         for fault in receipt.faults:

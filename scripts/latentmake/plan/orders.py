@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, TypeAdapter
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
@@ -30,6 +30,7 @@ from latentmake.data.item import BUCKET, Item
 from latentmake.data.texts import encoded, former_digests
 from latentmake.errors import SourceError
 from latentmake.files import atomic
+from latentmake.files.state_file import read_order, read_state
 from latentmake.geometry.buckets import Size, refuse_large
 from latentmake.geometry.clips import AnyClip
 from latentmake.layouts.layout import Layout, layout_of, parsed
@@ -240,6 +241,7 @@ class Work(NamedTuple):
 
 
 _ITEMS: TypeAdapter[tuple[Work, ...]] = TypeAdapter(tuple[Work, ...])
+_FAULTS = TypeAdapter(list[dict[str, str]])
 
 
 @dataclass
@@ -322,7 +324,8 @@ class Order:
         self._texts = head, b""  # the texts of a plan's orders would be much memory
         with contextlib.suppress(OSError):
             new = self.path.stat().st_mtime > time.time() - KEPT_SECONDS / 2
-            whole = self.path.read_bytes() == head and path.exists()
+            items = items or _ITEMS.dump_json(self.items)
+            whole = self.path.read_bytes() == head and path.read_bytes() == items
             if new and whole and not self.receipt.exists():
                 return
         # The items lie beside the order: Snakemake digests its input, and need not digest those.
@@ -338,20 +341,26 @@ class Order:
 
     @classmethod
     def read(cls, path: Path) -> Order:
-        """Read an order; an OSError or ValueError tells that there is none."""
-        values = json.loads(path.read_bytes())
-        for name, section in _SECTIONS.items():
-            if values.get(name):
-                values[name] = section.model_validate(values[name])
-        items = _ITEMS.validate_json(path.with_suffix(".items.json").read_bytes())
-        return cls(**values | {"items": items, "file": path})
+        """Read an order; a StorageError tells that there is none."""
+
+        def parse(head: bytes) -> Order:
+            items = path.with_suffix(".items.json").read_bytes()
+            values = from_json(head) if digest.of_bytes(head)[:20] == path.stem else {}
+            if values.get("items") != digest.of_bytes(items):
+                raise ValueError("it is not as it was written")
+            for name, section in _SECTIONS.items():
+                if values.get(name):
+                    values[name] = section.model_validate(values[name])
+            return cls(**values | {"items": _ITEMS.validate_json(items), "file": path})
+
+        return read_order(path, parse)
 
 
 def left_faults(dataset: str) -> Iterator[dict[str, str]]:
     """Yield the faults in a dataset that failed jobs have left, see `Order.faults`."""
     for path in sorted(FOLDER.glob("*.faults.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            yield from [x for x in json.loads(path.read_bytes()) if x.get("dataset") == dataset]
+        faults = read_state(path, _FAULTS.validate_json) or []
+        yield from (fault for fault in faults if fault.get("dataset") == dataset)
 
 
 def run_order(run: str, kind: str, planned: int) -> Path:

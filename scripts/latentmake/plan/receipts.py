@@ -7,16 +7,19 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 
 from latentmake.config.machines import Cluster
 from latentmake.digest import SourceStat, TargetStat
 from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
+from latentmake.files.state_file import read_state
 from latentmake.files.workspace import Need, human, is_remote
 from latentmake.index.memo import Memo
 from latentmake.plan.orders import FOLDER, Order
@@ -27,13 +30,16 @@ _Group = TypeVar("_Group", bound=Hashable)
 _UNKNOWN_SECONDS, _UNKNOWN_ITEMS = 2.0, 1024  # of an item, and in a batch, without past jobs
 
 
+Amount = Annotated[float, Field(ge=0, le=1e18)]  # a larger one is damage, and overflows
+
+
 class Past(NamedTuple):
     """Sums over past jobs of a kind and model; each counts twice as much as the one before."""
 
-    targets: float = 0.0  # cache files that were encoded, or linked to an equal one
-    seconds: float = 0.0  # from the first encoded item to the end
-    size: float = 0.0  # bytes of the files, of several names of one file once
-    starting: float = 0.0  # seconds from the start of the last job to its first encoded item
+    targets: Amount = 0.0  # cache files that were encoded, or linked to an equal one
+    seconds: Amount = 0.0  # from the first encoded item to the end
+    size: Amount = 0.0  # bytes of the files, of several names of one file once
+    starting: Amount = 0.0  # seconds from the start of the last job to its first encoded item
     words: str = ""  # on the bottleneck of the last job that was not short
 
     def time(self, targets: float) -> float:
@@ -41,11 +47,14 @@ class Past(NamedTuple):
         return targets * self.seconds / (self.targets or 1)
 
 
+_PAST = TypeAdapter(Past).validate_json
+
+
 def past_jobs(memo: Memo, work: str) -> Past | None:
     """Return what past jobs of a kind and model tell; None where none has run here."""
     try:
-        return Past(**json.loads(memo.rates.get(work) or "[]"))
-    except (TypeError, ValueError):  # none, or in the form of a former version
+        return _PAST(memo.rates.get(work) or "")
+    except ValueError:  # none, or in the form of a former version
         return None
 
 
@@ -131,6 +140,22 @@ def resources_of(
 GONE = "this cache file is gone"
 
 
+def _with(*names: str) -> AfterValidator:
+    """Return the check that a dictionary has some keys."""
+
+    def check(values: dict[str, str]) -> dict[str, str]:
+        if lacks := {*names} - values.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(lacks))}")
+        return values
+
+    return AfterValidator(check)
+
+
+NotedFault = Annotated[dict[str, str], _with("stem", "path", "digest", "line")]
+"""A skipped item: stem, path and digest of the faulty file, and the fault in a line; that of a job
+has dataset, model, kind and recipe as well."""
+
+
 @dataclass(frozen=True)
 class Receipt:
     """Result of a batch.
@@ -145,8 +170,8 @@ class Receipt:
             encoded for another order.
     """
 
-    sources: dict[str, list[Any]]
-    targets: dict[str, list[Any]]  # path -> stat (size, mtime_ns, inode) and key
+    sources: Mapping[str, Sequence[Any]]
+    targets: Mapping[str, Sequence[Any]]  # path -> stat (size, mtime_ns, inode) and key
     faults: list[dict[str, str]]
     counts: dict[str, int]
     seconds: float
@@ -172,14 +197,26 @@ class Receipt:
         atomic.write(path, json.dumps(vars(self), separators=(",", ":")).encode())
 
 
-def read_receipt(path: Path) -> Receipt:
-    """Read a receipt; an OSError or ValueError tells that there is none."""
-    try:
-        values = json.loads(path.read_bytes())  # of another version, it may have other keys
-        known = {each.name for each in fields(Receipt)}
-        return Receipt(**{name: value for name, value in values.items() if name in known})
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: {error}") from None
+class _Checked(BaseModel):  # of another version, it may have other keys
+    sources: dict[
+        str,
+        tuple[int, int, int, int, str]
+        | tuple[int, int, int, int, str, str]  # with the text of a caption file
+        | tuple[int, int, int, int, str, int, int, bool],  # with the size of an image
+    ]
+    targets: dict[str, tuple[int, int, int, str]]
+    faults: list[Annotated[NotedFault, _with("dataset")]]
+    counts: dict[str, int]
+    seconds: Amount
+    starting: Amount | None = 0.0
+    work: str = ""
+    words: str = ""
+
+
+def read_receipt(path: Path) -> Receipt | None:
+    """Read a receipt; None where it is missing or damaged."""
+    found = read_state(path, _Checked.model_validate_json)
+    return None if found is None else Receipt(**dict(found))
 
 
 def check_listed(paths: Iterable[str]) -> None:
@@ -203,8 +240,7 @@ def learn_receipts(memo: Memo) -> None:
     for path in sorted(FOLDER.glob("*.receipt.json")):
         if path.name in known:
             continue
-        try:
-            receipt = read_receipt(path)
+        if receipt := read_receipt(path):
             for source, values in receipt.sources.items():
                 (*stat, content), more = values[:5], values[5:]
                 is_caption = len(more) == 1
@@ -218,6 +254,4 @@ def learn_receipts(memo: Memo) -> None:
                 memo.targets.learn(target, TargetStat(*stat), key)
             if receipt.work:
                 learn_job(memo, receipt.work, receipt.result)
-        except (OSError, ValueError, TypeError):
-            continue  # it spares work, no more
-        memo.receipts.learn(path.name, None, "")
+        memo.receipts.learn(path.name, None, "")  # a damaged one would only have spared work

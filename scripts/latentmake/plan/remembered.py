@@ -26,6 +26,7 @@ from latentmake.plan.state import PartState, State
 
 _MOST_CHANGED = 0.1  # share of the items above which all are judged
 _ALWAYS = 64  # items that are few, however few there are
+_CHECK = 64  # bytes of the digest before a row
 _HEAD, _ENTRIES, _CACHES, _PLACES = "head", "entries", "caches", "places"  # rows of a state
 
 
@@ -94,8 +95,10 @@ class Remembered:
 
     def _row(self, name: str) -> Any:
         """Return what a row holds; None where another plan has replaced the state since."""
-        data = self._rows.get(f"{self._name}\n\n{name}")
-        stamp, found = marshal.loads(data) if data else (None, None)  # noqa: S302 -- of `keep`
+        data = self._rows.get(self._named(name))
+        stamp, found = None, None
+        if data and data[:_CHECK] == digest.of_bytes(data[_CHECK:]).encode():
+            stamp, found = marshal.loads(data[_CHECK:])  # noqa: S302 -- of `keep`
         self._stamp = self._stamp or stamp
         return found if stamp == self._stamp else None
 
@@ -134,7 +137,12 @@ class Remembered:
         stamp = os.urandom(16)
         for name, row in rows.items():
             # Version 2 of the format looks for no objects that are shared: it is the fastest.
-            self._rows.learn(f"{self._name}\n\n{name}", None, marshal.dumps((stamp, row), 2))
+            data = marshal.dumps((stamp, row), 2)
+            self._rows.learn(self._named(name), None, digest.of_bytes(data).encode() + data)
+
+    def _named(self, name: str) -> str:
+        """Return a row's name in the memo; earlier releases have rows without a digest."""
+        return f"{self._name}\n\n{name} with digest"
 
     def judged(
         self,

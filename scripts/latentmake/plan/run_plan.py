@@ -17,6 +17,7 @@ from latentmake.data.item import Fault
 from latentmake.data.texts import encoded, former_digests
 from latentmake.errors import DatasetError
 from latentmake.files import atomic
+from latentmake.files.state_file import is_damaged
 from latentmake.files.workspace import Need
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
@@ -29,6 +30,7 @@ from latentmake.plan.manifest import (
     Member,
     keys_digest,
     lines_of,
+    lock_digest,
     read_lock,
     refuse_too_many,
     result_folder,
@@ -207,7 +209,11 @@ def _data_differences(
     }
     found = stale_targets(states)
     if not lock.digest:
-        return [*found, Difference("there is no lock of the dataset yet")]
+        damaged = is_damaged(run_folder(plan.name) / "dataset.lock")
+        what = "the dataset's lock is damaged" if damaged else "there is no lock of the dataset yet"
+        return [*found, Difference(what)]
+    if lock.digest != lock_digest(lock.parts, lock.repeats, len(lock.held_out), lock.is_reg):
+        found.append(Difference("the dataset's lock was changed"))
     # What is stale has been told, whatever its keys will be.
     keys = {part: lock.parts.get(part) if x.stale else x.keys for part, x in states.items()}
     keys |= {part: keys_digest(each.items()) for part, each in texts.items() if each}
@@ -230,7 +236,7 @@ def _data_differences(
 def _file_differences(facts: Facts, plan: RunPlan, lock: Lock) -> Iterator[Difference]:
     """Yield what differs in the manifest's bytes, the places of images, and the cache's files."""
     for name, places in plan.images.items():
-        if lock.images.get(name) != places:
+        if lock.digest and lock.images.get(name) != places:
             yield Difference(f"images of {name} came, went or moved")
     manifest = run_folder(plan.name) / "manifest.jsonl"
     if lock.digest and lock.manifest != facts.digest_of(manifest):

@@ -35,6 +35,7 @@ from latentmake.training.loop.clips import (
     Metrics,
     evaluation_folder,
 )
+from latentmake.training.order import AnyRecord
 
 PAGE = "index.html"
 _LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
@@ -228,12 +229,8 @@ def training_section(run: str) -> dict[str, Any]:
 
 def _record(path: Path) -> dict[str, Any]:
     """Return the numbers in the record of a training, whichever trainer wrote it."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    values = found.items() if isinstance(found, dict) else ()
-    return {name: value for name, value in values if isinstance(value, int | float)}
+    found = AnyRecord.read(path)
+    return {} if found is None else found.model_dump(exclude={"files"}, exclude_unset=True)
 
 
 def _file(path: Path) -> bytes | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 from collections import Counter
@@ -212,7 +211,7 @@ def _encoded(orders: Sequence[Order]) -> str:
     """Return how many targets a build encoded: `1 text encoded, 0 latents`."""
     counts = Counter[str]()
     for order in orders:
-        with contextlib.suppress(OSError, ValueError):
-            counts[order.kind] += receipts.read_receipt(order.receipt).counts["encoded"]
+        if receipt := receipts.read_receipt(order.receipt):
+            counts[order.kind] += receipt.counts.get("encoded", 0)
     latents = counted(counts["latents"], "latent")
     return f"{counted(counts['text'], 'text')} encoded, {latents}"

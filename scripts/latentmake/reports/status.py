@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ByteSize
 
+from latentmake.errors import StorageError
 from latentmake.index.memo import Folder, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts, store
@@ -150,7 +151,7 @@ def running_builds() -> list[dict[str, Any]]:
     for _, about in running():
         began, made = about["began"], dict[str, tuple[int, int]]()
         for name in about.pop("orders"):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(StorageError):
                 order = Order.read(FOLDER / f"{name}.json")
                 done, total = made.get(order.work, (0, 0))
                 targets = [target for item in order.items for target in item.targets]

@@ -5,7 +5,6 @@ The memo is not believed, since a file may be damaged that it says is fresh.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,6 @@ from latentmake.data.item import Item
 from latentmake.digest import target_stat
 from latentmake.errors import shortened, storage_error
 from latentmake.files import cachefile
-from latentmake.files.cachefile import Checked
 from latentmake.files.workspace import usable_cores
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
@@ -28,6 +26,7 @@ from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompt_items
 from latentmake.plan.state import UNKNOWN, Judge, Stale
 from latentmake.progress import Progress
 from latentmake.reports.explanation import differences
+from latentmake.training.order import AnyRecord
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
 """Verdicts on a file."""
@@ -126,7 +125,7 @@ def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
 # -- one file -------------------------------------------------------------------------------------
 
 
-def _read(path: str) -> tuple[int, Checked | OSError]:
+def _read(path: str) -> tuple[int, cachefile.Checked | OSError]:
     """Return the bytes of a file, and what was found of them."""
     try:
         return Path(path).stat().st_size, cachefile.verify(path)
@@ -140,7 +139,7 @@ def _finding(
     judge: Judge,
     item: Item,
     target: Target,
-    checked: Checked | OSError,
+    checked: cachefile.Checked | OSError,
 ) -> Finding | None:
     """Return what is wrong with a cache file."""
     path = target.path
@@ -202,11 +201,8 @@ def _changed_weights(run: str) -> Iterator[Finding]:
     """
     folder = run_folder(run)
     record = folder / "training.json"
-    try:
-        files = json.loads(record.read_bytes()).get("files", {}).items()
-    except (OSError, ValueError, AttributeError):
-        return
-    for name, expected in files:
+    found = AnyRecord.read(record)
+    for name, expected in found.files.items() if found else ():
         path = folder / name
         try:
             if digest.of_file(path) == expected:

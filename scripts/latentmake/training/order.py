@@ -12,36 +12,38 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from latentmake import digest
 from latentmake.errors import CacheError, TrainingError, storage_error
-from latentmake.files import atomic
+from latentmake.files import atomic, state_file
 from latentmake.files.safetensors import read_head
+from latentmake.files.state_file import is_damaged, read_state
 from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock, run_folder
 from latentmake.plan.orders import run_order
+from latentmake.plan.receipts import Amount
 from latentmake.plan.state import Difference, short, text_of, value_differences
 
 BASIS = "trained_on.json"
+_RECEIPT = "trained.json"
 _Order = TypeVar("_Order", bound=BaseModel)
 
 
 class JsonFile(BaseModel):
     """A JSON file with known keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    quiet: ClassVar[bool] = False  # whether its reader names a damaged one
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
         """Return the content of a file; None where it is missing or damaged."""
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            return None
+        return read_state(path, cls.model_validate_json, quiet=cls.quiet)
 
     def write(self, path: Path) -> None:
         """Write the file.
@@ -175,7 +177,12 @@ class RunOrder(BaseModel, ABC):
         return run_order(self.run, "train", self.planned)
 
     def write(self) -> Path:
-        """Write the order, and return its path."""
+        """Write the order, and return its path; a damaged record that is known is made anew."""
+        place = RunFiles(self).record
+        for kind in (Record, LaunchedRecord):
+            # Before the job, for Snakemake deletes the receipt that has the record, too.
+            if (record := kind.read(place)) is not None and is_damaged(place):
+                record.write(place)
         atomic.write(self.path, self.model_dump_json().encode())
         return self.path
 
@@ -193,23 +200,12 @@ def run_values(run: str) -> dict[str, Any]:
 
 
 def read_order(path: Path, kind: type[_Order]) -> _Order:
-    """Read a training order that a user may have touched.
+    """Read an order of a training, or of what follows one, that a user may have touched.
 
     Raises:
-        TrainingError: it is missing, or not an order.
+        StorageError: it is missing, or not an order.
     """
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        fault = error.strerror
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        fault = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
-    raise TrainingError(
-        f"the training order cannot be read ({fault})",
-        where=path,
-        hint="run the build's command again, which writes it anew",
-    )
+    return state_file.read_order(path, kind.model_validate_json)
 
 
 def lock_of(path: str) -> Lock:
@@ -256,7 +252,8 @@ class RunFiles:
         self.results = [self.output / name for name in self.names]
         self.weights = self.results[0]
         self.record = self.output / "training.json"  # a `Record` or `LaunchedRecord`
-        self.receipt = self.output / "trained.json"  # of the build, written last
+        self.receipt = self.output / _RECEIPT  # of the build, written last
+        self.basis = self.output / BASIS
         self.logs = self.output / "logs"  # TensorBoard's files
         self.samples = self.output / "samples"  # sample pictures and their index
         self.grid = self.output / "samples.png"  # all of them as one
@@ -302,12 +299,53 @@ class RunFiles:
         return Record.read(self.record) if self.came_from(want) else None
 
     def missing(self) -> list[Difference]:
-        """Return a reason to train for each file that is missing after a training."""
+        """Return a reason to train for each file that is missing after a training, or damaged.
+
+        A training that has its weights writes no more than these files.
+        """
         needed = (*self.results, self.receipt)
-        return [Difference(f"{path} is missing") for path in needed if not path.is_file()]
+        found = [Difference(f"{path} is missing") for path in needed if not path.is_file()]
+        Basis.read(self.basis)
+        damaged = filter(is_damaged, (self.record, self.basis))
+        return found + [Difference(f"{path} is damaged") for path in damaged]
 
 
-class Record(JsonFile, extra="ignore"):  # earlier releases write more
+class _Recorded(JsonFile):
+    """A record beside trained weights, whose content the receipt of its build has as well."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Return a record; where it is damaged, that of the receipt, if it is of these weights."""
+
+        def parse(data: bytes) -> list[Self]:
+            try:
+                return [cls.model_validate_json(data)]
+            except ValidationError:
+                for other in (Record, LaunchedRecord):  # a trainer of another kind may be set now
+                    with suppress(ValidationError):
+                        other.model_validate_json(data)
+                        return []
+                raise
+
+        known: list[Self] | None = read_state(path, parse)
+        if known is not None or not is_damaged(path):
+            return known[0] if known else None
+        copy = read_state(path.with_name(_RECEIPT), _Receipt.model_validate_json)
+        values = copy.model_dump() if copy else {}
+        try:
+            found = cls(**{name: values[name] for name in cls.model_fields if name in values})
+            files = found.model_dump()["files"].items()
+            same = [digest.of_file(path.parent / name) == known for name, known in files]
+        except (OSError, ValueError):
+            return None
+        return found if same and all(same) else None
+
+
+class _Receipt(JsonFile, extra="allow"):
+    """Receipt of a build's training; see `finish`."""
+
+
+class Record(_Recorded, extra="ignore"):  # earlier releases write more
     """Origin of trained weights, and their losses; kept beside them.
 
     Attributes:
@@ -323,24 +361,34 @@ class Record(JsonFile, extra="ignore"):  # earlier releases write more
     steps: int
     loss_start: float
     loss_end: float
-    seconds: float
+    seconds: Amount
     mixed_precision: str = ""
     files: dict[str, str] = Field({})
 
 
-class LaunchedRecord(JsonFile):
+class LaunchedRecord(_Recorded):
     """Origin of weights that a launched trainer wrote, with their path; see `Record`."""
 
     wanted: Wanted
     weights: str
-    seconds: float
+    seconds: Amount
+    files: dict[str, str] = Field({})
+
+
+class AnyRecord(_Recorded, extra="ignore"):
+    """What pages and checks read of a `Record` or `LaunchedRecord`."""
+
+    steps: int | None = None
+    loss_start: float | None = None
+    loss_end: float | None = None
+    seconds: Amount | None = None
     files: dict[str, str] = Field({})
 
 
 def finish(order: RunOrder, record: Record | LaunchedRecord, receipt: Path, **more: object) -> None:
     """Write what trained weights came from, and the receipt: their record and `more`."""
     files = RunFiles(order)
-    order.basis(record.wanted).write(files.output / BASIS)
+    order.basis(record.wanted).write(files.basis)
     content: dict[str, Any] = {"run": order.run, "weights": str(files.weights)}
     atomic.write(receipt, to_json(content | record.model_dump() | more, indent=2) + b"\n")
 

@@ -318,3 +318,45 @@ def test_files_are_found_by_key_and_by_size_until_they_are_forgotten(place: Path
             memo.save()
         memo.targets.forget(["cache/c/d/7"])
         assert not memo.targets.any("cache/c") and memo.targets.any("cache/a")
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        ("UPDATE facts SET value = x'00ff' WHERE kind = 1", "a value of another type"),
+        ("UPDATE facts SET value = CAST(x'fffe' AS TEXT) WHERE kind = 1", "UTF-8"),
+        ("UPDATE facts SET value = '[' WHERE kind = 3", "for Media"),
+        ("UPDATE facts SET value = '[1, {}]' WHERE kind = 3", "for Media"),
+        ("UPDATE facts SET value = 'x y' WHERE kind = 6", "invalid literal"),
+        ("ALTER TABLE facts RENAME COLUMN value TO other", "no such column"),
+        ("DROP TABLE facts", "no such table"),
+    ],
+)
+def test_a_damaged_row_or_table_is_named_and_the_memo_made_anew(
+    place: Path, damage: str, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Memo(place) as memo:
+        memo.sources.learn("a", SOURCE, "digest")
+        memo.learn_media("a", SOURCE, Media(1, 2, 3))
+        memo.learn_picture("digest", Picture(4, 8, True))
+        memo.remembered("question", lambda: ("fact", []))
+    with contextlib.closing(sqlite3.connect(place)) as database, database:
+        database.execute(damage)
+    with Memo(place) as memo:
+        for _ in range(2):
+            memo.sources.get("a"), memo.media(["a"]), memo.pictures(["digest"], upright=True)
+        memo.sources.learn("a", SOURCE, "new")
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith(f"note: {place} is damaged (") and fault in said[0]
+    with Memo(place) as memo:
+        assert memo.sources.get("a") == "new"
+
+
+@pytest.mark.parametrize("value", ["", "x", "[]", '[{"a": 1}, 2]', "[" * 9999])
+def test_a_damaged_answer_is_found_anew(place: Path, value: str) -> None:
+    with Memo(place) as memo:
+        memo.remembered("question", lambda: ("fact", []))
+    with contextlib.closing(sqlite3.connect(place)) as database, database:
+        database.execute("UPDATE facts SET value = ?", [value])
+    with Memo(place) as memo:
+        assert memo.remembered("question", lambda: ("fact", [])) == "fact"

@@ -16,18 +16,19 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_receipt_survives_being_written_and_read() -> None:
-    receipt = Receipt(
-        {"a": [1, 2, 3, 4, "d"]}, {"b": [1, 2, 3, "k"]}, [{"stem": "é"}], {"x": 1}, 2.5
-    )
+    fault = dict.fromkeys(("dataset", "stem", "path", "digest", "line"), "é")
+    receipt = Receipt({"a": (1, 2, 3, 4, "d")}, {"b": (1, 2, 3, "k")}, [fault], {"x": 1}, 2.5)
     receipt.write(Path("sub/receipt.json"))
     assert read_receipt(Path("sub/receipt.json")) == receipt
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", '{"targets": {}}', '{"else": 1}'])
-def test_a_damaged_receipt_is_a_value_error(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"targets": {}}', '{"else": 1}', "[" * 9999])
+def test_a_damaged_receipt_is_named_and_counts_as_missing(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("receipt.json").write_text(text)
-    with pytest.raises(ValueError, match=r"."):
-        read_receipt(Path("receipt.json"))
+    assert read_receipt(Path("receipt.json")) is None
+    assert capsys.readouterr().err.startswith("note: receipt.json is damaged (")
 
 
 def test_the_next_plan_knows_what_jobs_read_and_wrote_and_a_damaged_receipt_stops_nothing() -> None:
@@ -43,4 +44,4 @@ def test_the_next_plan_knows_what_jobs_read_and_wrote_and_a_damaged_receipt_stop
         }
         assert memo.pictures(["content", "words"], upright=True) == {"content": (64, 48)}
         assert memo.targets.below("") == {"cache/a": ((5, 6, 7), "key")}
-        assert {*memo.receipts.below("")} == {made.receipt.name}
+        assert {*memo.receipts.below("")} == {made.receipt.name, damaged.receipt.name}

@@ -312,3 +312,12 @@ def test_lines_of_a_replaced_state_are_not_those_of_another(built: tuple[World, 
     read.keep(state, dict.fromkeys(lines, ""))
     assert unread.lines("text") == {}
     assert Remembered(facts, "cats", "tiny", ["64", "96", "text"]).lines("text") == lines
+
+
+@pytest.mark.parametrize("damage", ["x'00'", "x''", "substr(value, 1, 70)", "value || x'00'"])
+def test_a_damaged_state_is_judged_anew(built: tuple[World, Memo], damage: str) -> None:
+    world, memo = built
+    memo.save()
+    expected = seen(world, Memo(None))
+    memo.database.execute(f"UPDATE facts SET value = CAST({damage} AS BLOB) WHERE kind = 14")
+    assert seen(world, memo) == expected

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import re
 import shutil
 import time
@@ -23,6 +22,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field
+from pydantic_core import from_json
 
 from latentmake import digest
 from latentmake.caches import gpu
@@ -58,7 +60,7 @@ class _Progress(JsonFile, extra="ignore"):  # earlier releases write more
     """File beside the states: their training, and the epochs done when it was last started."""
 
     wanted: Wanted
-    epochs: int = 0
+    epochs: int = Field(0, ge=0, lt=10**6)
 
 
 def prepare(
@@ -171,7 +173,7 @@ def _values(state: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(state.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found |= json.loads(path.read_bytes())
+            found |= from_json(path.read_bytes())
     return found
 
 

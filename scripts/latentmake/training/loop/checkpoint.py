@@ -14,13 +14,14 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from pydantic import Field
 
 from latentmake import digest
 from latentmake.errors import is_out_of_memory
 from latentmake.files import atomic
+from latentmake.plan.receipts import Amount
 from latentmake.training.loop.order import Order, TrainingOrder
 from latentmake.training.loop.order import wanted as wanted_by
 from latentmake.training.order import JsonFile, RunFiles, Wanted
@@ -48,10 +49,11 @@ class Progress(JsonFile, extra="ignore"):  # earlier releases write more
         files: name of each file of the checkpoint -> its SHA-256.
     """
 
+    quiet: ClassVar[bool] = True  # it is named where a training would resume from it
     wanted: Wanted
     step: int
     loss_start: float
-    seconds: float
+    seconds: Amount
     course: str = ""
     length: float = 0
     limit: int | None = None

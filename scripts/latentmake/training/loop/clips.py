@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from latentmake import digest
 from latentmake.config.models import Model
@@ -248,6 +248,16 @@ class Metrics(JsonFile, extra="ignore"):  # earlier releases write more
     fps: float
     settings: dict[str, str]
     results: list[Result]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        losses = [self.loss.keys(), self.loss_by_timestep.keys()]
+        losses += [each.losses.keys() for each in self.results]
+        if any(kinds != {"base", "adapter"} for kinds in losses):
+            raise ValueError("it has not the losses with and without the training")
+        if {len(self.timesteps)} != {*map(len, self.loss_by_timestep.values())}:
+            raise ValueError("it has not a loss of each timestep")
+        return self
 
     def clips(self) -> Iterator[EvaluatedClip]:
         """Yield all clips."""

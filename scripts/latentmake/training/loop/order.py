@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import which
 from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints
+from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints, model_validator
 
 from latentmake import digest
 from latentmake.caches.gpu import emulates_bfloat16, visible
@@ -323,6 +323,12 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
     files: list[list[_Name | None]]
     settings: dict[str, JsonValue]
 
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if [len(self.prompts)] * len(self.steps) != [*map(len, self.files)]:
+            raise ValueError("it has not a picture of each step and prompt")
+        return self
+
     @property
     def shown(self) -> object:
         """What shapes each of its pictures besides the weights."""
@@ -359,8 +365,4 @@ def picture_name(step: int, prompt: int, suffix: str = ".png") -> str:
 
 def read_index(folder: Path) -> PictureIndex | None:
     """Return the index of a folder of sample pictures; None where there is none that fits."""
-    index = PictureIndex.read(folder / INDEX)
-    if index is None:
-        return None
-    complete = [len(row) for row in index.files] == [len(index.prompts)] * len(index.steps)
-    return index if complete else None
+    return PictureIndex.read(folder / INDEX)

@@ -398,10 +398,10 @@ def test_a_network_that_does_not_fit_the_caches_is_named(
 
 
 def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="order cannot be read"):
+    with pytest.raises(StorageError, match="cannot be read"):
         read_order(tmp_path / "none.json", SdOrder)
     (tmp_path / "bad.json").write_text('{"run": 3}')
-    with pytest.raises(TrainingError, match="order cannot be read") as error:
+    with pytest.raises(StorageError, match="cannot be read") as error:
         read_order(tmp_path / "bad.json", SdOrder)
     assert "\n" not in str(error.value)
     order = make_order(tmp_path)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from pydantic_core import from_json
 
 from latentmake.config import weights
 from latentmake.config.root import Config
@@ -81,7 +82,7 @@ def _captions(metadata: Path | bytes | None) -> dict[str, str]:
     """Return image -> caption; of a file that is missing or damaged, none."""
     try:
         data = metadata.read_bytes() if isinstance(metadata, Path) else metadata or b""
-        return {image: entry["caption"] for image, entry in json.loads(data).items()}
+        return {image: entry["caption"] for image, entry in from_json(data).items()}
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}
 
