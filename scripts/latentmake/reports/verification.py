@@ -21,12 +21,11 @@ from latentmake.files import cachefile
 from latentmake.files.workspace import usable_cores
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import run_folder
 from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompt_items, prompts_of
 from latentmake.plan.state import UNKNOWN, Judge, Stale
 from latentmake.progress import Progress
 from latentmake.reports.explanation import differences
-from latentmake.training.order import AnyRecord
+from latentmake.training.order import trained_files
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
 """Verdicts on a file."""
@@ -199,10 +198,9 @@ def _changed_weights(run: str) -> Iterator[Finding]:
 
     A repair never deletes them. Missing files are no finding: the next training makes them.
     """
-    folder = run_folder(run)
-    record = folder / "training.json"
-    found = AnyRecord.read(record)
-    for name, expected in found.files.items() if found else ():
+    record, files = trained_files(run)
+    folder = record.parent
+    for name, expected in files.items():
         path = folder / name
         try:
             if digest.of_file(path) == expected:

@@ -385,6 +385,13 @@ class AnyRecord(_Recorded, extra="ignore"):
     files: dict[str, str] = Field({})
 
 
+def trained_files(run: str) -> tuple[Path, dict[str, str]]:
+    """Return the path of a run's record, and its files: name below the run's folder -> digest."""
+    path = run_folder(run) / "training.json"
+    record = AnyRecord.read(path)
+    return path, {} if record is None else record.files
+
+
 def finish(order: RunOrder, record: Record | LaunchedRecord, receipt: Path, **more: object) -> None:
     """Write what trained weights came from, and the receipt: their record and `more`."""
     files = RunFiles(order)
