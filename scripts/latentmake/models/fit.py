@@ -180,6 +180,8 @@ def _read(weights: Weights) -> Network | None:
         if (prefix := headers.prefix_of(part, held)) is None:
             return None
         own = {x.removeprefix(prefix): held[x] for x in held if x.startswith(prefix)}
+        if part == "unet" and not any(name.startswith("time_embed.") for name in own):
+            return None  # none of Stable Diffusion
         return Network(weights.path, own, headers.config_of(weights), prefix)
     try:
         files = weights_files(weights)
@@ -427,8 +429,10 @@ def _encoder_of_program(weights: Weights | None, key: str, *, wan: bool) -> int 
     held = _held(files)
     network = Network(weights.path, held)
     _refuse_gaps(network)
-    if wan and (fault := tensors.faults(_missing_of_wan(key, held))):
-        raise network.refused(fault)
+    if wan:
+        _check_complete(network, {}, held)
+        if fault := tensors.faults(_missing_of_wan(key, held)):
+            raise network.refused(fault)
     if key == "vae":
         vae = headers.vae_of(held) if all(each.shape for each in held.values()) else None
         return None if vae is None else vae.channels
