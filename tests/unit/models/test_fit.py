@@ -16,9 +16,12 @@ import torch
 import wan_world
 import world
 from latentmake.backends import plan_training
+from latentmake.config.architectures import MUSUBI, SDSCRIPTS
 from latentmake.config.root import parse
 from latentmake.errors import ModelError
+from latentmake.files.safetensors import Tensor
 from latentmake.index.memo import Memo
+from latentmake.models import fit
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from safetensors.torch import load, save_file
@@ -198,8 +201,6 @@ def test_a_projection_of_another_width_is_told(project: Path) -> None:
 def test_a_network_that_has_not_changed_is_looked_at_once(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from latentmake.models import fit
-
     looks: list[object] = []
     check = fit._check
     monkeypatch.setattr(fit, "_check", lambda *given: looks.append(given) or check(*given))
@@ -213,3 +214,40 @@ def test_a_network_that_has_not_changed_is_looked_at_once(
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ModelError, match=r"^models\.m\.vae: .* is cut short"):
         make_plan(Facts(parse(values), memo), ["r"])
+
+
+def test_a_stack_of_blocks_is_complete_in_any_names(tmp_path: Path) -> None:
+    def held(change: Callable[[set[str]], object]) -> str:
+        ends = ("attn.q", "attn.k", "mlp.0", "norm")
+        names = {f"net.blocks.{x}.{end}.weight" for x in range(6) for end in ends}
+        change(names)
+        return next(iter(fit_faults(names)), "")
+
+    assert held(lambda names: None) == ""
+    assert (
+        held(lambda names: names.remove("net.blocks.5.mlp.0.weight")) == ""
+    )  # the last may differ
+    assert "lacks net.blocks.2.mlp.0.weight" in held(
+        lambda names: names.remove("net.blocks.2.mlp.0.weight")
+    )
+    gone = {f"net.blocks.3.{end}.weight" for end in ("attn.q", "attn.k", "mlp.0", "norm")}
+    assert "lacks net.blocks.3." in held(lambda names: names.difference_update(gone))
+
+
+def fit_faults(names: set[str]) -> Iterator[str]:
+    try:
+        fit._refuse_gaps(fit.Network("dit", dict.fromkeys(names, Tensor("BF16", (2,), 0, 4))))
+    except ModelError as error:
+        yield str(error)
+
+
+@pytest.mark.parametrize("row", sorted({**MUSUBI, **SDSCRIPTS}))
+def test_a_network_that_takes_other_embeddings_or_latents_is_told(row: str, tmp_path: Path) -> None:
+    inputs = {**MUSUBI, **SDSCRIPTS}[row].inputs
+    for key, layers in inputs.items():
+        for layer, times in layers.items():
+            file = tmp_path / "dit.safetensors"
+            save_file({f"model.{layer}": torch.ones(4, 32 * times)}, file)
+            fit._check_network(str(file), inputs, {key: 32}, scaled=False)
+            with pytest.raises(ModelError, match=f"makes {48 * times}"):
+                fit._check_network(str(file), inputs, {key: 48}, scaled=False)
