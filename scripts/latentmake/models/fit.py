@@ -220,6 +220,8 @@ def _check_complete(
     """Refuse a network whose tensors, in the same names, are not those; see `tensors.misfit`."""
     if any(name.endswith(_SCALES) for name in held):
         raise network.refused("is in 8 bits with scales, which cannot be read", _IN_16_BITS)
+    if 2 * sum(name in held for name in expected) < len(expected):
+        return  # in names that are not known
     if fault := tensors.misfit(expected, held, strict=strict, fp8=fp8):
         raise network.refused(fault)
 
@@ -250,7 +252,9 @@ def _autoencoder(weights: Weights) -> int | None:
         original = any(name.startswith("encoder.down.") for name in own)
         if expected and original:
             expected = tensors.renamed(expected, tensors.original_vae_layer, config)
-    except (LookupError, TypeError, ValueError):
+    except LookupError:
+        return None  # neither configuration nor shapes tell
+    except (TypeError, ValueError):
         what = "has no configuration, and shapes, of an AutoencoderKL"
         raise network.refused(what, "name the folder of a VAE") from None
     if expected is not None:
@@ -281,7 +285,9 @@ def _text_encoder(model: Model, index: int) -> int | None:
             projects = "CLIPTextModelWithProjection" in names
             projects = spec.clips[index].projects if named else projects
             expected = tensors.clip(own, projects=projects)
-    except (LookupError, TypeError, ValueError):
+    except LookupError:
+        expected = {}  # it does not tell
+    except (TypeError, ValueError):
         raise network.refused("has a configuration that no network can have") from None
     held = {name.removeprefix("text_model."): each for name, each in network.tensors.items()}
     if "encoder.embed_tokens.weight" in held:  # of the same values
@@ -352,7 +358,9 @@ def _check_unet(model: Model, weights: Weights, sizes: Mapping[str, int | None])
             held = own or network.tensors
             _check_complete(network, expected, held, strict=not original)
         _check_text(model, network, config, sizes)
-    except (LookupError, TypeError, ValueError):
+    except LookupError:
+        return  # its configuration does not tell
+    except (TypeError, ValueError):
         raise network.refused("has a configuration that no network can have") from None
 
 
