@@ -210,7 +210,8 @@ def _text_configs(folder: Path, tokenizer: Path, number: int) -> None:
     for each in range(number):
         suffix = f"_{each + 1}" if each else ""
         _tokenizer(folder / f"tokenizer{suffix}", tokenizer)
-        _json(folder / f"text_encoder{suffix}/config.json", model_type="clip_text_model")
+        kind = "t5" if each == number - 1 else "clip_text_model"
+        _json(folder / f"text_encoder{suffix}/config.json", model_type=kind)
 
 
 def sd3(folder: Path, tokenizer: Path) -> Path:
