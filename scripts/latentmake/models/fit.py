@@ -252,11 +252,8 @@ def _autoencoder(weights: Weights) -> int | None:
         original = any(name.startswith("encoder.down.") for name in own)
         if expected and original:
             expected = tensors.renamed(expected, tensors.original_vae_layer, config)
-    except LookupError:
-        return None  # neither configuration nor shapes tell
-    except (TypeError, ValueError):
-        what = "has no configuration, and shapes, of an AutoencoderKL"
-        raise network.refused(what, "name the folder of a VAE") from None
+    except (LookupError, TypeError, ValueError):
+        return None  # neither configuration nor shapes tell; its loader says so
     if expected is not None:
         plain = not (original or network.prefix or first in "".join(network.tensors))
         _check_complete(network, expected, own, strict=plain and bool(sized), fp8=True)
