@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from latentmake import digest
-from latentmake.errors import TrainingError
+from latentmake.errors import StorageError, TrainingError
 from latentmake.files.safetensors import read_head
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.musubi.backend import Musubi
@@ -239,7 +239,7 @@ def test_the_checklist_comes_first(root: Path, tuner: Path) -> None:
 
 def test_orders_and_locks_that_cannot_be_read_are_named(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
-    with pytest.raises(TrainingError, match="cannot be read"):
+    with pytest.raises(StorageError, match="cannot be read"):
         Musubi().train(Path("gone.json"), log=Path("log"), receipt=RECEIPT)
     Path(order.lock).write_text("{}")
     refused(order, "lock")
