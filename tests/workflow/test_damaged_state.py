@@ -34,7 +34,7 @@ def damaged(data: bytes) -> Iterator[bytes]:
     """Yield damaged contents of a file: cut, of no JSON, and of other types."""
     yield from (b"", data[: len(data) // 2], b"\xff\xfe" + data, bytes(len(data)), b"[" * 10**5)
     yield from (b"[]", b"7", b"{}", FOLDER)
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, TypeError):  # no JSON, or a list
         keys = json.loads(data)
         for value in ([], {"a": [None]}, "x", 10**400, -1):
             yield json.dumps(dict.fromkeys(keys, value)).encode()
