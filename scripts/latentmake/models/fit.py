@@ -436,7 +436,11 @@ def _encoder_of_program(weights: Weights | None, key: str, *, wan: bool) -> int 
     _refuse_gaps(network)
     if wan:
         _check_complete(network, {}, held)
-        if fault := tensors.faults(_missing_of_wan(key, held)):
+        try:
+            lacks = _missing_of_wan(key, held, _config(weights) or {})
+        except (LookupError, TypeError, ValueError):
+            raise network.refused("has a configuration that no network can have") from None
+        if fault := tensors.faults(lacks):
             raise network.refused(fault)
     if key == "vae":
         vae = headers.vae_of(held) if all(each.shape for each in held.values()) else None
@@ -445,19 +449,22 @@ def _encoder_of_program(weights: Weights | None, key: str, *, wan: bool) -> int 
     return next((shape[1] for shape in tables if len(shape) == 2), None)
 
 
-def _missing_of_wan(key: str, held: Iterable[str]) -> list[str]:
-    """Return the names that a VAE or umT5 of Wan lacks; none where its names are not known."""
+def _missing_of_wan(key: str, held: Iterable[str], config: Config) -> list[str]:
+    """Return the names that a VAE or umT5 of Wan lacks; none where its names are not known.
+
+    `config` is that of its folder; empty of a file of Wan's release.
+    """
     names, prefix = {*held}, ""
     if key == "vae":
-        expected, original = [*tensors.wan_vae()], tensors.original_wan_vae
+        expected, original = [*tensors.wan_vae(config)], tensors.original_wan_vae
     elif key == "text":
         # Files of complete models have a prefix before the original names, too.
         prefix, original = "encoder.", tensors.original_t5
         blocks = (re.match(r"(?:encoder\.)?blocks?\.(\d+)\.", name) for name in names)
         number = max((int(each[1]) for each in blocks if each), default=-1) + 1
         sizes = dict.fromkeys(("d_model", "d_ff", "num_heads", "d_kv", "vocab_size"), 1)
-        config = {**sizes, "num_layers": number, "feed_forward_proj": "gated-gelu"}
-        expected = [*tensors.t5(config, every_bias=True)]
+        sized = {**sizes, "num_layers": number, "feed_forward_proj": "gated-gelu"}
+        expected = [*tensors.t5(sized, every_bias=True)]
         if "encoder.embed_tokens.weight" in names:  # of the same values
             names.add("shared.weight")
     else:

@@ -257,30 +257,54 @@ def _wan_dit(config: Config) -> _Entries:
     yield from _linear("proj_out", width, area * config["out_channels"])
 
 
-def wan_vae() -> Iterator[str]:
-    """Yield the names of the tensors of Wan 2.1's VAE, an AutoencoderKLWan, whatever its width."""
-    layers: dict[str, tuple[str, ...]] = dict.fromkeys(("quant_conv", "post_quant_conv"), _WEIGHTS)
+def wan_vae(config: Config) -> Iterator[str]:
+    """Yield the names of the tensors of an AutoencoderKLWan, whatever its width.
+
+    An empty configuration is that of Wan 2.1's release. One with residual blocks, as of Wan 2.2's
+    5B, or with attention outside the middle implies nothing here.
+
+    Raises:
+        LookupError, TypeError, ValueError: the configuration is damaged.
+    """
+    if config.get("is_residual") or config.get("attn_scales"):
+        return
+    sizes, depth = [*config.get("dim_mult", (1, 2, 4, 4))], config.get("num_res_blocks", 2)
+    times = [*config.get("temperal_downsample", (False, True, True))]
+    last, layers = len(sizes) - 1, dict[str, tuple[str, ...]]()
+    layers |= {"quant_conv": _WEIGHTS, "post_quant_conv": _WEIGHTS}
+
+    def resnet(place: str, *, shortcut: bool = False) -> None:
+        layers.update({f"{place}.conv{number}": _WEIGHTS for number in (1, 2)})
+        layers.update(dict.fromkeys((f"{place}.norm1", f"{place}.norm2"), ("gamma",)))
+        layers.update({f"{place}.conv_shortcut": _WEIGHTS} if shortcut else {})
+
+    def sampler(place: str, *, in_time: bool) -> None:
+        layers[f"{place}.resample.1"] = _WEIGHTS
+        layers.update({f"{place}.time_conv": _WEIGHTS} if in_time else {})
+
     for half in ("encoder", "decoder"):
         layers |= {f"{half}.conv_in": _WEIGHTS, f"{half}.conv_out": _WEIGHTS}
         layers[f"{half}.norm_out"] = ("gamma",)
         layers |= {f"{half}.mid_block.attentions.0.{x}": _WEIGHTS for x in ("to_qkv", "proj")}
         layers[f"{half}.mid_block.attentions.0.norm"] = ("gamma",)
-        places = [f"{half}.mid_block.resnets.{number}" for number in (0, 1)]
-        if half == "encoder":
-            places += [f"encoder.down_blocks.{number}" for number in (0, 1, 3, 4, 6, 7, 9, 10)]
-        else:
-            places += [f"decoder.up_blocks.{x}.resnets.{y}" for x in range(4) for y in range(3)]
-        for place in places:
-            layers |= {f"{place}.conv{x}": _WEIGHTS for x in (1, 2)}
-            layers |= {f"{place}.norm{x}": ("gamma",) for x in (1, 2)}
-    for number in (3, 6):
-        layers[f"encoder.down_blocks.{number}.conv_shortcut"] = _WEIGHTS
-    layers["decoder.up_blocks.1.resnets.0.conv_shortcut"] = _WEIGHTS
-    downs = [f"encoder.down_blocks.{number}" for number in (5, 8, 2)]
-    ups = [f"decoder.up_blocks.{number}.upsamplers.0" for number in (0, 1, 2)]
-    layers |= {f"{place}.resample.1": _WEIGHTS for place in (*downs, *ups)}
-    layers |= {f"{place}.time_conv": _WEIGHTS for place in (*downs[:2], *ups[:2])}
-    return (f"{layer}.{end}" for layer, ends in layers.items() for end in ends)
+        for number in (0, 1):
+            resnet(f"{half}.mid_block.resnets.{number}")
+    # The encoder's blocks and samplers are one list.
+    for index, (before, size) in enumerate(zip((1, *sizes), sizes, strict=False)):
+        first = index * (depth + 1)
+        for number in range(depth):
+            resnet(f"encoder.down_blocks.{first + number}", shortcut=not number and before != size)
+        if index < last:
+            sampler(f"encoder.down_blocks.{first + depth}", in_time=times[index])
+    # On the way up, the samplers halve the width.
+    sizes, times = sizes[::-1], times[::-1]
+    for index, (before, size) in enumerate(zip((sizes[0], *sizes), sizes, strict=False)):
+        place, widens = f"decoder.up_blocks.{index}", before != size * (2 if index else 1)
+        for number in range(depth + 1):
+            resnet(f"{place}.resnets.{number}", shortcut=not number and widens)
+        if index < last:
+            sampler(f"{place}.upsamplers.0", in_time=times[index])
+    yield from (f"{layer}.{end}" for layer, ends in layers.items() for end in ends)
 
 
 _WEIGHTS = ("weight", "bias")

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel, WanTransformer3DModel
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLWan,
+    UNet2DConditionModel,
+    WanTransformer3DModel,
+)
 from diffusers.loaders.single_file_utils import (
     convert_ldm_unet_checkpoint,
     convert_ldm_vae_checkpoint,
@@ -131,6 +136,22 @@ def test_a_wan_dit_has_the_tensors_of_its_class(image: int | None, places: int |
     with torch.device("meta"):
         network: Any = WanTransformer3DModel(**sizes)
     assert tensors.wan_dit(network.config) == shapes(network)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"num_res_blocks": 1},
+        {"dim_mult": [1, 1, 2, 4], "temperal_downsample": [True, False, True]},
+        {"dim_mult": [1, 2, 4], "temperal_downsample": [True, False], "num_res_blocks": 3},
+    ],
+)
+def test_a_wan_vae_has_the_tensors_of_its_class(config: dict[str, Any]) -> None:
+    with torch.device("meta"):
+        network = AutoencoderKLWan(base_dim=8, **config)
+    assert {*tensors.wan_vae(network.config)} == network.state_dict().keys()
+    assert {*tensors.wan_vae(config)} == network.state_dict().keys()
 
 
 def test_blocks_of_another_kind_imply_nothing() -> None:
