@@ -89,14 +89,14 @@ def keys_of(
     facts: Facts, dataset: str, model: str, parts: Sequence[str], items: Sequence[Item], recipe: str
 ) -> dict[tuple[str, str], str]:
     """Return (part, stem) -> key of the targets of items, by one digest of all recipes."""
-    judge = Judge(
+    judge = Judge.of(
+        items,
         facts.memo,
-        (dataset, model),
         facts.config.datasets[dataset],
-        facts.layout(model),
-        dict.fromkeys(parts, recipe),
-        facts.contents(dataset, items),
-        {},
+        place=(dataset, model),
+        layout=facts.layout(model),
+        recipes=dict.fromkeys(parts, recipe),
+        _cached={},
     )
     found: dict[tuple[str, str], str] = {}
     for part in parts:

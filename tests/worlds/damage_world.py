@@ -221,7 +221,7 @@ def make_project(folder: Path) -> None:
     wan = folder / "models/wan"
     wan_world.write_wan_vae(wan)
     wan_world.write_umt5(wan)
-    dit_world.tiny_dit(text_dim=8).save_pretrained(wan / "dit")
+    dit_world.tiny_dit(text_dim=24).save_pretrained(wan / "dit")
     for name in ("calm_blue_grey", "choppy_teal_white"):
         clip = folder / f"data/waves/{name.partition('_')[0]}.mp4"
         clip.parent.mkdir(exist_ok=True)

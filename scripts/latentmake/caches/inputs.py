@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from latentmake import digest
 from latentmake.data import remote
 from latentmake.data.item import BUCKET, CAPTION, IMAGE, Item
-from latentmake.data.texts import caption_of, decode_text, encoded
+from latentmake.data.texts import caption_of, decode_text, encoded, formerly, joined
 from latentmake.digest import source_stat
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import cachefile
 from latentmake.files.media import check_image, probe_image, upright_size
 from latentmake.files.workspace import is_remote
 from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import Order, Target, Work, formerly, joined, placing_of, view_of
+from latentmake.plan.orders import Order, Target, Work, placing_of, view_of
 
 _NO_SIZE = Size(0, 0)
 

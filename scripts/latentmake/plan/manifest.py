@@ -28,7 +28,7 @@ from latentmake import digest
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, ConfigError, DatasetError, TrainingError
 from latentmake.files import atomic, cachefile
-from latentmake.files.state_file import read_order, read_state
+from latentmake.files.state_file import is_damaged, read_order, read_state
 from latentmake.layouts.layout import Layout, layout_of, parsed
 from latentmake.plan import store
 from latentmake.plan.orders import place_of
@@ -88,6 +88,12 @@ class Lock:
     is_reg: list[str] = field(default_factory=list)  # datasets of regularisation images, sorted
 
     @property
+    def changed(self) -> bool:
+        """Whether its digest is not that of what it tells, which another program has changed."""
+        told = lock_digest(self.parts, self.repeats, len(self.held_out), self.is_reg)
+        return self.digest != told
+
+    @property
     def data(self) -> str:
         """Digest of what trains."""
         return self.trained or self.digest
@@ -108,6 +114,12 @@ _LOCK = TypeAdapter(Lock)
 def read_lock(run: str) -> Lock:
     """Read a run's lock; an empty one if it is missing or damaged."""
     return lock_at(run_folder(run) / "dataset.lock")
+
+
+def lock_fault(run: str) -> str:
+    """Return why a run has no lock that was read."""
+    damaged = is_damaged(run_folder(run) / "dataset.lock")
+    return "the dataset's lock is damaged" if damaged else "there is no lock of the dataset yet"
 
 
 def lock_at(path: Path) -> Lock:

@@ -27,7 +27,6 @@ from latentmake.config.machines import ExternalProgram, MusubiTuner
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.data.item import BUCKET, Item
-from latentmake.data.texts import encoded, former_digests
 from latentmake.errors import SourceError
 from latentmake.files import atomic
 from latentmake.files.state_file import read_order, read_state
@@ -173,34 +172,6 @@ def placing_of(
         if view_of(layout, settings.placed({}), item, target, image) == view:
             return ""
     return digest.canonical(placing)
-
-
-def joined(item: Item, contents: Sequence[str]) -> str:
-    """Return the digest of inputs, from those of the files that they read (`Item.read`).
-
-    Of a caption, and of a text without a file, the text counts as it is encoded.
-    """
-    if item.source is None:
-        contents = [digest.of_bytes(encoded(item.text or "").encode()), *contents]
-    return _joined(item, contents)
-
-
-def formerly(item: Item, text: str, contents: Sequence[str]) -> list[str]:
-    """Return what `joined` may have been in releases before 0.3, which read more than the text.
-
-    `text` is the one that is encoded; other arguments are as of `joined`.
-    """
-    others = contents if item.source is None else contents[1:]
-    own = [digest.of_bytes(item.text.encode())] if item.text else []
-    return [_joined(item, [each, *others]) for each in (*own, *former_digests(text))]
-
-
-def _joined(item: Item, contents: Sequence[str]) -> str:
-    if len(contents) == 1:
-        return contents[0]
-    last = 1 + len(item.controls)
-    layers = ["layers", *contents[last:]] if contents[last:] else []
-    return digest.of_lines([*contents[:last], *layers])
 
 
 def settings_digest(settings: Dataset) -> str:

@@ -17,7 +17,6 @@ from latentmake.data.item import Fault
 from latentmake.data.texts import encoded, former_digests
 from latentmake.errors import DatasetError
 from latentmake.files import atomic
-from latentmake.files.state_file import is_damaged
 from latentmake.files.workspace import Need
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
@@ -30,7 +29,7 @@ from latentmake.plan.manifest import (
     Member,
     keys_digest,
     lines_of,
-    lock_digest,
+    lock_fault,
     read_lock,
     refuse_too_many,
     result_folder,
@@ -209,10 +208,8 @@ def _data_differences(
     }
     found = stale_targets(states)
     if not lock.digest:
-        damaged = is_damaged(run_folder(plan.name) / "dataset.lock")
-        what = "the dataset's lock is damaged" if damaged else "there is no lock of the dataset yet"
-        return [*found, Difference(what)]
-    if lock.digest != lock_digest(lock.parts, lock.repeats, len(lock.held_out), lock.is_reg):
+        return [*found, Difference(lock_fault(plan.name))]
+    if lock.changed:
         found.append(Difference("the dataset's lock was changed"))
     # What is stale has been told, whatever its keys will be.
     keys = {part: lock.parts.get(part) if x.stale else x.keys for part, x in states.items()}
@@ -333,7 +330,7 @@ def write_items(facts: Facts, name: str) -> Path:
         lines = [fault.line for fault in facts.items(dataset, run.model)[1]]
         if config.datasets[dataset].on_error == "skip":
             for noted in read_lock(name).aside.get(dataset, []):  # by earlier builds here
-                if noted["digest"] and facts.is_unchanged(noted, run.model):
+                if noted["digest"] and facts.is_unchanged(noted | {"dataset": dataset}, run.model):
                     lines.append(noted["line"])
                     without.add((dataset, noted["stem"]))
             sys.stderr.writelines(f"skipped: {line}\n" for line in lines)

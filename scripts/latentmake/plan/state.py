@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
+from latentmake.data.contents import Contents
 from latentmake.data.item import CAPTION, IMAGE, Fault, Item
 from latentmake.digest import TargetStat
 from latentmake.errors import CacheError, SourceError
@@ -25,7 +26,6 @@ from latentmake.files.cachefile import Header, read_header, target_key
 from latentmake.files.workspace import is_text
 from latentmake.index.memo import Listing, Memo
 from latentmake.layouts.layout import Layout, parsed
-from latentmake.plan.contents import Contents
 from latentmake.plan.orders import Part, Target, targets_of, view_of
 
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")

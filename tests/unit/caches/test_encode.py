@@ -101,9 +101,9 @@ def test_a_receipt_says_what_was_read_written_and_counted() -> None:
         image, cache = Path(f"data/{stem}.png"), cache_of(stem)
         size = probe_image(str(image))[:2]
         expected = [*source_stat(image.stat()), digest.of_file(image), *size, True]
-        assert receipt.sources[str(image)] == expected
+        assert [*receipt.sources[str(image)]] == expected
         key = cachefile.read_header(cache).key
-        assert receipt.targets[str(cache)] == [*target_stat(cache.stat()), key]
+        assert [*receipt.targets[str(cache)]] == [*target_stat(cache.stat()), key]
 
 
 # -- what is there already ------------------------------------------------------------------------

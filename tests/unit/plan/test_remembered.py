@@ -29,6 +29,7 @@ from latentmake.plan.state import Judge, State
 from order_world import carry_out
 from PIL import Image
 
+EMPTY = (2).to_bytes(8, "little") + b"{}"  # a safetensors file without tensors
 STEMS = ("a", "b", "b.c", "ab", "sub/a", "sub/d")
 PLAIN: dict[str, Any] = {
     "datasets": {"cats": {"path": "data"}},
@@ -62,7 +63,7 @@ class World:
             place.mkdir(parents=True)
             name = "config.json" if config else "tokenizer.json"
             (place / name).write_text(json.dumps(config))
-            (place / "model.safetensors").write_bytes(b"")
+            (place / "model.safetensors").write_bytes(EMPTY)
         for stem in STEMS[:4]:
             self.add(stem)
 

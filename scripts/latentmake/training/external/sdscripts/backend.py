@@ -9,23 +9,17 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from latentmake.config import weights
 from latentmake.config.root import Config
-from latentmake.errors import UserError
 from latentmake.models.checks import ModelFile
-from latentmake.models.files import only_variant
-from latentmake.models.headers import lack
-from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import (
     Finding,
-    image_findings,
-    of_faults,
     parameterization_findings,
 )
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import Resume
 from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
 from latentmake.training.external.sdscripts import deploy
+from latentmake.training.external.sdscripts.checks import data_findings, model_files
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
     encoder_places,
@@ -112,51 +106,4 @@ class SdScripts(Launched[SdScriptsOrder]):
             yield from parameterization_findings(order.model, lambda keys: asked(keys=keys))
 
     def data_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
-        what = "images and caches"
-        try:
-            images = [row.source for row in rows_of(Path(order.manifest))]
-            files = deploy.deployed(order)
-        except UserError as error:
-            yield Finding(what, "failed", str(error))
-            return
-        sound = f"{len(images)} items, {len(files)} files"
-        yield of_faults(what, [] if images else ["no item is left to train on"], sound)
-        yield from image_findings(images)
-
-
-_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2")  # of a pipeline that it reads
-
-
-def model_files(order: SdScriptsOrder, *, makes: bool = False) -> Iterator[ModelFile]:
-    """Yield the checkpoint, inspected, and the encoders that a script cannot be given.
-
-    `makes`: of a script that makes the caches, too; also its VAE.
-    """
-    yield ModelFile("checkpoint", order.model.checkpoint or "", fault=_checkpoint_fault(order))
-    keys = {file.flag: file.key for file in order.strategies.files}
-    if makes and "vae" not in keys.values():
-        yield ModelFile("vae", order.model.vae.path or "")
-    needed = makes or order.strategies.insists or order.trainer.samples.prompts
-    for flag, path in encoder_places(order).items() if needed else ():
-        place = Path(path)
-        if not (place.is_file() or (flag in order.strategies.folders and place.is_dir())):
-            fault = f"is no file: name one, or add [{flag}, FILE] to the trainer's `arguments`"
-            yield ModelFile(keys[flag], path, fault=fault)
-
-
-def _checkpoint_fault(order: SdScriptsOrder) -> str:
-    place, title = Path(order.model.checkpoint or ""), order.architecture
-    if not place.exists():
-        return weights.absence(place)
-    if place.is_dir() and order.model.spec.single_file:
-        hint = "name the .safetensors file of the original release"
-        return f"is a folder, and sd-scripts reads {title} from one file: {hint}"
-    if place.is_dir():
-        found = {*filter(None, (only_variant(place / part) for part in _PARTS))}
-        if order.trainer.mixed_precision == order.strategies.variant:
-            found.discard(str(order.strategies.variant))
-        what = f"holds only the variant {min(found, default='')} of its weights, which sd-scripts "
-        return f"{what}does not read: rename the files without it" if found else ""
-    if place.suffix != ".safetensors":
-        return ""
-    return lack(place, order.strategies.marks, f"network of {title}")
+        return data_findings(order)

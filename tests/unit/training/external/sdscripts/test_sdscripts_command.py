@@ -22,7 +22,8 @@ from latentmake.training import previous
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Places, Resume, accelerate_arguments
 from latentmake.training.external.publish import publish
-from latentmake.training.external.sdscripts.backend import SdScriptsPublication, model_files
+from latentmake.training.external.sdscripts.backend import SdScriptsPublication
+from latentmake.training.external.sdscripts.checks import model_files
 from latentmake.training.external.sdscripts.deploy import dataset_toml, deployed
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,

@@ -15,14 +15,20 @@ from typing import Self
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import CAPTION, Fault, File, Item, fault_of
-from latentmake.data.texts import caption_of, decode_text, encoded, read_text
+from latentmake.data.texts import (
+    caption_of,
+    decode_text,
+    encoded,
+    formerly,
+    joined,
+    read_text,
+)
 from latentmake.digest import SourceStat
 from latentmake.errors import SourceError, unreadable
 from latentmake.files.cachefile import Header
 from latentmake.files.workspace import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
-from latentmake.plan.orders import formerly, joined
 
 _SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
 _ALIKE = 2  # known files that an unknown one is presumed to equal
