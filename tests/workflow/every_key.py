@@ -45,6 +45,8 @@ SAMPLES = {
     "MusubiTrainer": "MusubiSamples",
     "SdScriptsTrainer": "LaunchedSamples",
 }
+# Folders below a run's whose files are not the weights of its last training.
+_OTHERS = {"caches", "checkpoints", "previous", "samples", "saved", "sdscripts", "work"}
 TRAIN, PUBLISH = f"train_{RUN}", f"publish_{RUN}"
 
 
@@ -132,9 +134,7 @@ def state(project: Project) -> State:
     runs = f"runs/{RUN}"
     lock = json.loads((project / f"{runs}/dataset.lock").read_bytes())["digest"]
     weights = [
-        path
-        for path in (project / runs).rglob("*.safetensors")
-        if not {"samples", "checkpoints", "saved", "work", "sdscripts", "caches"} & set(path.parts)
+        path for path in (project / runs).rglob("*.safetensors") if not _OTHERS & set(path.parts)
     ]
     return {
         "latents": _files(project, (name for name in cached if name not in text)),
@@ -289,7 +289,8 @@ def completeness(
     def test() -> None:
         known = {*keys(trainer)}
         assert changes.keys() <= known
-        assert {key for key in known - changes.keys() if key[-1] not in elsewhere} == set()
+        left = {key for key in known - changes.keys() if key[-1] not in elsewhere}
+        assert not left, left
 
     return test
 

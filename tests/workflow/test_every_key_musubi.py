@@ -146,6 +146,8 @@ CHANGES: dict[Key, Change] = {
     ("models", "posterior"): refused("sample", "posterior"),
     ("models", "posterior_seed"): nothing(3, "nothing is drawn"),
     ("models", "vae_tiling"): refused(True, "vae_tiling"),
+    ("models", "scaling_factor"): refused(0.5, "only for `layout: plain`"),
+    ("models", "shift_factor"): refused(0.1, "only for `layout: plain`"),
     ("models", "ai_training", "latents"): refused(".img_sdvae", "ai_training"),
     ("models", "ai_training", "text"): refused([".a"], "ai_training"),
     # -- runs

@@ -159,6 +159,8 @@ CHANGES: dict[Key, Change] = {
     ("models", "posterior"): Change("sample"),
     ("models", "posterior_seed"): Change(3, before={"posterior": "sample"}),
     ("models", "vae_tiling"): Change(True),
+    ("models", "scaling_factor"): Change(0.5),
+    ("models", "shift_factor"): Change(0.1),
     ("models", "ai_training", "latents"): Change(".img_sdvae"),
     ("models", "ai_training", "text"): Change([".txt_clipl"]),
     # -- runs
@@ -196,6 +198,9 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "max_grad_norm"): Change(0.1),
     ("runs", "trainer", "weight_decay"): Change(0.5),
     ("runs", "trainer", "prediction_type"): Change("v_prediction"),
+    ("runs", "trainer", "zero_terminal_snr"): Change(
+        True, before={"prediction_type": "v_prediction"}
+    ),
     ("runs", "trainer", "snr_gamma"): Change(5.0),
     ("runs", "trainer", "noise_offset"): Change(0.1),
     ("runs", "trainer", "prior_loss_weight"): refused(0.5, "no dataset of the run has"),

@@ -142,6 +142,8 @@ CHANGES: dict[Key, Change] = {
     ("models", "posterior"): Change("sample"),
     ("models", "posterior_seed"): Change(3, before={"posterior": "sample"}),
     ("models", "vae_tiling"): Change(True),
+    ("models", "scaling_factor"): refused(0.5, "only for `layout: plain`"),
+    ("models", "shift_factor"): refused(0.1, "only for `layout: plain`"),
     ("models", "ai_training", "latents"): refused(".img_sdxl", "ai_training"),
     ("models", "ai_training", "text"): refused([".a", ".b"], "ai_training"),
     # -- runs
@@ -158,6 +160,8 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "script"): Change("sdxl_train"),
     ("runs", "trainer", "network_dim"): Change(3),
     ("runs", "trainer", "network_alpha"): Change(2.0),
+    ("runs", "trainer", "v_parameterization"): Change(True),
+    ("runs", "trainer", "zero_terminal_snr"): Change(True, before={"v_parameterization": True}),
     ("runs", "trainer", "network_train_unet_only"): Change(True),
     ("runs", "trainer", "learning_rate"): Change(1e-3),
     ("runs", "trainer", "optimizer_type"): Change("Lion"),

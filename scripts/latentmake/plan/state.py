@@ -186,7 +186,8 @@ class Judge:
             if self.needed(item, target, each) == known:
                 return each, known, None
         header = self.header(target.path)
-        if is_text and len(item.read) < 2 and header.caption == self.contents.text(item):
+        by_text = is_text and all(file.role == CAPTION for file in item.read)
+        if by_text and header.caption == self.contents.text(item):
             content = header.source
         return content, self.needed(item, target, content, header) or "", header
 
