@@ -11,7 +11,7 @@ KILLS = Path(__file__).parents[1] / "bench/kills.py"
 
 def test_each_kind_of_command_survives_each_signal(tmp_path: Path) -> None:
     kinds = ["--kinds", "build", "train", "scripted", "link"]
-    options = ["--kills", "36", *kinds, "--folder", str(tmp_path / "kills")]
+    options = ["--kills", "24", *kinds, "--folder", str(tmp_path / "kills")]
     command = [sys.executable, str(KILLS), *options]
     said = tmp_path / "said.txt"  # no pipe: the process that forks holds it as long as tests run
     with said.open("w") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def other(tmp_path: Path) -> Path:
 
 
 def snakemake(folder: Path, snakefile: Path, *arguments: str) -> str:
-    command = ["snakemake", "-s", str(snakefile), *arguments]
+    command = [sys.executable, "-m", "snakemake", "-s", str(snakefile), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(folder / "scripts")}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     return f"{done.stdout}{done.stderr}\nstatus {done.returncode}"
