@@ -168,7 +168,10 @@ def rows_of_sd_scripts() -> Iterator[Row]:
     for name, (guide, encoders, module) in SD_SCRIPTS.items():
         model: dict[str, Any] = {"architecture": name, "layout": "sdscripts", "vae": "vae"}
         model |= {"text": [f"text_{each}" for each in range(encoders)], "checkpoint": "m.sft"}
-        run = {"datasets": "d", "model": "m", "resolutions": 1024, "trainer": {"kind": "sdscripts"}}
+        trainer: dict[str, Any] = {"kind": "sdscripts"}
+        if name == "sd2":  # a single file of which does not tell it
+            trainer["v_parameterization"] = False
+        run = {"datasets": "d", "model": "m", "resolutions": 1024, "trainer": trainer}
         values = {"datasets": {"d": {"path": "d"}}, "models": {"m": model}, "runs": {"r": run}}
         order = SdScriptsOrder.of_run(parse({**values, "sd_scripts": {"path": "s"}}), "r")
         script = f"{order.script}.py"

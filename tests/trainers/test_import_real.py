@@ -490,7 +490,8 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
         folder = Path("models/sdxl", place)
         folder.mkdir()
         (folder / "config.json").write_text('{"model_type": "clip_text_model", "hidden_size": 16}')
-        for name in ("model.safetensors", "vocab.json", "merges.txt", "tokenizer_config.json"):
+        (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+        for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
             (folder / name).write_text("{}")
     text = """
     [general]

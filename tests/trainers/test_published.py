@@ -239,6 +239,9 @@ def test_sd_scripts_schema_takes_every_toml_and_its_scripts_know_every_flag(
     further = (("lumina", 1), ("hunyuan_image", 2), ("anima", 1))
     ours = (("sd1", 1), ("sd2", 1), ("sdxl", 2), ("sd3", 3), ("flux", 2))
     for architecture, encoders in ours + further:
+        settings: dict[str, Any] = {"kind": "sdscripts"}
+        if architecture == "sd2":  # a single file of which does not tell it
+            settings["v_parameterization"] = True
         values = {
             "datasets": {"a": dataset},
             "models": {
@@ -255,7 +258,7 @@ def test_sd_scripts_schema_takes_every_toml_and_its_scripts_know_every_flag(
                     "datasets": ["a"],
                     "model": "m",
                     "resolutions": [512],
-                    "trainer": {"kind": "sdscripts"},
+                    "trainer": settings,
                 }
             },
             "sd_scripts": {"path": os.fspath(tuner.folder)},
