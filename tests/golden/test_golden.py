@@ -37,7 +37,7 @@ def test_the_same_source_and_recipe_give_the_bytes_of_the_golden_file(
 
 @pytest.mark.parametrize(
     ("name", "source", "variant"),
-    [(LATENTS, bitmap(16, 24), "16x24+0+0:16x24"), (TEXT, f"{CAPTION}\n".encode(), "")],
+    [(LATENTS, bitmap(16, 24), "16x24+0+0:16x24"), (TEXT, CAPTION.encode(), "")],
 )
 def test_a_golden_file_is_read_as_what_it_is(name: str, source: bytes, variant: str) -> None:
     header = cachefile.read_header(HERE / name)

@@ -133,7 +133,7 @@ def test_an_object_that_went_since_the_plan_is_named_and_stops_no_other(
     done = carry_out(order, say=order_world.silent, encoder=Loaded(encoder, 1))
     assert (done.counts["encoded"], done.counts["kept"]) == (1, 2)
     folder = f"s3://{bucket.name}/p"
-    stats = {path: SourceStat(*stat) for path, (*stat, _) in done.sources.items()}
+    stats = {path: SourceStat(*values[:4]) for path, values in done.sources.items()}
     assert stats == {f"{folder}/{path}": stat for path, stat in listed(folder).items()}
 
 

@@ -186,7 +186,7 @@ class Contents:
         found = [self._presumed(file) for file in item.read]
         several = [[*each] for each in islice(product(*found), _MOST_PRESUMED)]
         digests = [joined(item, each) for each in several]
-        if item.text is not None or item.file(CAPTION):
+        if several and (item.text is not None or item.file(CAPTION)):
             with contextlib.suppress(SourceError):
                 text = self.text(item)
                 digests += [x for each in several for x in formerly(item, text, each)[:_FORMER]]
