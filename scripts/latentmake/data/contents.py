@@ -179,14 +179,32 @@ class Contents:
         for _, stat, content in self._memo.sources.where("size", sizes):
             for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
                 self._alike.setdefault((stat.size, kind, number), set()).add(content)
+        self._prepare_texts([each for item in wanted for each in item.read if self._is_away(each)])
         self.prepare_sizes({each for item in wanted for each in self.presumed(item)})
+
+    def _is_away(self, file: File) -> bool:
+        """Whether a file is a caption at a URL that has not been read."""
+        known = self._texts.get(file.path, (None,))[0]
+        return file.role == CAPTION and known != file.stat and is_remote(file.path)
+
+    def _prepare_texts(self, files: Iterable[File]) -> None:
+        """Look up the known texts of captions at URLs that are as long as some others."""
+        sizes: dict[str, set[int]] = {}
+        for file in files:
+            sizes.setdefault("/".join(file.path.split("/", 3)[:3]), set()).add(file.stat.size)
+        for bucket, wanted in sizes.items():
+            for (size, *_), text in self._memo.texts.below(bucket).values():
+                if size in wanted:
+                    content = digest.of_bytes(encoded(text).encode())
+                    self._alike.setdefault((size, CAPTION, 0), set()).add(content)
 
     def presumed(self, item: Item) -> list[str]:
         """Return the digests that inputs may have, for a search that their job verifies."""
         found = [self._presumed(file) for file in item.read]
         several = [[*each] for each in islice(product(*found), _MOST_PRESUMED)]
         digests = [joined(item, each) for each in several]
-        if several and (item.text is not None or item.file(CAPTION)):
+        has_text = item.text is not None or item.file(CAPTION)
+        if has_text and several and not any(map(self._is_away, item.read)):
             with contextlib.suppress(SourceError):
                 text = self.text(item)
                 digests += [x for each in several for x in formerly(item, text, each)[:_FORMER]]
@@ -205,6 +223,10 @@ class Contents:
             with contextlib.suppress(SourceError):  # which the job names
                 return [self._file(file)]
             return []
+        if role == CAPTION:
+            if known is not None and known[0][0] == stat.size:  # it came back
+                return [digest.of_bytes(encoded(known[1]).encode())]
+            return sorted(self._alike.get((stat.size, CAPTION, 0), ()))[:_ALIKE]
         for like in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
             contents = self._alike.get((stat.size, *like), ())
             if 0 < len(contents) <= _ALIKE:

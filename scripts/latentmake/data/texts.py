@@ -19,7 +19,6 @@ from posixpath import splitext
 
 from latentmake import digest
 from latentmake.config.datasets import Captions, Dataset
-from latentmake.data import remote
 from latentmake.data.item import (
     CAPTION,
     NO_FILE,
@@ -240,7 +239,12 @@ def read_caption(path: str) -> str:
 def read_text(path: str) -> str:
     """Return the text in a file on disk or at a URL, see `decode_text`."""
     try:
-        data = remote.read(path)[0] if is_remote(path) else Path(path).read_bytes()
+        if is_remote(path):
+            from latentmake.data import remote
+
+            data = remote.read(path)[0]
+        else:
+            data = Path(path).read_bytes()
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
         raise SourceError(what, where=path, hint="check the file's permissions") from None

@@ -9,10 +9,10 @@ Headers tell a file, see `models.headers`: no tensor is read. Names that are not
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from latentmake.config.architectures import MUSUBI, File, Vae
 from latentmake.config.datasets import BUCKET_STEPS
@@ -24,8 +24,10 @@ from latentmake.files.safetensors import Tensor
 from latentmake.layouts.layout import layout_of
 from latentmake.models import headers
 from latentmake.models.files import script_of, scripted_files, vae_factor, weights_files
-from latentmake.models.fit import Remembered, asked, check_networks
 from latentmake.models.headers import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
+
+Remembered = Callable[[object, Callable[[], tuple[Any, Iterable[object]]]], Any]
+"""`Memo.remembered`."""
 
 Role = Literal["vae", "unet", "text"]
 """Key of a Stable Diffusion model that takes a network."""
@@ -35,7 +37,14 @@ _ROLES: Mapping[Role, tuple[str, Collection[str]]] = {
     "unet": ("a UNet", ["UNet", "DiT"]),  # SD 3's is a DiT
     "text": ("a text encoder", ["T5", "CLIP text encoder", "language model"]),
 }
+_FIT_VERSION = 1  # raised when the checks of `models.fit` find something else
 _USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
+
+
+def asked(question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
+    """Return a fact from `find`, without a memo."""
+    del question
+    return find()[0]
 
 
 def check_run(config: Config, name: str, run: Run, remembered: Remembered = asked) -> None:
@@ -71,6 +80,46 @@ def check_run(config: Config, name: str, run: Run, remembered: Remembered = aske
         if (steps := settings.bucket_reso_steps or BUCKET_STEPS) % factor:
             what, hint = f"{steps} is not a multiple of {reason}", f"use a multiple of {factor}"
             raise ConfigError(what, where=f"datasets.{dataset}.bucket_reso_steps", hint=hint)
+
+
+def check_networks(model: Model, where: str, remembered: Remembered, *, trains: bool) -> None:
+    """Refuse networks that are incomplete, of another kind, or do not fit each other.
+
+    Args:
+        model: with the paths of its parts.
+        where: its key in the configuration.
+        remembered: `Memo.remembered`, which asks again if a file has changed.
+        trains: whether its network is trained, not only named.
+
+    Raises:
+        ModelError: one is.
+    """
+
+    def find() -> tuple[list[str] | None, Iterable[Path]]:
+        from latentmake.models import fit
+
+        try:
+            fit.check(model, trains)
+        except ModelError as error:
+            return [error.where, error.what, error.hint], _paths(model)
+        return None, _paths(model)
+
+    question = ["networks", _FIT_VERSION, trains, model.model_dump(mode="json")]
+    if fault := remembered(question, find):
+        key, what, hint = fault
+        raise ModelError(what, where=f"{where}.{key}", hint=hint)
+
+
+def _paths(model: Model) -> Iterator[Path]:
+    """Yield every file and folder that tells something."""
+    places = (model.vae, model.clip, model.image_encoder, model.unet, *model.text)
+    named = [model.checkpoint, model.dit, model.dit_high_noise, model.text_projection]
+    for place in filter(None, places):
+        tokenizer = getattr(getattr(place, "tokenizer", None), "path", None)
+        named += [place.path, place.config, tokenizer, getattr(place, "projection", None)]
+    for path in map(Path, filter(None, named)):
+        yield path
+        yield from sorted(path.iterdir()) if path.is_dir() else [path.with_name("config.json")]
 
 
 def check_kind(weights: Weights, expected: Role, where: str) -> None:

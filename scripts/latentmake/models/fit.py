@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from latentmake.config.architectures import Inputs
 from latentmake.config.models import Model
@@ -30,11 +30,7 @@ from latentmake.models.files import (
 )
 from latentmake.models.tensors import Config, Shapes
 
-Remembered = Callable[[object, Callable[[], tuple[Any, Iterable[object]]]], Any]
-"""`Memo.remembered`."""
-
 _FEW = 4  # blocks, and tensors of a block: fewer tell nothing
-_VERSION = 1  # raised when these checks find something else
 _HINT = "copy it again, or name another one"
 _TOGETHER = "the parts of a model must come from the same base model"
 _PURPOSES = {5: "depth", 7: "upscaling", 8: "edits by instructions", 9: "inpainting"}
@@ -73,52 +69,11 @@ class Network(NamedTuple):
         return ModelError(what, where=self.place, hint=hint)
 
 
-def asked(question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
-    """Return a fact from `find`, without a memo."""
-    del question
-    return find()[0]
+def check(model: Model, trains: bool) -> None:
+    """Refuse the first network that cannot be used, by a ModelError at its key of the model.
 
-
-def check_networks(model: Model, where: str, remembered: Remembered, *, trains: bool) -> None:
-    """Refuse networks that are incomplete, of another kind, or do not fit each other.
-
-    Args:
-        model: with the paths of its parts.
-        where: its key in the configuration.
-        remembered: `Memo.remembered`, which asks again if a file has changed.
-        trains: whether its network is trained, not only named.
-
-    Raises:
-        ModelError: one is.
+    See `checks.check_networks` for the arguments.
     """
-
-    def find() -> tuple[list[str] | None, Iterable[Path]]:
-        try:
-            _check(model, trains)
-        except ModelError as error:
-            return [error.where, error.what, error.hint], _paths(model)
-        return None, _paths(model)
-
-    question = ["networks", _VERSION, trains, model.model_dump(mode="json")]
-    if fault := remembered(question, find):
-        key, what, hint = fault
-        raise ModelError(what, where=f"{where}.{key}", hint=hint)
-
-
-def _paths(model: Model) -> Iterator[Path]:
-    """Yield every file and folder that tells something."""
-    places = (model.vae, model.clip, model.image_encoder, model.unet, *model.text)
-    named = [model.checkpoint, model.dit, model.dit_high_noise, model.text_projection]
-    for place in filter(None, places):
-        tokenizer = getattr(getattr(place, "tokenizer", None), "path", None)
-        named += [place.path, place.config, tokenizer, getattr(place, "projection", None)]
-    for path in map(Path, filter(None, named)):
-        yield path
-        yield from sorted(path.iterdir()) if path.is_dir() else [path.with_name("config.json")]
-
-
-def _check(model: Model, trains: bool) -> None:
-    """Refuse the first network that cannot be used, by a ModelError at its key of the model."""
     spec, sizes = model.spec, dict[str, int | None]()
     if spec.encodes and spec.scripts is None:
         with _at("vae"):

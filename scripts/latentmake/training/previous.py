@@ -120,15 +120,6 @@ def reuse(folder: Path) -> None:
         _link(before, folder)
 
 
-def last_place(path: Path) -> Path:
-    """Return where a file of a result lies: at its path, or moved to `previous` from there."""
-    if path.exists():
-        return path
-    runs = (each for each in path.parents if (each / PREVIOUS / "training.json").is_file())
-    moved = (each / PREVIOUS / path.relative_to(each) for each in runs)
-    return next((each for each in moved if each.exists()), path)
-
-
 # -- moves -----------------------------------------------------------------------------------------
 
 

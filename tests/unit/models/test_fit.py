@@ -202,8 +202,8 @@ def test_a_network_that_has_not_changed_is_looked_at_once(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[object] = []
-    check = fit._check
-    monkeypatch.setattr(fit, "_check", lambda *given: looks.append(given) or check(*given))
+    check = fit.check
+    monkeypatch.setattr(fit, "check", lambda *given: looks.append(given) or check(*given))
     model, memo = model_of("sd1 folder"), Memo(None)
     values = world.config() | {"models": {"m": model}}
     values["runs"] = {"r": {"datasets": ["shapes"], "model": "m", "resolutions": [64]}}

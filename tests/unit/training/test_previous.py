@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from latentmake.training import previous
-from latentmake.training.order import Record, RunFiles, Wanted
+from latentmake.training.order import Record, RunFiles, Wanted, last_place
 from latentmake.training.sd.unet import SdOrder
 from trainer_world import make_order
 
@@ -224,7 +224,7 @@ def test_a_lora_named_by_another_run_is_found_where_it_was_moved_to(
     lay(tmp_path, A)
     begin("B")(RunFiles(order, tmp_path))
     for name in (WEIGHTS[0], "saved/step-1"):
-        assert previous.last_place(tmp_path / name) == tmp_path / "previous" / name
+        assert last_place(tmp_path / name) == tmp_path / "previous" / name
     (tmp_path / "previous/training.json").unlink()
     missing = tmp_path / WEIGHTS[0]
-    assert previous.last_place(missing) == missing
+    assert last_place(missing) == missing

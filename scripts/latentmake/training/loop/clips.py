@@ -22,8 +22,7 @@ from latentmake.plan.manifest import rows_of, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, value_differences
 from latentmake.training.loop.order import ClipSettings, Prompt, TrainingOrder
-from latentmake.training.order import JsonFile, caption_in, lock_of
-from latentmake.training.previous import last_place
+from latentmake.training.order import JsonFile, caption_in, last_place, lock_of
 
 FOLDER = "generated"
 """Folder of the clips of `generate` below that of their run."""

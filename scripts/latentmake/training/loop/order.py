@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints, model_validator
 
@@ -21,9 +21,18 @@ from latentmake.config.fields import shaping
 from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
 from latentmake.training.backend import Finding, accelerate_config, of_faults
-from latentmake.training.init_lora import Place, misfit, tensor_names
-from latentmake.training.order import JsonFile, Origin, RunFiles, RunOrder, Wanted, lock_of
-from latentmake.training.previous import last_place
+from latentmake.training.order import (
+    JsonFile,
+    Origin,
+    RunFiles,
+    RunOrder,
+    Wanted,
+    last_place,
+    lock_of,
+)
+
+if TYPE_CHECKING:
+    from latentmake.training.init_lora import Place
 
 Order = TypeVar("Order", bound="TrainingOrder")
 
@@ -129,6 +138,8 @@ class TrainingOrder(RunOrder):
         """
         if not (files := self.init_files):
             return self
+        from latentmake.training.init_lora import misfit, tensor_names
+
         try:
             if len(files) != len(self.results):
                 raise ValueError(f"two networks need a folder with {' and '.join(self.results)}")

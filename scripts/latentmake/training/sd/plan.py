@@ -68,6 +68,8 @@ class Sd(LoopBackend):
             captions=0 if trainer.samples.prompts else CAPTIONS,
             **order_values(facts, run, trainer),
         )
+        if not order.init_files:
+            return order
         shapes = shapes_of(model.unet)
         targets = lora_layers(trainer.target_modules, shapes or names or ())
         layers = {layer: shapes.get(f"{layer}.weight", ()) for layer in targets} or None

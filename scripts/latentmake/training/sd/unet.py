@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
 
@@ -31,10 +31,10 @@ from latentmake.models.recipe import (
     projection_digest,
     weights_digest,
 )
-from latentmake.models.tensors import original_unet_layer
-from latentmake.models.tensors import unet as unet_tensors
-from latentmake.training.init_lora import Place
 from latentmake.training.loop.order import TrainingOrder
+
+if TYPE_CHECKING:
+    from latentmake.training.init_lora import Place
 
 PREFIX = "unet"
 """The UNet's name in diffusers' pipelines."""
@@ -120,13 +120,17 @@ def places_of(config: Mapping[str, Any]) -> Sequence[Place]:
     """
     if not is_xl(config):
         return PLACES
+    from latentmake.models.tensors import original_unet_layer
+
     return PLACES[0], lambda layer: kohya_place(original_unet_layer(layer, config)), PLACES[2]
 
 
 def shapes_of(unet: Weights) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a UNet's parameters by their names in diffusers, if they are known."""
+    from latentmake.models import tensors
+
     with suppress(ModelError, LookupError, TypeError, ValueError):  # its loader says so
-        return unet_tensors(network_config(unet) or {}) or {}
+        return tensors.unet(network_config(unet) or {}) or {}
     return {}
 
 
