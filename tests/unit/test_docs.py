@@ -15,6 +15,8 @@ PAGES = sorted(
 )
 FOLDERS = (ROOT, ROOT / "scripts", ROOT / "scripts/latentmake")
 ENDINGS = (".py", ".smk", ".lock", ".json", ".yaml", ".md")
+SOURCES = ROOT / "docs/how-it-works/peers.md"
+"""Sources of sentences about other trainers."""
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -22,6 +24,10 @@ def headings(page: Path) -> set[str]:
     """The anchors of a page, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def headings_as_written(page: Path) -> set[str]:
+    return {*re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)}
 
 
 @each_page
@@ -58,6 +64,25 @@ def test_whole_configurations_are_accepted(page: Path) -> None:
     for block in re.findall(r"```yaml[^\n]*\n(.*?)```", page.read_text(), re.DOTALL):
         values = yaml.safe_load(block)
         assert "runs" not in values or parse(values)
+
+
+@each_page
+def test_tables_beside_other_trainers_lead_to_their_sources(page: Path) -> None:
+    compared = False
+    for head in re.findall(r"^\|(.+)\|\n\|-", page.read_text(), re.MULTILINE):
+        names = {cell.split(" with ")[0].strip() for cell in head.split("|")}
+        if "Latentmake" in names:
+            assert names - {"Latentmake", "", "you do this"} <= headings_as_written(SOURCES), head
+            compared = True
+    assert not compared or f"{SOURCES.name}" in page.read_text()
+
+
+def test_the_sources_of_each_trainer_have_a_commit_and_a_month() -> None:
+    rows = re.findall(
+        r"^\| \[([\w-]+)\]\(https.*\| ([0-9a-f, ]{7,}) \| (.+) \|$", SOURCES.read_text(), re.M
+    )
+    assert {name for name, *_ in rows} == headings_as_written(SOURCES)
+    assert all(re.search(r"[A-Z][a-z]+ 20\d\d$", month) for *_, month in rows)
 
 
 def test_pictures_are_small() -> None:

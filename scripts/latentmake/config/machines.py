@@ -164,6 +164,8 @@ class ClusterJob(Closed, shapes=MACHINE):
 class TrainingJob(ClusterJob):
     """Resources of trainings."""
 
+    gpus: Number = Field(1, ge=0)
+    """GPUs. With `0`, trainings run on CPUs."""
     cpus: Number = Field(8, ge=1)
     mem_mb: Number = Field(48_000, ge=1)
     runtime: Number = Field(1440, ge=1)

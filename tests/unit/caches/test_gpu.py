@@ -81,6 +81,22 @@ def test_the_environment_says_which_gpus_there_are(
     assert gpu.visible() == expected
 
 
+def test_gpus_of_amd_are_those_that_rocm_smi_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "rocm-smi"
+    lines = ["device,Device Name,Device ID", "card0,MI300X,0x74a1", "card1,MI300X,0x74a1"]
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu.visible() == ["0", "1"]
+    assert not gpu.computes_bfloat16() and not gpu.emulates_bfloat16()
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    with gpu.lease() as taken:
+        assert taken == "1"
+
+
 def test_jobs_side_by_side_get_different_gpus_and_a_killed_one_gives_its_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import AutoencoderKL
+from latentmake.caches.encoders import wan
+from latentmake.caches.encoders.local_state import place
 from latentmake.caches.encoders.wan import WanVae, load_wan_vae
 from latentmake.config.weights import Weights
 from safetensors.torch import save_file
@@ -106,6 +108,23 @@ def test_pixels_are_rounded_to_the_stored_format_first(places: dict[str, Path]) 
     found = vae.encode(pixels, torch.bfloat16)
     torch.testing.assert_close(found, directly(pixels, torch.bfloat16), **ROUNDING)
     assert not torch.equal(found, vae.encode(pixels, EXACT))
+
+
+@pytest.mark.parametrize(("hip", "computed"), [("7.1", EXACT), (None, torch.bfloat16)])
+def test_rocm_computes_in_float32_where_half_precision_can_overflow(
+    places: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    hip: str | None,
+    computed: torch.dtype,
+) -> None:
+    def on_the_cpu(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        assert device.type == "cuda"
+        place(network, CPU, dtype)
+
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(wan, "place", on_the_cpu)
+    vae = load_wan_vae(Weights(path=str(places["folder"])), torch.device("cuda"), torch.bfloat16)
+    assert {each.dtype for each in vae._network.parameters()} == {computed}
 
 
 @pytest.mark.parametrize("normalised", [False, True])
