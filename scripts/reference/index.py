@@ -40,7 +40,7 @@ Each key has a heading, one line of facts, and a description:
 | latents | The latents that the key affects, then the trainings that use them. |
 | embeddings | The embeddings of captions that the key affects, then the trainings that use them. |
 | training | Trainings; every cache stays. |
-| pictures | Sample pictures or clips; no step is trained. |
+| pictures | Sample pictures or clips of the next training; no step is trained. |
 | clips | Clips and pictures of `generate_{run}` and `evaluate_{run}`; no step is trained. |
 | publication | Files of `publish_{run}` or `export_{run}`; no cache and no training. |
 
