@@ -66,7 +66,9 @@ def _gpu() -> dict[str, object]:
         import torch  # takes seconds
     except Exception as error:  # a broken installation is what a report is about
         return {**found, "torch": f"cannot be imported ({error})"}
-    found["torch"] = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    builds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+    built = [f"{name} {version}" for name, version in builds.items() if version]
+    found["torch"] = "".join(built) or "built without CUDA"
     found["devices"] = [
         f"{each.name}, {human(each.total_memory)}, compute capability {each.major}.{each.minor}"
         for each in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))

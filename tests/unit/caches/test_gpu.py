@@ -19,6 +19,7 @@ import torch
 from latentmake.caches import gpu
 from latentmake.caches.encoders.device import pick_device, stacked
 from latentmake.errors import DeviceError, StorageError
+from latentmake.words import doctor
 
 PACKAGE = str(Path(gpu.__file__).parents[2])
 HOLD = """
@@ -95,6 +96,9 @@ def test_gpus_of_amd_are_those_that_rocm_smi_lists(
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     with gpu.lease() as taken:
         assert taken == "1"
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert doctor._gpu()["torch"] == "ROCm 7.1"
 
 
 def test_jobs_side_by_side_get_different_gpus_and_a_killed_one_gives_its_back(
