@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import sources
+from conftest import ROOT, sources
 from latentmake.config.root import parse
 from latentmake.training.external.musubi.command import training_arguments
 from latentmake.training.external.order import Resume
@@ -224,3 +224,14 @@ def test_each_default_command_holds_what_the_guide_recommends(
             assert number(row.ours["--network_alpha"][0]) == row.declared["--network_alpha"]
         further = {flag for flag in further if LEFT.get(flag) != _PATH} - {"--network_alpha"}
         assert further == (UNNAMED if row.name == "ideogram4" else set()), row.name
+
+
+@pytest.mark.parametrize("program", ["musubi-tuner", "sd-scripts"])
+def test_the_page_on_other_trainers_names_files_and_words_of_their_sources(program: str) -> None:
+    page = (ROOT / "docs/how-it-works/peers.md").read_text()
+    section = page.partition(f"\n## {program}\n")[2].partition("\n## ")[0]
+    named = re.findall(r"`([^`]+)`", section)
+    folder = sources(program) / {"musubi-tuner": "src/musubi_tuner"}.get(program, "")
+    files = {name for name in named if name.endswith(".py")}
+    text = "".join((folder / name).read_text(encoding="utf-8") for name in files)
+    assert files and all(name in text for name in named if name not in files)
