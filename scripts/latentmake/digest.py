@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from latentmake.regular import open_regular
+
 _LONG = 4 << 30  # bytes: seconds of reading, which are worth a progress bar
 
 
@@ -74,12 +76,12 @@ def of_file(path: Path | Section, *, quiet: bool = False) -> str:
     """Return the SHA-256 of a file's content; a large one gets a progress bar unless `quiet`.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is no regular file.
     """
     if isinstance(path, Section):
         return _of_section(path)
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
+    file, size = open_regular(path)
+    with file:
         if quiet or size < _LONG:
             return hashlib.file_digest(file, "sha256").hexdigest()
         from latentmake.progress import Progress
@@ -95,7 +97,8 @@ def of_file(path: Path | Section, *, quiet: bool = False) -> str:
 
 def _of_section(section: Section) -> str:
     found = hashlib.sha256(canonical(section.described).encode())
-    with section.path.open("rb") as file:
+    file, _ = open_regular(section.path)
+    with file:
         for start, end in section.ranges:
             file.seek(start)
             while start < end:

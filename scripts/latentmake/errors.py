@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable
 
 _LONGEST = 80  # characters of a value in a message
+_LONGEST_LINE = 490  # characters of a message; `error: ` may stand before it
 
 
 class LatentmakeError(Exception):
@@ -29,7 +30,11 @@ class UserError(LatentmakeError):
         hint = f"; {self.hint}" if self.hint else ""
         line = " ".join(f"{place}{self.what}{hint}".split())
         # A terminal would carry out an escape sequence of a file's name.
-        return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in line)
+        line = "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in line)
+        if len(line) > _LONGEST_LINE:
+            half = _LONGEST_LINE // 2 - 3
+            line = f"{line[:half]} ... {line[-half:]}"
+        return line
 
 
 class ConfigError(UserError):

@@ -39,6 +39,12 @@ def test_an_error_is_one_line_that_no_terminal_acts_upon() -> None:
     assert str(error) == r"a b\udcff.txt: is \x1b[31mred\x00; grün, 猫,"
 
 
+def test_the_middle_of_a_long_line_is_left_out() -> None:
+    line = str(SourceError("\x1b" * 1000, where="a.txt", hint="remove it"))
+    assert line.startswith(r"a.txt: \x1b") and line.endswith("; remove it") and " ... " in line
+    assert len(f"error: {line}") <= 500
+
+
 @pytest.mark.parametrize("message", SHORT)
 def test_short_memory_is_known_by_each_librarys_words(message: str) -> None:
     assert is_out_of_memory(message) and is_device_fault(message)

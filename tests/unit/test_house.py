@@ -18,7 +18,7 @@ package = house.Package(ROOT / "scripts/latentmake")
 
 # From the lowest to the highest. Those of one line are siblings: neither imports the other.
 LAYERS = (
-    ("errors", "progress"),
+    ("errors", "progress", "regular"),
     ("digest",),
     ("config",),
     ("geometry",),
@@ -167,5 +167,5 @@ def test_an_import_names_its_module_in_full() -> None:
 
 def test_the_root_holds_few_modules() -> None:
     root = {path.stem for path in package.folder.glob("*.py")} - {"__init__"}
-    named = {"backends", "digest", "entry", "errors", "progress"}
+    named = {"backends", "digest", "entry", "errors", "progress", "regular"}
     assert root == named | {"__main__", "cli", "request", "session"}

@@ -2,7 +2,8 @@
 
 Snakemake reads them itself, but names no line of a mistake, keeps the last of two equal keys, and
 runs Python code of a file that asks for it. So this check comes first: for files named on the
-command line from the profile, for any file from the Snakefile.
+command line from the profile, for any file from the Snakefile. It lets nothing pass that would end
+in a traceback there: an error of the check itself would be one of the profile.
 
 The tree of sections, read off the fields of their classes, tells which keys may stand where.
 """
@@ -16,7 +17,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +28,14 @@ from pydantic_core import ErrorDetails
 from latentmake.config.fields import PATTERNS, held_by
 from latentmake.config.machines import PROGRAMS
 from latentmake.errors import ConfigError, nearest, shortened
+from latentmake.regular import read_regular
 
 _TOP = "write the sections datasets, models and runs; see config/README.md"
 _FILE = "name your configuration by --configfile FILE"
 _HINT = "check brackets, quotes and indentation there"
+_MOST_BYTES, _MOST_VALUES, _DEEPEST = 4_000_000, 100_000, 50  # with what aliases stand for
+_TYPES = {f"tag:yaml.org,2002:{x}" for x in ("str", "int", "float", "bool", "null", "seq", "map")}
+_OCTAL = re.compile(r"[-+]?0o?[0-7_]+")
 
 
 def check_command(arguments: Sequence[str]) -> None:
@@ -54,15 +59,13 @@ def check_files(files: Iterable[str | Path]) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Check encoding, syntax and repeated keys of a configuration file; refuse templates.
+    """Check encoding, size, syntax and repeated keys of a configuration file; refuse templates.
 
     Raises:
         ConfigError: the first mistake, with its line.
     """
-    if path.is_relative_to("/dev/fd"):
-        return  # a pipe can be read once: by Snakemake
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _MOST_BYTES)
     except OSError as error:
         what, hint = f"cannot be read: {error.strerror}", _FILE
         if isinstance(error, FileNotFoundError):
@@ -87,7 +90,8 @@ def _mistake(path: Path, line: int, what: str, hint: str) -> ConfigError:
 
 def _from_yaml(path: Path, text: str) -> object:
     try:
-        return _Loader(text).get_single_data()
+        loader = _Loader(text)
+        return loader.get_single_data()
     except yaml.reader.ReaderError as error:
         what = f"the character U+{error.character:04X} is not allowed"
         line = text[: error.position].count("\n")
@@ -98,10 +102,64 @@ def _from_yaml(path: Path, text: str) -> object:
         if "'\\t'" in what:
             what, hint = "a tab stands where YAML wants spaces", "indent with spaces"
         raise _mistake(path, 0 if mark is None else mark.line, what, hint) from None
+    except (ValueError, OverflowError):  # of "\UFFFFFFFF"
+        raise _mistake(path, loader.line, "a character there does not exist", _HINT) from None
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's, but for keys that are no words or repeated, and templates."""
+    """PyYAML's, but for templates, keys that are repeated or no words, and values of odd kinds."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._level = 0
+        # By the id of a node: values that it stands for, and levels below it.
+        self._sizes: dict[int, tuple[int, int]] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a value; refuse more of them than a configuration has, and circles."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        self._level += 1
+        if self._level > _DEEPEST:
+            raise _refused(event, "this is nested too deeply", _HINT)
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        if id(node) not in self._sizes:
+            if isinstance(event, yaml.AliasEvent):
+                what = f"`*{shortened(str(event.anchor))}` stands inside of what it repeats"
+                raise _refused(event, what, "write its values there")
+            pairs = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = chain(*pairs) if isinstance(node, yaml.MappingNode) else pairs
+            inner = [self._sizes[id(part)] for part in parts] or [(0, 0)]
+            values, levels = zip(*inner, strict=True)
+            self._sizes[id(node)] = 1 + sum(values), 1 + max(levels)
+        number, levels_below = self._sizes[id(node)]
+        if number > _MOST_VALUES or self._level + levels_below > _DEEPEST:
+            most = f"{_MOST_VALUES} values, or {_DEEPEST} levels"
+            raise _refused(event, f"with its aliases, this is more than {most}", "write less")
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return a value; refuse a tag or a word of YAML that means what no key takes."""
+        if node.tag not in _TYPES:
+            kind = node.tag.replace("tag:yaml.org,2002:", "!!")
+            what = f"{_shown(node)} has the YAML type {shortened(kind)}, which no key takes"
+            raise _refused(node, what, "write it in quotes, without a tag")
+        kind, text = node.tag[18:], node.value if isinstance(node, yaml.ScalarNode) else ""
+        what = "is a number to base 60" if kind in ("int", "float") and ":" in text else ""
+        quoted = isinstance(node, yaml.ScalarNode) and node.style
+        # PyYAML reads `010` as 8, and `0o17` as text; by YAML 1.2 they are 10 and 15.
+        if _OCTAL.fullmatch(text) and (kind == "int" or ("o" in text and not quoted)):
+            what = "is an octal number"
+        if what:
+            hint = "write a decimal number, or put it in quotes"
+            raise _refused(node, f"{_shown(node)} {what} in YAML", hint)
+        try:
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except Exception:  # PyYAML lets through whatever its conversions raise
+            what = f"{_shown(node)} cannot be read as !!{kind}"
+            raise _refused(node, what, "correct it, or write it in quotes") from None
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -120,8 +178,13 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _refused(node: yaml.Node, what: str, hint: str) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(None, None, what, node.start_mark, hint)
+def _shown(node: yaml.Node) -> str:
+    text = node.value if isinstance(node, yaml.ScalarNode) else ""
+    return f"`{shortened(text)}`" if text else "a value"
+
+
+def _refused(place: yaml.Node | yaml.Event, what: str, hint: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(None, None, what, place.start_mark, hint)  # type: ignore[arg-type]
 
 
 class Section(NamedTuple):
@@ -176,7 +239,7 @@ def foreign_words() -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
 def line_of(error: ErrorDetails, root: type[BaseModel]) -> str:
     """Return the line for one of pydantic's errors about values of a configuration."""
     location, context, kind = error["loc"], error.get("ctx") or {}, error["type"]
-    where = shown(location)[:1000].removesuffix(".[key]")
+    where = shown(location).removesuffix(".[key]")
     if isinstance(context.get("error"), ConfigError):
         return str(context["error"])
     key = {"missing": "", "union_tag_not_found": ".kind", "missing_key": f".{context.get('key')}"}

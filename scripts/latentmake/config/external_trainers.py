@@ -16,6 +16,7 @@ from latentmake.config.fields import (
     MACHINE,
     Applies,
     BatchSize,
+    LearningRate,
     Number,
     Rank,
     Real,
@@ -30,6 +31,7 @@ from latentmake.config.trainers import (
     Logging,
     Precision,
     PriorLossWeight,
+    ProgramSeed,
     Prompt,
     Samples,
     Trainer,
@@ -147,7 +149,7 @@ class MusubiTrainer(Trainer):
     network_alpha: Alpha = None
     """Scale of the LoRA, which is multiplied by `network_alpha / network_dim`. `null` is the rank.
     The default is 1, and the rank for Krea 2 and Kandinsky 5."""
-    learning_rate: Real = Field(2e-4, gt=0)
+    learning_rate: LearningRate = 2e-4
     """Learning rate. The default depends on the
     [architecture](architectures.md#training-defaults-of-musubi-tuner); 2e-4 for Wan."""
     optimizer_type: str = Field("adamw", min_length=1)
@@ -178,7 +180,7 @@ class MusubiTrainer(Trainer):
     text-to-video and 900 for image-to-video."""
     gradient_checkpointing: bool | None = shaped(None, MACHINE)
     """Less memory for about a third more time; by default `true`, as in musubi-tuner's guides."""
-    seed: Number | None = Field(None, ge=0)
+    seed: ProgramSeed | None = None
     """Seed of order, noise and timesteps; by default 42, as in musubi-tuner's guides."""
     fp8_base: bool = False
     """Keep the weights of the DiT in 8 bits."""
@@ -246,7 +248,7 @@ class SdScriptsTrainer(Trainer):
     network_train_unet_only: bool = False
     """Do not train a LoRA for the text encoder of `sd1` and `sd2`. With cached text it is never
     trained."""
-    learning_rate: Real = Field(1e-4, gt=0)
+    learning_rate: LearningRate = 1e-4
     """Learning rate. The default is 1e-4 for a LoRA and 1e-5 for a complete network."""
     optimizer_type: str = Field("AdamW", min_length=1)
     """Optimizer. `AdamW8bit` needs bitsandbytes in the environment of sd-scripts."""
@@ -278,7 +280,7 @@ class SdScriptsTrainer(Trainer):
     """Train with DeepSpeed ZeRO, which the environment of sd-scripts must have."""
     zero_stage: Number = shaped(2, Shapes("weights", applies=[_STAGED]), ge=0, le=3)
     """Stage of DeepSpeed ZeRO."""
-    seed: Number = Field(0, ge=0)
+    seed: ProgramSeed = 0
     """Seed of order, noise and timesteps."""
     prior_loss_weight: PriorLossWeight = 1.0
     """Factor of the loss of images of datasets with [`is_reg`](datasets.md#is_reg)."""

@@ -41,8 +41,8 @@ from pydantic.config import JsonDict
 from pydantic_core import core_schema
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-_ENDING = r"^\.[^/\\]+$"
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+_ENDING = r"^\.[^/\\]{1,99}$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$"
 COLOUR = r"^(#[0-9a-fA-F]{6}|white|black|gray)$"
 UNET_PART = (
     r"^(unet|cross_attention|cross_attention_qk|cross_attention_out|attention|norms|conv_in"
@@ -50,7 +50,8 @@ UNET_PART = (
 )
 PATTERNS = {
     _ENDING: "an ending that begins with a dot, such as .txt",
-    _NAME: "letters (A-Z, a-z), digits, `.`, `_` and `-`, beginning with a letter or digit",
+    NAME: "letters (A-Z, a-z), digits, `.`, `_` and `-`, beginning with a letter or digit, 200 at "
+    "most",
     COLOUR: "white, black, gray, or six digits such as '#8090ff' in quotes",
     UNET_PART: "unet, cross_attention, cross_attention_qk, cross_attention_out, attention, norms, "
     "conv_in, conv_out, time_embedding, mid_block, down_blocks, up_blocks, or up_blocks.1",
@@ -58,7 +59,7 @@ PATTERNS = {
 """Regular expressions of the configuration, in words."""
 
 Ending = Annotated[str, StringConstraints(pattern=_ENDING)]
-Name = Annotated[str, StringConstraints(pattern=_NAME)]
+Name = Annotated[str, StringConstraints(pattern=NAME)]
 
 MAX_SIDE = 8192
 """Longest side of a resolution, in pixels: refuses typing errors."""
@@ -71,14 +72,25 @@ def _no_truth(value: object) -> object:
     return value
 
 
-Number = Annotated[int, BeforeValidator(_no_truth)]
-Real = Annotated[float, BeforeValidator(_no_truth)]
+_Numeric = TypeVar("_Numeric", int, float)
+_MAX_INTEGER, _MAX_FLOAT = 2**63 - 1, 3.4e38  # of a generator's seed, and of float32
+
+
+def _in_reach(value: _Numeric) -> _Numeric:
+    if abs(value) > (_MAX_INTEGER if isinstance(value, int) else _MAX_FLOAT):
+        raise ValueError("is too large a number; use a smaller one")
+    return value
+
+
+Number = Annotated[int, BeforeValidator(_no_truth), AfterValidator(_in_reach)]
+Real = Annotated[float, BeforeValidator(_no_truth), AfterValidator(_in_reach)]
 
 # Upper bounds refuse typing errors: no network has wider layers, no device holds such a batch, and
 # a thousand steps a second would take eleven days.
 Rank = Annotated[Number, Field(ge=1, le=65_536)]
 BatchSize = Annotated[Number, Field(ge=1, le=65_536)]
 Steps = Annotated[Number, Field(ge=1, le=1_000_000_000)]
+LearningRate = Annotated[Real, Field(gt=0, le=1000)]
 
 
 def worded(rule: str) -> WrapValidator:

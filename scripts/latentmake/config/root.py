@@ -465,8 +465,28 @@ class Config(Closed):
             yield from _faults_of_musubi(where, run, model, datasets)
         for dataset, settings in datasets.items():
             yield from _not_for(settings, f"datasets.{dataset}", model)
+        samples = getattr(trainer, "samples", None)
+        for key, section in (("trainer.samples", samples), ("generate", run.generate)):
+            if section and "prompts" in section.model_fields_set and not section.prompts:
+                hint = "write a prompt, or leave the key out"
+                yield f"{where}.{key}.prompts", "is an empty list", hint
         if run.generate is not None:
             yield from _faults_of_generation(f"{where}.generate", run, run.generate, model)
+
+
+_LONGEST = 400  # characters of several mistakes in one line
+
+
+def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts in a value of a configuration file, keys too, with their places."""
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, Mapping | list):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, each in pairs:
+            place = f"{where}.{key}".removeprefix(".")
+            yield from _texts(key, where)
+            yield from _texts(each, place)
 
 
 def parse(values: Mapping[str, object]) -> Config:
@@ -475,6 +495,9 @@ def parse(values: Mapping[str, object]) -> Config:
     Raises:
         ConfigError: one line for each thing that is wrong, with key, value and hint.
     """
+    for where, text in _texts(values, ""):
+        if "\0" in text:  # which neither paths nor arguments of programs can have
+            raise ConfigError("holds a NUL character", where=where, hint="remove it")
     try:
         return Config.model_validate(dict(values))
     except ConfigError:
@@ -491,4 +514,9 @@ def parse(values: Mapping[str, object]) -> Config:
                 for line, each in zip(lines, mistakes, strict=True)
                 if each["type"] != "missing" or f"`{each['loc'][-1]}`" not in " ".join(lines)
             ]
-        raise ConfigError(" | ".join(dict.fromkeys(lines))) from None
+        first, *others = dict.fromkeys(lines)
+        while others and len(first) + len(others[0]) < _LONGEST:
+            first = f"{first} | {others.pop(0)}"
+        if others:
+            first += f" | and {len(others)} more"
+        raise ConfigError(first) from None

@@ -17,6 +17,7 @@ from latentmake.config.fields import (
     BatchSize,
     Closed,
     DiskPath,
+    LearningRate,
     Listed,
     Number,
     Rank,
@@ -38,6 +39,8 @@ Logging = Annotated[bool, Field(json_schema_extra=MACHINE)]
 AccelerateConfig = Annotated[DiskPath | None, Field(json_schema_extra=MACHINE)]
 Workers = Annotated[Number, Field(ge=0, json_schema_extra=MACHINE)]
 PriorLossWeight = Annotated[Real, Field(ge=0)]
+ProgramSeed = Annotated[Number, Field(ge=0, le=2**32 - 1)]
+"""Seed of a training by another program, which sets that of NumPy too."""
 
 
 class Trainer(Closed, shapes=WEIGHTS):
@@ -139,12 +142,12 @@ class LoopTrainer(Trainer):
     optimizer_arguments: dict[
         str,
         Annotated[
-            bool | float | list[Real],
+            bool | Real | list[Real],
             worded("should be a number, true, false, or a list of numbers"),
         ],
     ] = Field({})
     """Further arguments of the optimizer, such as `{betas: [0.9, 0.99]}`."""
-    learning_rate: Real = Field(1e-4, gt=0)
+    learning_rate: LearningRate = 1e-4
     """Peak learning rate; by default 1 for `prodigy` and `dadaptation`, which find the rate
     themselves and multiply it by this value. With AdamW about `1e-4` for a LoRA and `1e-5` for a
     complete network; with Lion a third to a tenth of that."""

@@ -57,6 +57,7 @@ from latentmake.errors import DatasetError, shortened
 from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
 from latentmake.files.workspace import is_text
 from latentmake.geometry.clips import Span
+from latentmake.regular import read_regular
 
 NAMES = (
     *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),
@@ -69,6 +70,7 @@ CAPTIONS = ("prompt", "caption", "text")
 
 _REWRITE = "correct the file, or write it again"
 _LONGEST_FIELD = 1 << 24  # characters of a field of a CSV file
+_MOST_BYTES = 1 << 31  # of a list, which is read as a whole
 
 
 def read_rows(
@@ -87,7 +89,7 @@ def read_rows(
         DatasetError: it cannot be read, or is no such file.
     """
     try:
-        for number, value in _records(Path(file).suffix.lower(), Path(file).read_bytes()):
+        for number, value in _records(Path(file).suffix.lower(), read_regular(file, _MOST_BYTES)):
             try:
                 yield number, _row(value, captions)
             except ValueError as error:
@@ -192,6 +194,8 @@ def _value(data: bytes) -> object:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return ValueError(f"is not UTF-8 (byte {error.start + 1})")
+    except RecursionError:
+        return ValueError("is nested too deeply")
     except ValueError as error:
         left = isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].strip()
         is_cut = left == "" or str(error).startswith("Unterminated")

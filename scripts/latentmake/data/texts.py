@@ -14,7 +14,7 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from posixpath import splitext
 
 from latentmake import digest
@@ -36,6 +36,7 @@ from latentmake.errors import SourceError
 from latentmake.files.workspace import is_remote
 from latentmake.index.memo import Memo
 from latentmake.progress import Progress
+from latentmake.regular import read_regular
 
 _WILDCARD = re.compile(r"\{([^{}]*)\}")
 _ATTEMPTS = 16  # draws of a variant that shall differ from those before it
@@ -244,7 +245,7 @@ def read_text(path: str) -> str:
 
             data = remote.read(path)[0]
         else:
-            data = Path(path).read_bytes()
+            data = read_regular(path)
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
         raise SourceError(what, where=path, hint="check the file's permissions") from None

@@ -26,6 +26,7 @@ from latentmake.config.datasets import Captions, Dataset
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError, unreadable
 from latentmake.layouts.layout import layout_of
+from latentmake.regular import read_text
 
 _SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 _VARIANTS = 4  # texts of each item, where a file of sd-scripts asks for random ones
@@ -225,7 +226,7 @@ def _read(path: Path) -> dict[str, Any]:
     if path.suffix.lower() != ".toml":
         raise ConfigError("is no .toml file", where=path, hint=hint)
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        return tomllib.loads(read_text(path))
     except OSError as error:
         raise unreadable(error, path) from None
     except (ValueError, RecursionError) as error:

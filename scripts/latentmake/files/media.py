@@ -15,12 +15,12 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from latentmake.errors import SourceError, unreadable
 from latentmake.geometry.buckets import Size, refuse_large
 from latentmake.geometry.clips import Media, Timing
+from latentmake.regular import open_regular
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -199,7 +199,8 @@ def _refuse_empty(file: BinaryIO, path: str) -> None:
 def opened(path: str) -> Iterator[BinaryIO]:
     """Open a source; an OSError becomes a SourceError, also one inside of the `with`."""
     try:
-        with Path(path).open("rb") as file:
+        raw, _ = open_regular(path)
+        with io.BufferedReader(raw) as file:
             yield file
     except OSError as error:
         raise unreadable(error, path) from None

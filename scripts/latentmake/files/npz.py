@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from latentmake.files.safetensors import DTYPES, filled, sealed
+from latentmake.regular import open_regular
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,8 +95,8 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: it is cut short, has grown, or is no archive.
         OSError: it cannot be read.
     """
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- hundreds of thousands of times
-        size = file.seek(0, os.SEEK_END)
+    file, size = open_regular(path)
+    with file:
         for most in _TAILS:
             file.seek(max(0, size - most))
             if _SIGNATURE in (tail := file.readall()):

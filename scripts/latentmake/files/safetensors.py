@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from latentmake.regular import open_regular
+
 CHECKSUM, HEADER_CHECKSUM = "latentmake.checksum", "latentmake.header_checksum"
 _TENSORS, _HEADER = "xxh3_128:", "xxh3_64:"
 _ZEROS = "0" * 16
@@ -116,8 +118,8 @@ def read_head(path: str | os.PathLike[str]) -> Head:
         ValueError: it is cut short, damaged, or no safetensors file.
         OSError: it cannot be read.
     """
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- hundreds of thousands of times
-        size = os.fstat(file.fileno()).st_size
+    file, size = open_regular(path)
+    with file:
         data = file.read(_FIRST_READ)
         end = 8 + int.from_bytes(data[:8], "little")
         if len(data) < end <= min(size, _MAX_HEADER):
@@ -147,7 +149,8 @@ def parse_head(data: bytes | memoryview, size: int | None = None) -> Head:
 
 def is_pointer(path: Path) -> bool:
     """Whether a file is a pointer of git-lfs."""
-    with path.open("rb") as file:
+    file, _ = open_regular(path)
+    with file:
         return file.read(len(_POINTER)) == _POINTER
 
 

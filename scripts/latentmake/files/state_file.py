@@ -16,8 +16,10 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from latentmake.errors import StorageError, first_line
+from latentmake.regular import read_regular
 
 _Content = TypeVar("_Content")
+_MOST = 1 << 32  # bytes of a file of state: an index of 10^7 items has half of them
 _damaged: dict[str, str] = {}  # absolute path -> fault, of the files that this process named
 
 
@@ -33,7 +35,7 @@ def read_state(
     """
     place = os.path.abspath(path)  # noqa: PTH100 -- much faster
     try:
-        content = parse(path.read_bytes())
+        content = parse(read_regular(path, _MOST))
     except (FileNotFoundError, NotADirectoryError):
         content, fault = None, ""
     except OSError as error:
@@ -63,7 +65,7 @@ def read_order(path: Path, parse: Callable[[bytes], _Content]) -> _Content:
         StorageError: it is missing or damaged.
     """
     try:
-        return parse(path.read_bytes())
+        return parse(read_regular(path, _MOST))
     except OSError as error:
         fault = error.strerror or "cannot be read"
     except (ValueError, RecursionError) as error:

@@ -19,6 +19,7 @@ from latentmake.config.weights import TextWeights, Weights, download
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files.safetensors import read_head
 from latentmake.models import headers
+from latentmake.regular import read_text
 
 if TYPE_CHECKING:
     from latentmake.config.architectures import Script
@@ -193,9 +194,11 @@ def variants(folder: Path) -> list[str]:
 
 
 def refuse_missing(path: Path) -> None:
-    """Refuse a model path that does not exist; it may be meant as a hub id."""
-    if path.exists():
+    """Refuse a model path that leads to no file or folder; it may be meant as a hub id."""
+    if path.is_dir() or path.is_file():
         return
+    if path.exists():
+        raise ModelError("is neither a file nor a folder", where=path, hint="correct its path")
     what, hint = "this model does not exist", "correct its path"
     if command := download(path):
         what, hint = "this model is not in the local hub cache", f"run `{command}`"
@@ -206,7 +209,7 @@ def refuse_missing(path: Path) -> None:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        names = sorted(set(json.loads(read_text(index))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError):
         raise ModelError("is not an index of weights", where=index, hint="copy it again") from None
     return _present([index.parent / Path(str(name)).name for name in names])
@@ -289,7 +292,7 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
     if path is None:
         return headers.config_of(weights) if headers.part_of(weights) else None
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_text(path))
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
@@ -334,12 +337,12 @@ def special_tokens(files: Iterable[Path]) -> tuple[str | None, set[str]]:
     for file in files:
         try:
             if file.name == "tokenizer.json":
-                with file.open(encoding="utf-8") as opened:
+                with file.open(encoding="utf-8") as opened:  # a file: see `tokenizer_files`
                     _, _, head = opened.read(_ADDED_BYTES).partition('"added_tokens":')
                 added = json.JSONDecoder().raw_decode(head.lstrip())[0] if head else []
                 found |= {each["content"] for each in added}
             elif file.name in ("tokenizer_config.json", "special_tokens_map.json"):
-                values = json.loads(file.read_bytes())
+                values = json.loads(read_text(file))
                 named = {x: _content(values[x]) for x in values if x.endswith("_token")}
                 padding = named.get("pad_token") or padding
                 several = [values.get(f"{x}_special_tokens") for x in ("additional", "extra")]

@@ -29,6 +29,7 @@ from latentmake.models.files import (
     weights_files,
 )
 from latentmake.models.tensors import Config, Shapes
+from latentmake.regular import read_text
 
 _FEW = 4  # blocks, and tensors of a block: fewer tell nothing
 _HINT = "copy it again, or name another one"
@@ -151,7 +152,7 @@ def _held(files: Iterable[Path]) -> dict[str, Tensor]:
     for file in files:
         try:
             if file.name.endswith(".index.json"):
-                named |= json.loads(file.read_bytes())["weight_map"]
+                named |= json.loads(read_text(file))["weight_map"]
             elif file.suffix != ".json":
                 found |= headers.tensors_of(file)
         except (ValueError, LookupError, TypeError) as error:

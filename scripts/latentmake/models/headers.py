@@ -24,6 +24,7 @@ from latentmake import digest
 from latentmake.config.weights import Weights, absence, known_commit, place_of, snapshots
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor, read_head
+from latentmake.regular import open_regular
 
 if TYPE_CHECKING:
     from latentmake.config.architectures import Vae
@@ -161,7 +162,7 @@ def tensors_of(path: Path) -> Mapping[str, Tensor]:
 def _torch_names(path: Path) -> list[str]:
     """Return all strings of a torch file's pickle, of which its tensors' names are some."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path)[0] as file:
             if not zipfile.is_zipfile(file):
                 # The old format: a magic number, a version, facts of the system, then the weights.
                 file.seek(0)

@@ -25,6 +25,7 @@ from latentmake.config.weights import Weights, place_of
 from latentmake.errors import ModelError
 from latentmake.models import headers
 from latentmake.models.files import config_file, network_config
+from latentmake.regular import read_text
 
 SCHEDULE_FILE = "scheduler_config.json"
 FLOW, EPSILON, VELOCITY = "flow_matching", "epsilon", "v_prediction"
@@ -166,7 +167,7 @@ def _read(place: Path) -> dict[str, Any]:
     """Read the configuration of a noise schedule; raises ModelError."""
     file = place / SCHEDULE_FILE if place.is_dir() else place
     try:
-        return _checked(dict(json.loads(file.read_bytes())), file)
+        return _checked(dict(json.loads(read_text(file))), file)
     except (OSError, ValueError, TypeError, RecursionError):
         raise missing_schedule(file) from None
 

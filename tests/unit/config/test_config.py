@@ -82,6 +82,21 @@ endings of too many text encoders: models.tiny.ai_training = {"text": [".txt_t5c
 adoption of nothing: models.tiny.ai_training = {} -> `latents`
 batch of no item: batch = {"items": 0}
     -> batch.items: 0 should be 1 or more, or auto; see config/README.md
+seed beyond 63 bits: runs.first.trainer.seed = 18446744073709551616 -> is too large a number
+seed below zero: runs.first.trainer.samples = {"seed": -1} -> samples.seed | use 0 or more
+rate beyond all rates: runs.first.trainer.learning_rate = 1e5 -> 100000.0 | use 1000 or less
+rate that float32 does not hold: runs.first.trainer.learning_rate = "1e308" -> is too large
+rate that is no number: runs.first.trainer.learning_rate = "inf" -> "inf" | finite
+decay that float32 does not hold: runs.first.trainer.weight_decay = 1e39 -> is too large
+argument that float32 does not hold: runs.first.trainer.optimizer_arguments = {"eps": 1e308}
+    -> optimizer_arguments.eps: 1e+308 should be a number
+NUL in a path: datasets.cats.path = "data/\u0000" -> datasets.cats.path: holds a NUL character
+NUL in a prompt: runs.first.trainer.samples = {"prompts": ["a\u0000b"]}
+    -> samples.prompts.0: holds a NUL character; remove it
+NUL in a key: runs.first.trainer.optimizer_arguments = {"\u0000": 1} -> holds a NUL character
+no prompts in their list: runs.first.trainer.samples = {"prompts": []}
+    -> samples.prompts: is an empty list; write a prompt, or leave the key out
+no prompts of pictures: runs.first.generate = {"prompts": []} -> generate.prompts: is an empty list
 argument of an optimizer: runs.first.trainer.optimizer_arguments = {"betas": ["a"]}
     -> optimizer_arguments.betas: ["a"] should be a number, true, false, or a list of numbers
 """
@@ -124,6 +139,22 @@ def test_a_misspelt_key_is_not_reported_missing_as_well() -> None:
     values = smallest()
     values["modles"] = values.pop("models")
     assert message(values) == "modles: unknown key; did you mean `models`?"
+
+
+@pytest.mark.parametrize("section", ["datasets", "models", "runs"])
+def test_a_name_is_at_most_as_long_as_names_of_files_allow(section: str) -> None:
+    values = smallest()
+    values[section]["c" * 201] = next(iter(values[section].values()))
+    assert "is not allowed here; use letters" in message(values)
+    values[section]["c" * 200] = values[section].pop("c" * 201)
+    assert "c" * 200 in getattr(parse(values), section)
+
+
+def test_of_many_mistakes_those_that_fit_into_a_line_are_named_and_the_others_counted() -> None:
+    values = smallest()
+    values["runs"]["first"]["trainer"] |= {f"rank{number}": 8 for number in range(50)}
+    line = message(values)
+    assert "rank0: unknown key" in line and line.endswith("more") and len(line) <= 500
 
 
 def test_two_mistakes_are_both_named() -> None:

@@ -13,6 +13,17 @@ from latentmake.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 
+# Each line holds the one before: ten times, or once.
+LAUGHS, MERGES, LADDER = (
+    first
+    + b"".join(line.replace(b"N", b"%d" % n).replace(b"M", b"%d" % (n - 1)) for n in range(1, 99))
+    for first, line in (
+        (b"a0: &a0 [x]\n", b"aN: &aN [" + b"*aM," * 10 + b"]\n"),
+        (b"a0: &a0 {x: 1}\n", b"aN: &aN {<<: [" + b"*aM," * 10 + b"]}\n"),
+        (b"a0: &a0 []\n", b"aN: &aN [*aM]\n"),
+    )
+)
+
 MISTAKES: dict[str, tuple[bytes, str, str]] = {
     "a key twice": (
         b"runs:\n  a: {}\n  b: {}\n  a: {}\n",
@@ -30,7 +41,33 @@ MISTAKES: dict[str, tuple[bytes, str, str]] = {
     "UTF-16": ("a: 1\n".encode("utf-16"), ", line 1", "save it in UTF-8"),
     "a zero byte": (b"a: 1\nb: x\0y\n", ", line 2", "U+0000 is not allowed"),
     "a list for a key": (b"a: 1\n? [b]\n: c\n", ", line 2", "a key is a list or section"),
-    "a tag": (b"a: !!python/name:os.system\n", ", line 1", "could not determine a constructor"),
+    "a tag": (b"a: !!python/name:os.system\n", ", line 1", "!!python/name:os.system, which no key"),
+    "a tag of one's own": (b"a: 1\nb: !c 8\n", ", line 2", "`8` has the YAML type !c"),
+    "bytes": (b"a: 1\nb: !!binary aGVsbG8=\n", ", line 2", "`aGVsbG8=` has the YAML type !!binary"),
+    "a set": (b"a: !!set {b, c}\n", ", line 1", "!!set, which no key takes"),
+    "an empty number": (b"a: 1\nb: !!int ''\n", ", line 2", "a value cannot be read as !!int"),
+    "a fraction": (b"a: !!float x\n", ", line 1", "`x` cannot be read as !!float"),
+    "a truth": (b"a: !!bool maybe\n", ", line 1", "`maybe` cannot be read as !!bool"),
+    "a date": (b"a: 1\nb: 2001-99-01\n", ", line 2", "`2001-99-01` has the YAML type !!timestamp"),
+    "digits": (b"a: 1\nb: " + b"9" * 5000, ", line 2", "9...` cannot be read as !!int"),
+    "an octal number": (
+        b"a: 010\n",
+        ", line 1",
+        "`010` is an octal number in YAML; write a",
+    ),
+    "an octal number of YAML 1.2": (b"a: 0o17\n", ", line 1", "`0o17` is an octal number in YAML"),
+    "an octal name": (b"runs:\n  -010: {}\n", ", line 2", "or put it in quotes"),
+    "minutes": (b"a: 1:30\n", ", line 1", "`1:30` is a number to base 60 in YAML"),
+    "minutes and seconds": (b"a: -1:30:15.5\n", ", line 1", "is a number to base 60 in YAML"),
+    "no character": (b'a: 1\nb: "\\UFFFFFFFF"\n', ", line 2", "a character there does not exist"),
+    "lists in lists": (b"a:\n- " + b"[" * 5000, ", line 2", "is nested too deeply"),
+    "sections in sections": (b"a: 1\nb: " + b'{"c":' * 5000, ", line 2", "is nested too deeply"),
+    "dashes": (b"a:\n" + b"- " * 5000 + b"x\n", ", line 2", "is nested too deeply"),
+    "a circle": (b"a: &b\n  c: *b\n", ", line 2", "`*b` stands inside of what it repeats"),
+    "a merged circle": (b"a: &b\n  <<: *b\n", ", line 2", "`*b` stands inside of what it repeats"),
+    "a billion laughs": (LAUGHS, ", line 6", "this is more than 100000 values"),
+    "merges of merges": (MERGES, ", line 6", "this is more than 100000 values"),
+    "a ladder": (LADDER, ", line 50", "or 50 levels"),
     "a merge of nothing": (b"a: 1\n<<: 3\n", ", line 2", "expected a mapping or list of mappings"),
     "a template": (b"a: 1\n__use_yte__: true\n", ", line 2", "`__use_yte__` would run Python code"),
     "a merged template": (b"a: &a {__use_yte__: 1}\n<<: *a\n", ", line 1", "would run Python code"),
@@ -55,6 +92,7 @@ def test_what_is_valid_is_taken(tmp_path: Path) -> None:
     for name, data in {
         "a.yaml": b"x: &x {a: 1, b: 2}\ny: {<<: *x, a: 3}\nz: [*x, *x]\n",
         "b.yaml": "\ufeffa: Kätzchen\n".encode(),
+        "numbers.yaml": b"a: [0, -0, 0.5, 1e-4, 1_000, 0x10, 08, '010', \"1:30\", !!str 010]\n",
         "c.json": b'{\n  "a": {"b": 1}\n}',
     }.items():
         (tmp_path / name).write_bytes(data)

@@ -54,9 +54,8 @@ def test_every_key_of_the_schema_has_a_description() -> None:
 def test_a_file_of_ours_is_accepted_by_the_schema_and_survives_being_written(path: Path) -> None:
     config = parse(read(path))
     assert config.runs and faults(read(path)) == []
-    assert parse(config.model_dump()) == config
-    assert parse(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
-    assert Config.model_validate_json(config.model_dump_json()) == config
+    written = config.model_dump(mode="json", exclude_unset=True)
+    assert parse(yaml.safe_load(yaml.safe_dump(written))) == config
 
 
 @pytest.mark.parametrize(("key", "value"), [("datasets", "cats"), ("resolutions", 64)])

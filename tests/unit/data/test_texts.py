@@ -156,15 +156,14 @@ def test_no_caption_file_is_read_twice(folder: Path, monkeypatch: pytest.MonkeyP
     memo = Memo(folder.parent / "memo.sqlite")
     first = made(folder, memo=memo)
     memo.save()
-    opened: list[Path] = []
-    real = Path.read_bytes
+    opened: list[str] = []
 
-    def read(self: Path) -> bytes:
-        opened.append(self)
-        return real(self)
+    def read(path: str) -> bytes:
+        opened.append(path)
+        return Path(path).read_bytes()
 
-    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr("latentmake.data.texts.read_regular", read)
     (folder / "c.caption").write_text("another dog")
     again = made(folder, memo=Memo(folder.parent / "memo.sqlite"))
     assert again[0] == {**first[0], "c": ["another dog"]}
-    assert opened == [folder / "c.caption"]
+    assert opened == [str(folder / "c.caption")]

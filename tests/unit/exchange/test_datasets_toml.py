@@ -283,7 +283,7 @@ def test_a_mistake_is_one_line(name: str) -> None:
 @pytest.mark.parametrize(
     ("file", "data", "word"),
     [
-        ("a.toml", b"a = '\xff'", "is not TOML"),
+        ("a.toml", b"a = '\xff'", "it is not UTF-8 (byte 6)"),
         ("a.yaml", b"", "is no .toml file"),
         ("a.toml", None, "cannot be read (No such file"),
     ],

@@ -31,6 +31,7 @@ from latentmake.caches import gpu
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.files.safetensors import not_finite, read_head
+from latentmake.regular import read_regular
 from latentmake.training import previous, process
 from latentmake.training.backend import passed
 from latentmake.training.external.order import (
@@ -173,7 +174,7 @@ def _values(state: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(state.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found |= from_json(path.read_bytes())
+            found |= from_json(read_regular(path))
     return found
 
 
