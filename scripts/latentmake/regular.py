@@ -47,11 +47,11 @@ def _refused(path: _Path, what: str) -> OSError:
     return OSError(errno.EINVAL, what, os.fspath(path))
 
 
-def read_regular(path: _Path, most: int = _MOST) -> bytes:
+def read_regular(path: _Path, most: int | None = _MOST) -> bytes:
     """Return the content of a regular file; an OSError if it is none, or larger than `most`."""
     file, size = open_regular(path)
     with file:
-        if size <= most:
+        if most is None or size <= most:
             return file.readall()
     raise _refused(path, f"its {size} bytes are more than {most}, the most that are read")
 

@@ -3,10 +3,10 @@
     python tests/bench/damage.py [--seed 0] [--cases 400] [--only 7 12] [--kinds picture] [--keep]
 
 Three of four cases are configurations, drawn from the schema or changed from good ones; the others
-damaged pictures, captions, lists, metadata, models, caches, videos and configuration files. Each is
-planned, and encoded where it can be, in a process of its own with limits. Printed is a line for
-each case that went wrong, and what it said; its folder stays. A number with its seed is the same
-case each time.
+damaged pictures, captions, lists, metadata, models, caches, videos and configuration files, or
+pipes, devices, folders and endless files in their place. Each is planned, and encoded where it can
+be, in a process of its own with limits. Printed is a line for each case that went wrong, and what
+it said; its folder stays. A number with its seed is the same case each time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ from damage_world import (  # noqa: E402
     damaged_json,
     damaged_text,
     make_project,
+    misplaced,
     videos,
+    with_fragment,
 )
 from latentmake.config.document import check_files  # noqa: E402
 from latentmake.config.root import parse  # noqa: E402
@@ -58,7 +60,7 @@ from latentmake.session import Session  # noqa: E402
 
 MEMORY = 2 << 30  # bytes that a case may take
 SECONDS = 60  # that it may compute, and twice as many that it may last
-LONGEST = 10_000  # characters of a line
+LONGEST, LONGEST_ERROR = 10_000, 500  # characters of a line
 WORDS = (
     *("train", "generate", "evaluate", "caches", "latents", "text", "status", "publish"),
     *("export", "captions", "clips", "report"),
@@ -127,9 +129,12 @@ def _configuration(dice: Dice) -> None:
 
 def _document(dice: Dice) -> None:
     text = dice.choice(sorted(EXAMPLES.rglob("*.yaml"))).read_text(encoding="utf-8")
-    path = Path("config.yaml")
-    data = damaged_text(text, dice) if dice.random() < 0.5 else damaged(text.encode(), dice)
-    path.write_bytes(data)
+    path, chance = Path("config.yaml"), dice.random()
+    if chance < 0.1:
+        misplaced(path, dice)
+    else:
+        damage = with_fragment if chance < 0.5 else damaged_text
+        path.write_bytes(damage(text, dice) if chance < 0.8 else damaged(text.encode(), dice))
     check_files([path])
     _plan(yaml.safe_load(path.read_bytes()))
 
@@ -138,13 +143,16 @@ def _picture(dice: Dice) -> None:
     good = dice.choice(sorted(Path("pictures").iterdir()))
     ending = good.suffix if dice.random() < 0.9 else dice.choice((".png", ".jpg", ".tif"))
     Path("data/shapes/odd.txt").write_text("a picture")
-    Path(f"data/shapes/odd{ending}").write_bytes(damaged(good.read_bytes(), dice))
+    path = Path(f"data/shapes/odd{ending}")
+    path.write_bytes(damaged(good.read_bytes(), dice))
+    _maybe_misplaced(path, dice)
     _encode(_good())
 
 
 def _caption(dice: Dice) -> None:
     text = "a red circle, a blue square, {left|right}\nsecond line, more words\n"
     _replace("data/shapes/ant.txt", damaged_text(text, dice))
+    _maybe_misplaced(Path("data/shapes/ant.txt"), dice)
     making = {"variants": 2, "enable_wildcard": True, "shuffle_caption": True}
     _encode(_good(captions=making) if dice.random() < 0.5 else _good())
 
@@ -162,6 +170,7 @@ def _list(dice: Dice) -> None:
     rows = [{"image": f"shapes/{stem}.png", "prompt": "a shape"} for stem in ("ant", "bee")]
     path = Path("data") / dice.choice(("list.json", "list.jsonl"))
     path.write_bytes(_json(rows, dice, lines=path.suffix == ".jsonl"))
+    _maybe_misplaced(path, dice)
     _encode(_good(path=str(path)))
 
 
@@ -176,6 +185,7 @@ def _metadata(dice: Dice) -> None:
         listed = [{"file_name": stem, **row} for stem, row in rows.items()]
         lines = name == "meta.jsonl"
         path.write_bytes(_json(listed if lines else rows, dice, lines=lines))
+    _maybe_misplaced(path, dice)
     _encode(_good(metadata_file=str(path), metadata_captions=dice.choice(("override", "join"))))
 
 
@@ -199,6 +209,7 @@ def _model(dice: Dice) -> None:
     else:
         data = damaged(data, dice)
     _replace(path, data)
+    _maybe_misplaced(path, dice, endless=False)
     values = _good() if "micro" in path.parts else videos()
     values["runs"]["tiny"]["datasets"] = ["shapes"]  # decoding clips takes further processes
     _encode(values)
@@ -210,6 +221,7 @@ def _cache(dice: Dice) -> None:
     for folder in ("cache", ".latentmake"):
         shutil.copytree(Path("built") / folder, folder)
     _replace(path.relative_to("built"), data)
+    _maybe_misplaced(path.relative_to("built"), dice, endless=False)
     if dice.random() < 0.5:
         _replace("data/shapes/ant.txt", b"another caption")
     with exit_on_mistake():
@@ -222,6 +234,7 @@ def _video(dice: Dice) -> None:
 
     good = dice.choice(sorted(Path("data/waves").iterdir()))
     Path("odd.mp4").write_bytes(damaged(good.read_bytes(), dice))
+    _maybe_misplaced(Path("odd.mp4"), dice)
     with exit_on_mistake():
         probe_video("odd.mp4")
 
@@ -243,6 +256,11 @@ def _kind(number: int, kinds: Collection[str]) -> str:
     """Return the kind of a case: three configurations, then one of the others in turn."""
     turns = [x for other in KINDS for x in (*["configuration"] * 3, other) if x in kinds]
     return turns[number % len(turns)]
+
+
+def _maybe_misplaced(path: Path, dice: Dice, *, endless: bool = True) -> None:
+    if dice.random() < 0.15:
+        misplaced(path, dice, endless=endless)
 
 
 def _replace(path: str | Path, data: bytes) -> None:
@@ -323,6 +341,8 @@ def _fault(status: int, said: str) -> str:
         return f"status {status} and {len(errors)} errors"
     if len(longest := max(lines, key=len, default="")) > LONGEST:
         return f"a line of {len(longest)} characters: {longest[:100]}"
+    if errors and len(errors[0]) > LONGEST_ERROR:
+        return f"an error of {len(errors[0])} characters"
     if odd := next((x for x in said if not x.isprintable() and x not in "\n\t\r"), None):
         return f"a character {odd!a}"
     noise = [line for line in lines if "Warning" in line]

@@ -9,6 +9,8 @@ import copy
 import datetime
 import json
 import math
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +25,36 @@ _SCHEMA = json.loads((_ROOT / "config/schema.json").read_text(encoding="utf-8"))
 _Nodes = list[dict[str, Any]]
 """Parts of the schema, one of which a value may follow."""
 
-_NUMBERS = (0, -1, 1, 3, 16, 255, 10**9, 2**63, 10**18, -(10**18), 10**400, 0.5, 1e-300, 1e308)
+_NUMBERS = (
+    *(0, -1, 1, 3, 16, 255, 10**9, 2**63, 2**64, 10**18, -(10**18), 10**400, 0.5, 1e-300, 1e308),
+    *("1e308", "inf", "nan"),
+)
 _WORDS = (
     *("", " ", "a", "ant", "shapes", "micro", "tiny", "auto", "none", "null", "yes", "0", "16"),
     *("16x32", "0x0", "99999999x1", "data/shapes", "data/shapes/ant.png", "models/micro/vae"),
     *("models/micro/vae/config.json", "nowhere/at/all", "../up", "~", "C:/x", "s3://bucket/x"),
     *("{stem}", "{}", "%s", "$HOME", "`id`", "a\nb", "a\0b", "\x1b[31m", "é ü", "١٦", "²", "é"),
-    *("x" * 300, ".txt", ".", "-", "--help", "a b", "'", '"', "1" * 5000),
+    *("x" * 300, ".txt", ".", "-", "--help", "a b", "'", '"', "1" * 5000, "x/" * 3000, ".x" * 300),
+    *("/dev/zero", "/dev/null", "odd/pipe", "odd/pipe.json", "odd/pipe.jsonl", "odd/zero.csv"),
+    *("odd/pipe.safetensors", "odd/zero.safetensors", "odd/pipe.png", "odd/endless.json"),
 )
+_FRAGMENTS = (
+    *(
+        "!!int ''",
+        "!!int x",
+        "!!float x",
+        "!!bool maybe",
+        "!!binary '!!'",
+        "!!binary YQ==",
+        "!!str 8",
+    ),
+    *("!!python/name:os.system ''", "!!python/object/apply:os.system ['true']", "!!set {a}"),
+    *("!!timestamp x", "2001-99-01", "2001-01-01", "!!null x", "!x 8", "<<", "=", "*gone"),
+    *("010", "0o17", "1:30", "1:30.5", "-0_10", "1" + ":1" * 3000, "9" * 5000, ".inf", ".nan"),
+    *("[" * 5000, "{a: " * 5000, "- " * 5000, "[" * 200 + "]" * 200, "&x [*x]", "&x {<<: *x}"),
+    *('"\\0"', '"\\UFFFFFFFF"', '"\\uD800"', "\t8", "\n---\na: 1", "'", "{", "%", "\0"),
+)
+"""Values of YAML that are odd as text."""
 _ODD = (
     *(None, True, False, math.nan, math.inf, -math.inf, [], {}, [[]], [None], {"": ""}),
     *({1: 2}, {None: None}, datetime.date(2026, 1, 1), b"\xff", {1, 2}, ["a"] * 2000),
@@ -102,6 +126,21 @@ def _drawn(node: dict[str, Any], dice: Random, depth: int = 0) -> Any:
 
 def _odd(dice: Random) -> Any:
     return copy.deepcopy(dice.choice(dice.choice((_NUMBERS, _WORDS, _ODD))))
+
+
+def with_fragment(text: str, dice: Random) -> bytes:
+    """Return a configuration with an odd value in the place of one, or behind it."""
+    lines = text.splitlines()
+    places = [number for number, line in enumerate(lines) if re.match(r" *[\w-]+: ", line)]
+    number = dice.choice(places or [0])
+    key, _, value = lines[number].partition(": ")
+    odd = dice.choice(_FRAGMENTS)
+    lines[number] = f"{key}: {dice.choice((odd, odd, f'{value} {odd}', f'[{odd}]'))}"
+    if dice.random() < 0.1:  # each line stands for ten of the one before
+        several = ", ".join(["*x{}"] * 10)
+        lines += ["x0: &x0 [a]"]
+        lines += [f"x{n}: &x{n} [{several.replace('{}', str(n - 1))}]" for n in range(1, 20)]
+    return "\n".join(lines).encode()
 
 
 def changed(values: dict[str, Any], dice: Random) -> dict[str, Any]:
@@ -207,6 +246,21 @@ def damaged_text(text: str, dice: Random) -> bytes:
     return text.encode(encoding, "replace")
 
 
+def misplaced(path: Path, dice: Random, *, endless: bool = True) -> None:
+    """Put in the place of a file what is none, or has no end."""
+    path.unlink(missing_ok=True)
+    kind = dice.choice(("folder", "pipe", "device", "circle", "endless" if endless else "folder"))
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path.name)
+
+
 # -- what is damaged ------------------------------------------------------------------------------
 
 
@@ -227,6 +281,13 @@ def make_project(folder: Path) -> None:
         clip.parent.mkdir(exist_ok=True)
         shutil.copy(_ROOT / f"data/waves/clips/{name}.mp4", clip)
     (folder / "data/clips.jsonl").write_text('{"video": "waves/calm.mp4", "prompt": "calm"}\n')
+    (folder / "odd").mkdir()
+    for ending in ("", ".json", ".jsonl", ".safetensors", ".png"):
+        os.mkfifo(folder / f"odd/pipe{ending}")
+    for ending in (".csv", ".safetensors"):
+        (folder / f"odd/zero{ending}").symlink_to("/dev/zero")
+    (folder / "odd/endless.json").touch()
+    os.truncate(folder / "odd/endless.json", 1 << 40)
     (folder / "pictures").mkdir()
     image = Image.open(folder / "data/shapes/ant.png")
     for ending in ("png", "jpg", "webp", "bmp", "tif", "gif", "avif"):

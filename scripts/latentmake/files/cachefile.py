@@ -30,6 +30,7 @@ from latentmake.files.safetensors import (
     read_head,
     sealed,
 )
+from latentmake.regular import open_regular, read_regular
 
 if TYPE_CHECKING:
     import torch
@@ -181,7 +182,7 @@ def arrays_in(path: str | os.PathLike[str]) -> list[tuple[str, str, tuple[int, .
     """
     from latentmake.files import npz
 
-    with Path(path).open("rb") as file:
+    with open_regular(path)[0] as file:
         is_npz = file.read(len(npz.MAGIC)) == npz.MAGIC
     if is_npz:
         return [*npz.arrays_of(path)]
@@ -210,7 +211,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
             return head.metadata, head.data
         except ValueError:
             # As the length of a safetensors header, these bytes would be beyond the format's limit.
-            with Path(path).open("rb") as file:
+            with open_regular(path)[0] as file:
                 if file.read(len(npz.MAGIC)) != npz.MAGIC:
                     raise
     return npz.read_metadata(path), b""
@@ -287,7 +288,7 @@ def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
     Raises:
         OSError: it is gone or cannot be read.
     """
-    return check(Path(path).read_bytes(), values=values)
+    return check(read_regular(path, None), values=values)
 
 
 def check(data: bytes, *, values: bool = True) -> Checked:

@@ -296,7 +296,8 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot be read ({error})", where=path, hint=_COPY) from None
+        what = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise ModelError(what, where=path, hint=_COPY) from None
     return found
 
 

@@ -30,6 +30,7 @@ _LISTS = ("metadata.jsonl", "metadata.csv")
 _REPEATS = re.compile(r"([1-9]\d{0,5})_(.*\S)")
 _PROBED_IMAGES, _PROBED_VIDEOS = 500, 50
 _LONGEST = 33  # frames of a clip: two seconds of Wan
+_LONGEST_NAME = 100  # characters of a name for the configuration
 
 
 class Found(NamedTuple):
@@ -93,7 +94,8 @@ class Found(NamedTuple):
 def slug(name: str) -> str:
     """Return a name for the configuration: `Michael Gove` becomes `michael_gove`."""
     plain = unicodedata.normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore")
-    return re.sub(r"[^a-z0-9]+", "_", plain.decode().lower()).strip("_") or "dataset"
+    words = re.sub(r"[^a-z0-9]+", "_", plain.decode().lower()).strip("_")
+    return words[:_LONGEST_NAME].strip("_") or "dataset"
 
 
 def _kohya(folder: Path) -> tuple[int, str] | None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from latentmake.config.fields import NAME, PATTERNS
 from latentmake.errors import ConfigError
 from latentmake.files import atomic
 from latentmake.plan.build import alone
@@ -39,9 +40,10 @@ def import_(
         raise ConfigError("there is no such folder", where=directory, hint="check --directory")
     os.chdir(directory or ".")
     run = name or re.sub(r"[^A-Za-z0-9_.-]+", "_", file.stem).lstrip("_.-")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run):
-        hint = "use letters, digits, `.`, `_` and `-`"
-        raise ConfigError("is no name of a run", where=f"--name {run}", hint=hint)
+    if not re.fullmatch(NAME, run):
+        raise ConfigError(
+            "is no name of a run", where=f"--name {run}", hint=f"use {PATTERNS[NAME]}"
+        )
     found = imported(file, run, architecture, task)
     if output is None:
         typer.echo(found.text, nl=False)

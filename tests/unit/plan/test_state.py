@@ -315,12 +315,15 @@ def test_what_a_killed_job_left_half_written_is_an_orphan(world: World) -> None:
 # -- odd things in the cache folder ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", ["gone", "a.latents.safetensors"])
-def test_a_link_that_leads_to_no_file_is_damaged(world: World, to: str) -> None:
+@pytest.mark.parametrize("to", ["gone", "a.latents.safetensors", "pipe"])
+def test_a_pipe_or_a_link_that_leads_to_no_file_is_damaged(world: World, to: str) -> None:
     world.make_all()
     path = world.target("a", "64")
     path.unlink()
-    path.symlink_to(to)
+    if to == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(to)
     found = world.judge()
     assert reasons(found) == {("a", "64"): "damaged"}
     assert orphans(found) == []

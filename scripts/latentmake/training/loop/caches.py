@@ -28,6 +28,7 @@ from latentmake.files.safetensors import DTYPES, Head, read_head
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts import layout
 from latentmake.plan.manifest import Row, rows_of
+from latentmake.regular import read_regular
 
 
 class Batch(NamedTuple):
@@ -170,7 +171,7 @@ class Stored(NamedTuple):
             CacheError: the file is missing or damaged, or has other shapes now.
         """
         with naming(self.path):
-            tensors = load(Path(self.path).read_bytes())
+            tensors = load(read_regular(self.path, None))
         if any(name not in tensors or tensors[name].shape != shape for name, shape in self.found):
             what = "has another shape than when the training began"
             raise CacheError(what, where=self.path, hint="run the build's command again")
