@@ -29,32 +29,42 @@ def test_as_many_jobs_run_as_there_are_gpus_each_with_its_own(fresh: Callable[[]
     assert "waiting for a GPU" not in done.output
 
 
-def test_a_dry_run_under_the_profile_asks_no_cluster(
+def test_the_profile_asks_no_cluster_for_a_dry_run_and_submits_what_the_configuration_asks_for(
     fresh: Callable[[], Project], tmp_path: Path
 ) -> None:
     project = fresh()
+    jobs = {"encode": {"constraint": "a100|h100"}, "qos": "night", "partition": "gpu"}
+    project.configure(lambda values: values.update(cluster={"constraint": "ib", **jobs}))
     called, tools = tmp_path / "called.txt", tmp_path / "tools"
     tools.mkdir()
     for name in TOOLS:
         (tools / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{called}\nexit 1\n')
         (tools / name).chmod(0o755)
-    arguments = [
-        each for each in project.command("-n", "caches_tiny") if each not in ("--cores", "1")
-    ]
-    done = subprocess.run(
-        [*arguments, "--profile", "profiles/slurm"],
-        cwd=project.folder,
-        env={**project.environment(), "PATH": f"{tools}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+
+    def asked(*arguments: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+        called.unlink(missing_ok=True)
+        command = project.command(*arguments, "caches_tiny", "--profile", "profiles/slurm")
+        done = subprocess.run(
+            [each for each in command if each not in ("--cores", "1")],
+            cwd=project.folder,
+            env={**project.environment(), "PATH": f"{tools}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done, set(called.read_text().splitlines()) if called.exists() else set()
+
+    done, calls = asked("-n")
     assert done.returncode == 0, done.stdout + done.stderr
     # The plugin asks that when it is imported, for the text of its help; no answer does as well.
-    asked = set(called.read_text().splitlines()) if called.exists() else set()
-    assert asked <= {"scontrol show config"}
+    assert calls <= {"scontrol show config"}
     assert "encode_latents_shapes" in done.stdout + done.stderr
     assert re.search(r"shapes\s+micro\s+latents 16\s+\.\s+\.\s+6", done.stderr)
+    done, calls = asked("--retries", "0")
+    submitted = [call for call in calls if call.startswith("sbatch ")]
+    assert done.returncode and len(submitted) == 2, done.stdout + done.stderr
+    for call in submitted:  # sbatch reads -C as --constraint
+        assert " -C a100|h100 " in call and " --qos=night " in call and " -p gpu " in call
 
 
 def test_a_source_edited_after_the_plan_is_reported_and_has_its_own_key(

@@ -151,6 +151,11 @@ class ClusterJob(Closed, shapes=MACHINE):
 
     partition: str | None = Field(None, min_length=1)
     """Partition of this kind of job; by default that of all jobs."""
+    constraint: str | None = Field(None, min_length=1)
+    """Features that the node must have, such as `a100` or `"a100|h100"`; by default those of all
+    jobs."""
+    qos: str | None = Field(None, min_length=1)
+    """Quality of service of this kind of job; by default that of all jobs."""
     gpus: Number = Field(1, ge=0)
     """GPUs. With `0`, encoding jobs run on CPUs."""
     cpus: Number = Field(4, ge=1)
@@ -176,6 +181,11 @@ class Cluster(Closed, shapes=MACHINE):
 
     partition: str | None = Field(None, min_length=1)
     """Partition of all jobs."""
+    constraint: str | None = Field(None, min_length=1)
+    """Features that the nodes of all jobs must have (`sbatch --constraint`), such as `a100`; see
+    `sinfo -o "%N %f"`."""
+    qos: str | None = Field(None, min_length=1)
+    """Quality of service of all jobs (`sbatch --qos`); see `sacctmgr show qos`."""
     account: str | None = Field(None, min_length=1)
     """SLURM account that is charged."""
     encode: ClusterJob = ClusterJob()

@@ -133,8 +133,13 @@ def resources_of(
         "mem_mb": lambda wildcards, attempt: int(asked.mem_mb * (1 + (attempt - 1) / 2)),
         "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),
     }
-    slurm = {"partition": asked.partition or cluster.partition, "account": cluster.account}
-    return found | {f"slurm_{name}": value for name, value in slurm.items() if value}
+    slurm = {
+        "slurm_partition": asked.partition or cluster.partition,
+        "slurm_account": cluster.account,
+        "constraint": asked.constraint or cluster.constraint,
+        "qos": asked.qos or cluster.qos,
+    }
+    return found | {name: value for name, value in slurm.items() if value}
 
 
 GONE = "this cache file is gone"
