@@ -152,7 +152,7 @@ def measured(
     def measure(files: Sequence[File]) -> Mapping[str, Media | SourceError]:
         return probed(files, memo, video=False)
 
-    for item in items:
+    for item in _told_apart(items, layout):
         try:
             media, span = known[item.image], item.span
             if isinstance(media, SourceError):
@@ -184,6 +184,22 @@ def measured(
         found = [*_even(found, faults)]
     lines = [f"{min(x)} {y}" + f", and {len(x) - 1} more" * (len(x) > 1) for y, x in notes.items()]
     return found, faults, lines
+
+
+def _told_apart(items: Sequence[Item], layout: Layout) -> Sequence[Item]:
+    """Return the items, sorted; those of one name have their folders in it, as in lists of videos.
+
+    Items whose names differ keep them, and so their caches.
+    """
+    names, stems = Counter(layout.base(x.stem) for x in items), {x.stem for x in items}
+    if len(names) == len(stems):
+        return items
+
+    def name(stem: str) -> str:
+        longer = stem.replace("/", "_")
+        return stem if names[layout.base(stem)] == 1 or longer in stems else longer
+
+    return sorted(x._replace(stem=name(x.stem)) for x in items)
 
 
 def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
@@ -237,7 +253,7 @@ def _check_name(layout: Layout, item: Item, owners: dict[str, Item], texts: int)
     base, name = layout.base(item.stem), item.stem.rpartition("/")[2]
     endings = ["", *(f".v{number}" for number in range(1, texts) if layout.flat)]
     for ending in endings:
-        if (other := owners.setdefault(base + ending, item)).stem != item.stem:
+        if (other := owners.setdefault(base + ending, item)) is not item:
             what = f"shares the name {base}{ending} in the cache with {other.image}"
             raise SourceError(what, hint="rename one of them")
     if len(f"{name}{layout.longest_ending}{endings[-1]}".encode()) > 255:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import video_world
 from controlled_world import controls_of, draw, listed, put
 
 
@@ -47,6 +48,23 @@ def test_controls_of_items_in_folders_lie_in_folders_of_the_same_names() -> None
     for name in ("sub/a_0.png", "b.png"):
         draw(f"control/{name}")
     assert controls_of("flux_kontext") == {"b": ["b.png"], "sub/a": ["a_0.png"]}
+
+
+def test_equal_names_in_several_folders_are_several_items_where_caches_lie_flat() -> None:
+    put("rain/a", "sun/a", "a", "sun/b", "fog/b", "fog_b")
+    for name in ("rain/a_0", "sun/a_0", "a_0", "sun/b_0", "fog/b_0", "fog_b_0"):
+        draw(f"control/{name}.png")
+    items, faults = listed("flux_kontext", control_directory="control")
+    assert faults == [] and list(items) == ["a", "fog/b", "fog_b", "rain_a", "sun_a", "sun_b"]
+    for stem, item in items.items():  # `fog_b` is the name of another item
+        name = stem.replace("rain_", "rain/").replace("sun_", "sun/")
+        assert item.image == f"data/{name}.png" and item.controls == (f"control/{name}_0.png",)
+    for name in ("rain/a", "rain_a", "sun/a"):
+        Path(f"films/{name}").parent.mkdir(parents=True, exist_ok=True)
+        video_world.write_video(Path(f"films/{name}.mp4"), "libx264", 5)
+        Path(f"films/{name}.txt").write_text("a film")
+    items, faults = listed("wan", path="films", target_frames=[5])
+    assert faults == [] and list(items) == ["rain/a", "rain_a", "sun_a"]
 
 
 def test_a_faulty_item_leaves_its_controls_to_no_other() -> None:

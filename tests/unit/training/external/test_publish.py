@@ -159,6 +159,27 @@ def test_clips_that_musubi_tuner_cannot_cut_are_published_as_caches_alone() -> N
         MusubiPublication(order)
 
 
+def test_videos_of_one_name_in_two_folders_are_published_under_the_names_of_their_caches() -> None:
+    dataset = Dataset(path="data/v", target_frames=[5], control_directory="controls")
+    order = order_of(datasets={"v": dataset}, resolutions=[(64, 64)])
+    fill(order, {"v": ["rain_x", "sun_x"]}, control=True)
+    text = Path(order.manifest).read_text()
+    for place in ("data/v", "controls"):
+        for name in ("rain", "sun"):
+            for file in Path(place).glob(f"{name}_x.*"):
+                if file.suffix != ".txt":
+                    (moved := file.parent / name / f"x{file.suffix}").parent.mkdir(exist_ok=True)
+                    text = text.replace(str(file.rename(moved)), str(moved))
+                    text = text.replace(str(file), str(moved))
+    Path(order.manifest).write_text(text)
+    found = files(published(order)[0])
+    for name in ("rain_x", "sun_x"):
+        assert found[f"v_64/{name}.mp4"] == f"picture {name}"
+        assert found[f"v_64/{name}.txt"] == f"caption of {name}"
+        assert found[f"v_64_control/{name}.png"] == f"control {name}"
+        assert f"v_64_cache/{name}_00000-005_0064x0064_wan.safetensors" in found
+
+
 # -- a second publication -------------------------------------------------------------------------
 
 

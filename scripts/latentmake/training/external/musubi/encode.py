@@ -36,6 +36,10 @@ class ScriptsEncoding(Encoding):
 
     program = "musubi-tuner"
 
+    def __init__(self, *options: Any) -> None:
+        self._owners: dict[tuple[str, str], str] = {}  # folder and name -> the item that has it
+        super().__init__(*options)
+
     def amount(self, wanted: Wanted) -> int:
         """Return the frames and pixels, or the letters, times the number of pictures."""
         item, target, clip = wanted.item, wanted.target, wanted.target.clip
@@ -45,12 +49,17 @@ class ScriptsEncoding(Encoding):
         return math.prod(self._size(item, target.size)) * (clip.frames if clip else 1) * pictures
 
     def place(self, wanted: Wanted) -> Path:
-        size, number = wanted.target.size, 0
-        name = Path(wanted.target.path).name
+        size, number, item = wanted.target.size, 0, self._path(wanted.item)
+        # The script names a cache after its file, which may lie in a folder of the dataset.
+        base, own = self.order.layout.base(wanted.item.stem), Path(item).stem
+        name = f"{own}{Path(wanted.target.path).name.removeprefix(base)}"
         if self.order.kind == "text":
-            name = f"{Path(self._path(wanted.item)).stem}{self.order.layout.text_ending}"
+            name = f"{own}{self.order.layout.text_ending}"
         found = place = f"{size.width}x{size.height}" if size else "text"
-        while str(self.folder / place / name) in self.left:
+        while (
+            str(self.folder / place / name) in self.left
+            or self._owners.setdefault((place, own), item) != item
+        ):
             number += 1
             place = f"{found}-{number}"
         return self.folder / place / name

@@ -59,8 +59,8 @@ class MusubiPublication(Publication[MusubiOrder]):
             controls = row.control_files if sources else []
             for resolution in order.resolutions:
                 name = block_name(row.dataset, resolution)
-                files |= {f"{name}/{Path(x).name}": Path(x) for x in sources}
-                files |= {f"{name}_control/{Path(x).name}": Path(x) for x in controls}
+                files |= {f"{name}/{_name(row, x)}": Path(x) for x in sources}
+                files |= {f"{name}_control/{_name(row, x)}": Path(x) for x in controls}
                 files[f"{name}/{Path(row.stem).name}{dataset.caption_extension}"] = _caption(row)
                 if order.publish.caches:
                     caches = deploy.names_of(order, row, resolution)
@@ -121,6 +121,12 @@ class MusubiPublication(Publication[MusubiOrder]):
             made.append("text")
         for each in {stem, _NUMBER.sub("", stem)}:  # `a_1` may be a control or layer of `a`
             yield each, made
+
+
+def _name(row: Row, path: str) -> str:
+    """Return the name of one of an item's files: that of its caches, with the end of its own."""
+    own = Path(row.source).stem
+    return f"{Path(row.stem).name}{Path(path).name.removeprefix(own)}"
 
 
 def _refuse(order: MusubiOrder) -> None:

@@ -113,6 +113,25 @@ def test_captions_are_in_the_list_alone_and_equal_ones_are_encoded_once() -> Non
     assert made(order) == list(STEMS)
 
 
+@pytest.mark.parametrize("kind", ["latents", "text"])
+def test_pictures_of_one_name_in_two_folders_are_encoded_in_folders_apart(kind: str) -> None:
+    tuner, named = scripts_world.install(TUNER), ("rain_ant", "sun_ant")
+    made = scripts_world.order(kind, tuner, stems=named, captions={named[0]: "a", named[1]: "bb"})
+    items = list(made.items)
+    for number, name in enumerate(named if kind == "latents" else ()):
+        place = Path(f"data/{name.replace('_', '/')}.png")
+        place.parent.mkdir()
+        Path(f"data/{name}.png").rename(place)
+        (file,) = items[number].item.files
+        item = items[number].item._replace(files=(file._replace(path=str(place)),))
+        items[number] = items[number]._replace(item=item)
+    order = replace(made, items=tuple(items))
+    carry_out(order)
+    (call,) = calls(TUNER)
+    assert stems(call) == ([["ant"], ["ant"]] if kind == "latents" else [[*named]])
+    assert [Path(path).name.split("_00")[0] for path in order.paths if Path(path).exists()]
+
+
 # -- what is finished is kept ----------------------------------------------------------------------
 
 
