@@ -57,7 +57,7 @@ class Captions(Closed, shapes=TEXT):
     """Text before the caption, with a space. `{folder}` stands for the name of the image's folder,
     without the repeats of a name such as `10_sks man`."""
     caption_suffix: str | None = Field(None, min_length=1)
-    """Text after the caption, with a space."""
+    """Text after the caption, with a space. `{folder}` as in `caption_prefix`."""
     caption_dropout_rate: Real = shaped(0.0, _DROPPED, ge=0, lt=1)
     """Share of the variants that are the empty caption. It needs `variants` of 2 or more."""
     enable_wildcard: bool = False
@@ -203,7 +203,8 @@ class Dataset(Closed):
         None, Shapes("text", applies=[_ON_DISK, _NO_LIST, _NO_LAYERS]), min_length=1
     )
     """File with the captions of many images: a `.json` or `.jsonl` of sd-scripts, or the
-    `metadata.csv` or `metadata.jsonl` of an image folder."""
+    `metadata.csv` or `metadata.jsonl` of an image folder. Names are below the dataset's folder,
+    from the working directory, or absolute; sd-scripts' may lack the ending."""
     metadata_captions: Literal["override", "join"] | None = shaped(
         None, Shapes("text", applies=[_MERGED])
     )
@@ -263,8 +264,9 @@ class Dataset(Closed):
     """Images without a caption file: `error` makes them faulty items, `empty` gives them the empty
     caption."""
     class_tokens: str | None = shaped(None, _CAPTION_FILES, min_length=1)
-    """Caption of every image without a caption file, such as `sks man`, as in sd-scripts. It takes
-    precedence over `missing_caption`."""
+    """Caption of every image without a caption file, such as `sks man`, as in sd-scripts.
+    `{folder}` stands for the name of the image's folder, without the repeats of a name such as
+    `10_sks man`. It takes precedence over `missing_caption`."""
     empty_caption: Literal["error", "allow"] = shaped("error", TEXT)
     """Caption files without text: `error` makes their items faulty, `allow` takes them as the
     empty caption."""

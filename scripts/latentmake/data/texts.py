@@ -11,10 +11,10 @@ there are.
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import PurePath
 from posixpath import splitext
 
 from latentmake import digest
@@ -224,7 +224,7 @@ _Read = Callable[[File | None], str]
 """Returns the text of a file; "" where there is none."""
 
 _NO_CHANGES = Captions()
-_FOLDER = "{folder}"  # in a prefix: the name of the image's folder
+_FOLDER = "{folder}"  # in class_tokens, a prefix or a suffix: the name of the image's folder
 _EMPTY = "is an empty caption", "describe the image, or set empty_caption: allow"
 _EMPTY_FIRST_LINE = (
     "has an empty first line, and sd-scripts reads only that",
@@ -289,12 +289,14 @@ def _listed(
     """Return the rows of a metadata file by the stems of items, and a fault for all others."""
     from latentmake.data.lists import metadata_of
 
-    listed, start = metadata_of(name, file, root), len(root) + 1
+    listed, start, here = metadata_of(name, file, root), len(root) + 1, os.path.relpath(root)
+    pairs = [(item.stem, below) for item in items for below in (item.stem, item.image[start:])]
+    names = {below for _, below in pairs}
     used = {
-        item.stem: key
-        for item in items
-        for key in (item.stem, item.image[start:])  # the latter counts
-        if key in listed
+        stem: key
+        for stem, below in pairs
+        for key in (f"{here}/{below}", below)  # the last one that is listed counts
+        if key in listed and (key == below or key not in names)
     }
     rows = {stem: listed[key] for stem, key in used.items()}
     strangers = listed.keys() - used.values()
@@ -302,7 +304,8 @@ def _listed(
         return rows, []
     more = len(strangers) - 1  # one line: there may be a million
     who = f"{min(strangers)} and {more} more name" if more else f"{min(strangers)} names"
-    hint = "a key is the image's path below the dataset's folder: correct it or take it out"
+    hint = "a key is the image's path below the dataset's folder, or from here: correct it or "
+    hint += "take it out"
     return rows, [Fault(file, f"({file})", f"{who} no image of the dataset", hint)]
 
 
@@ -333,6 +336,14 @@ def _hint(settings: Dataset, item: Item) -> str:
     return f"write {ways}, or set `class_tokens` to a caption for all of them"
 
 
+def _with_folder(text: str | None, item: Item) -> str | None:
+    """Return a text with the name of the item's folder, without repeats, for `{folder}`."""
+    if text is None or _FOLDER not in text:
+        return text
+    folder = Path(item.image).absolute().parent.name
+    return text.replace(_FOLDER, re.sub(r"^\d+_(?=.)", "", folder))  # kohya's `10_sks man`
+
+
 def _texts(
     settings: Dataset, read: _Read, item: Item, row: Row | None, *, first_line: bool
 ) -> list[str] | None:
@@ -344,15 +355,16 @@ def _texts(
     Raises:
         SourceError: file and metadata differ, the text is empty, or its braces do not fit.
     """
-    files, given = (item.file(CAPTION), item.file(TAGS)), settings.class_tokens or ""
+    files = item.file(CAPTION), item.file(TAGS)
+    given = _with_folder(settings.class_tokens, item) or ""
     plain = not settings.composed and row is None
     if plain and not (first_line and (files[0] or "\n" in given.strip())):
         return [given] if given and not files[0] else None
     making = settings.captions or _NO_CHANGES
-    if making.caption_prefix and _FOLDER in making.caption_prefix:
-        words = re.sub(r"^\d+_(?=.)", "", PurePath(item.image).parent.name)  # kohya's `10_sks man`
-        prefix = making.caption_prefix.replace(_FOLDER, words)
-        making = making.model_copy(update={"caption_prefix": prefix})
+    around = making.caption_prefix, making.caption_suffix
+    if any(_FOLDER in (each or "") for each in around):
+        prefix, suffix = (_with_folder(each, item) for each in around)
+        making = making.model_copy(update={"caption_prefix": prefix, "caption_suffix": suffix})
     contents = [read(file) for file in files]
     if not (any(files) or row):
         contents[0] = given

@@ -180,10 +180,11 @@ def chosen(contents: Iterable[str], count: int) -> set[str]:
 def refuse_too_many(run: str, count: int, sources: Collection[str]) -> None:
     """Refuse, by ConfigError, to hold out more than half of a run's sources.
 
-    These are paths, or digests of content; equal ones count once.
+    These are paths, or digests of content; equal ones count once. A run without any has another
+    fault, which is reported where its items are read.
     """
     there = len(set(sources))
-    if count > there // 2:
+    if there and count > there // 2:
         hint = f"set it to {there // 2} or less" if there > 1 else "leave out `validation`"
         raise ConfigError(
             f"{count} of {there} different sources would be held out, more than half of them",

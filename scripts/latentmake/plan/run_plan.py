@@ -144,11 +144,14 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool
     known = {name: facts.faults.get((name, run.model)) for name in datasets}
     plan.faults = {name: faults for name, faults in known.items() if faults}
     regular = is_reg(facts, plan.name)
+    skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
     if validation := run.validation.items if run.validation else 0:
         learned = [name for name in datasets if name not in regular]
         sources = [item.image for name in learned for item in facts.items(name, run.model)[0]]
+        # Nothing trains before these are repaired.
+        repaired = [name for name in learned if name not in skip]
+        sources += [fault.path for name in repaired for fault in plan.faults.get(name, ())]
         refuse_too_many(plan.name, validation, sources)
-    skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
     lock, skipped = read_lock(plan.name), _skipped(facts, plan)
     texts = dict(_text_digests(facts, run, name, lock) for name in datasets)

@@ -51,7 +51,7 @@ def test_caption_and_tags_lie_in_files_of_their_own(folder: Path) -> None:
     assert faults == []
 
 
-def test_class_tokens_stand_for_a_missing_caption_and_a_prefix_may_name_the_folder(
+def test_class_tokens_stand_for_a_missing_caption_and_texts_around_may_name_the_folder(
     folder: Path,
 ) -> None:
     (folder / "10_sks man").mkdir()
@@ -60,16 +60,19 @@ def test_class_tokens_stand_for_a_missing_caption_and_a_prefix_may_name_the_fold
         folder,
         tags_extension=None,
         caption_extension=".txt",
-        class_tokens="someone",
-        captions={"caption_prefix": "{folder}:", "enable_wildcard": True},
+        class_tokens="someone in {folder}",
+        captions={"caption_prefix": "{folder}:", "caption_suffix": "({folder})"}
+        | {"enable_wildcard": True},
     )
     assert found == {
-        "10_sks man/d": ["sks man: someone"],
-        "a": ["images: x, y"],
-        "c": ["images: someone"],
-        "sub/b": ["sub: z"],
+        "10_sks man/d": ["sks man: someone in sks man (sks man)"],
+        "a": ["images: x, y (images)"],
+        "c": ["images: someone in images (images)"],
+        "sub/b": ["sub: z (sub)"],
     }
     assert not faults
+    found, _ = made(folder, tags_extension=None, caption_extension=".no", class_tokens="{folder}")
+    assert found["10_sks man/d"] == ["sks man"] and found["sub/b"] == ["sub"]
 
 
 def test_a_tags_extension_may_end_as_that_of_captions_does(folder: Path) -> None:
@@ -91,6 +94,28 @@ def test_metadata_stands_in_for_files(folder: Path) -> None:
     found, faults = made(folder, rows)
     assert found == {"a": ["one,t"], "sub/b": ["two"], "c": ["three"]}
     assert faults == []
+
+
+@pytest.mark.parametrize("path", ["images", "../{}/images", "{folder}"])
+def test_names_in_metadata_may_begin_in_the_working_directory(
+    folder: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    (folder / "images").mkdir()
+    (folder / "images/c.png").touch()
+    place = path.format(folder.parent.name, folder=folder)
+    rows = {
+        "images/a.png": {"caption": "one"},
+        "./images\\sub/b": {"caption": "two"},
+        "images/c.png": {"caption": "of that file below the folder"},
+        "images/lost.png": {"caption": "four"},
+    }
+    plain = {"caption_extension": ".no", "tags_extension": None, "class_tokens": "x"}
+    found, faults = made(folder, rows, path=place, **plain)
+    below = ["of that file below the folder"]
+    assert found == {"a": ["one"], "sub/b": ["two"], "images/c": below, "c": ["x"]}
+    (line,) = faults
+    assert "images/lost.png names no image of the dataset; a key is the image's path below" in line
 
 
 @pytest.mark.parametrize(

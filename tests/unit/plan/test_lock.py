@@ -96,13 +96,14 @@ def test_the_choice_is_this_one_for_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "words"), [(3, "set it to 1 or less"), (1, "leave out `validation`"), (0, "leave")]
+    ("there", "words"), [(3, "set it to 1 or less"), (1, "leave out `validation`")]
 )
 def test_more_than_half_is_refused_in_one_line(there: int, words: str) -> None:
     with pytest.raises(ConfigError, match=r"runs\.first\.validation\.items") as raised:
         refuse_too_many("first", 2, [str(number) for number in range(there)])
     assert words in str(raised.value) and "\n" not in str(raised.value)
     refuse_too_many("first", 2, "abcd")
+    refuse_too_many("first", 2, "")  # a run without items has another fault
 
 
 # -- the manifest ---------------------------------------------------------------------------------

@@ -50,6 +50,36 @@ def test_a_cache_file_of_no_item_is_refused(
     assert line in str(caught.value)
 
 
+@pytest.mark.parametrize("captioned", [0, 1])
+def test_faulty_items_are_told_in_place_of_the_number_that_is_held_out(
+    captioned: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for number in range(4):
+        (tmp_path / f"data/{number}.png").write_text(f"{number}")
+        if number < captioned:
+            (tmp_path / f"data/{number}.txt").write_text("a cat")
+    run = {**TINY["runs"]["first"], "validation": {"items": 2}}
+    values = {**TINY, "runs": {"first": run}}
+    facts = Facts(parse(values), Memo(None), encoders=False)
+    assert len(make_plan(facts, ["first"]).runs["first"].faults["cats"]) == 4 - captioned
+    skipped = {**values, "datasets": {"cats": {"path": "data", "on_error": "skip"}}}
+    facts = Facts(parse(skipped), Memo(None), encoders=False)
+    if captioned:
+        with pytest.raises(ConfigError, match="2 of 1 different sources would be held out"):
+            make_plan(facts, ["first"])
+    else:  # the job says that no item is left
+        make_plan(facts, ["first"])
+
+
+def test_where_a_lock_was_deleted_its_absence_is_the_reason_and_no_image_moved(cats: Path) -> None:
+    reasons = make_plan(facts_of(CONFIG), ["first"]).runs["first"].outdated
+    assert [x.name for x in reasons if "targets" not in x.name and " of cats: " not in x.name] == [
+        "there is no lock of the dataset yet"
+    ]
+
+
 # -- prompts --------------------------------------------------------------------------------------
 
 WAN = {
