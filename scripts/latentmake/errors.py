@@ -185,13 +185,16 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def refuse_unknown(kind: str, word: str, known: Collection[str], where: str) -> None:
-    """Refuse the name of a `kind` of section that does not exist.
+def refuse_unknown(
+    kind: str, word: str, known: Collection[str], where: str, *, more: str = ""
+) -> None:
+    """Refuse the name of a `kind` of section that does not exist; `more` is a further hint.
 
     Raises:
         ConfigError: names the one that was probably meant.
     """
     if word not in known:
         guess = nearest(word, known)
-        hint = f"did you mean `{guess}`?" if guess else f"known: {', '.join(known)}"
+        hint = "; ".join(filter(None, (f"known: {', '.join(known)}", more)))
+        hint = f"did you mean `{guess}`?" if guess else hint
         raise ConfigError(f"there is no {kind} `{shortened(word)}`", where=where, hint=hint)

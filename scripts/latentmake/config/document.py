@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails
 
 from latentmake.config.fields import PATTERNS, held_by
 from latentmake.config.machines import PROGRAMS
+from latentmake.config.weights import fetching
 from latentmake.errors import ConfigError, nearest, shortened
 from latentmake.regular import read_regular
 
@@ -269,6 +270,9 @@ def _rule(error: ErrorDetails) -> tuple[str, str]:
         word = re.sub(r"\W+", "_", error["input"]).lower()
         if guess := nearest(word, re.findall(r"'([^']*)'", context["expected"])):
             return "is not known here", f"did you mean `{guess}`?"
+    if kind == "model_type":
+        hint = fetching(str(error["input"])) if context.get("class_name") == "Model" else ""
+        return "should be a section with keys", hint or "see config/README.md"
     if kind in ("list_type", "tuple_type") and isinstance(error["input"], str):
         return what, f"write it as a list: [{shortened(error['input'])}]"
     for bound, word in (("ge", "or more"), ("le", "or less")):

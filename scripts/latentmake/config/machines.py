@@ -181,13 +181,13 @@ class Cluster(Closed, shapes=MACHINE):
 
     partition: str | None = Field(None, min_length=1)
     """Partition of all jobs."""
+    account: str | None = Field(None, min_length=1)
+    """SLURM account that is charged."""
     constraint: str | None = Field(None, min_length=1)
     """Features that the nodes of all jobs must have (`sbatch --constraint`), such as `a100`; see
     `sinfo -o "%N %f"`."""
     qos: str | None = Field(None, min_length=1)
     """Quality of service of all jobs (`sbatch --qos`); see `sacctmgr show qos`."""
-    account: str | None = Field(None, min_length=1)
-    """SLURM account that is charged."""
     encode: ClusterJob = ClusterJob()
     """[Resources of encoding jobs](#encoding-jobs)."""
     train: TrainingJob = TrainingJob()

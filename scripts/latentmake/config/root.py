@@ -45,6 +45,7 @@ from latentmake.config.machines import (
 )
 from latentmake.config.models import Model
 from latentmake.config.trainers import Generation, Prompt, SdTrainer, WanTrainer
+from latentmake.config.weights import fetching
 from latentmake.errors import ConfigError, refuse_unknown
 
 
@@ -441,7 +442,8 @@ class Config(Closed):
         where, trainer = f"runs.{name}", run.trainer
         for dataset in run.datasets:
             refuse_unknown("dataset", dataset, self.datasets, f"{where}.datasets")
-        refuse_unknown("model", run.model, self.models, f"{where}.model")
+        more = fetching(run.model)
+        refuse_unknown("model", run.model, self.models, f"{where}.model", more=more)
         sizes = [each.name for each in run.resolutions]
         for key, words in (("datasets", run.datasets), ("resolutions", sizes)):
             if twice := [word for word in words if words.count(word) > 1]:

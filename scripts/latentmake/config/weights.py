@@ -34,6 +34,8 @@ from latentmake.config.fields import (
 
 _FILES = (".safetensors", ".gguf", ".pth", ".pt", ".bin", ".ckpt", ".json")
 _SNAPSHOTS = "snapshots"
+_LONGEST = 80  # characters of a name on the hub that a hint repeats
+_HUB_NAME = re.compile(r"(\w[\w.-]*/)?(\w[\w.-]*)")  # an owner, if any, and a name
 
 
 def cache() -> Path:
@@ -69,8 +71,20 @@ def snapshots(hub: str) -> list[Path]:
 
 def absence(path: str | Path) -> str:
     """Return what is wrong with a path where nothing lies, with the command that fetches it."""
-    command = download(path)
-    return f"is not in the local hub cache: run `{command}`" if command else "does not exist"
+    command, hint = download(path), fetching(path)
+    if command:
+        return f"is not in the local hub cache: run `{command}`"
+    return f"does not exist: {hint}" if hint else "does not exist"
+
+
+def fetching(word: str | Path) -> str:
+    """Return how to get a model that is named as on the hub, or by one word; "" for any path."""
+    named = _HUB_NAME.fullmatch(str(word))
+    if named is None or len(named[0]) > _LONGEST or named[2].endswith(_FILES) or (named[1] and Path(named[1]).exists()):
+        return ""
+    hub = f"{named[1] or 'OWNER/'}{named[2]}"
+    command = f"hf download {hub} --local-dir models/{named[2]}"
+    return f"run `{command}` for a model of the hub, and name that folder"
 
 
 def download(path: str | Path) -> str:

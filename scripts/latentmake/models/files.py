@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from latentmake.config.models import Model
 from latentmake.config.root import Config
-from latentmake.config.weights import TextWeights, Weights, download
+from latentmake.config.weights import TextWeights, Weights, download, fetching
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files.safetensors import read_head
 from latentmake.models import headers
@@ -202,8 +202,10 @@ def refuse_missing(path: Path) -> None:
     what, hint = "this model does not exist", "correct its path"
     if command := download(path):
         what, hint = "this model is not in the local hub cache", f"run `{command}`"
-    elif not path.is_absolute() and len(path.parts) == 2 and not path.parent.exists():
-        hint += f", or name a model of the hub as {{hub: {path}, revision: ...}} (40 hex digits)"
+    elif fetched := fetching(path):
+        what += f": {fetched}"
+    if len(path.parts) == 2 and not path.is_absolute() and not path.parent.exists():
+        hint += f", or write {{hub: {path}, revision: ...}} (40 hex digits)"
     raise ModelError(what, where=path, hint=hint)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture, Version
+from latentmake.config.weights import fetching
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.data.lists import metadata_of
 from latentmake.errors import DatasetError, ModelError, SourceError
@@ -293,7 +294,8 @@ def found_model(place: Path, label: str = "") -> Model:
         ModelError: nothing is there, no network that is known, or those of several models.
     """
     if not place.exists():
-        raise ModelError("this model does not exist", where=place, hint="correct its path")
+        hint = ", or ".join(filter(None, ("correct its path", fetching(place))))
+        raise ModelError("this model does not exist", where=place, hint=hint)
     if _LIBRARY.match(place.name) and (place.parent / "config.json").is_file():
         place = place.parent  # a file of a folder stands for all of it
     if place.is_dir() and place.name in _PAIRS:  # a pipeline, or Wan's original release

@@ -57,6 +57,10 @@ dropout of an only text: datasets.cats.captions = {"caption_dropout_rate": 0.1}
 option that no run heeds: datasets.cats.flip_aug = true
     -> only caches of the layout sdscripts | leave it out
 text for a section: datasets.cats = "data/cats" -> "data/cats"
+model in one word: models.tiny = "runwayml/sd15"
+    -> models.tiny | section with keys | run `hf download runwayml/sd15 --local-dir models/sd15`
+name of the hub for a model: runs.first.model = "runwayml/sd15"
+    -> there is no model | known: tiny; run `hf download runwayml/sd15 --local-dir models/sd15`
 hub without revision: models.tiny.vae = {"hub": "someone/vae"}
     -> `revision` | huggingface.co/someone/vae/commits/main
 hub with a branch: models.tiny.vae = {"hub": "someone/vae", "revision": "fp16"}

@@ -192,6 +192,9 @@ def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(
     monkeypatch.chdir(tmp_path)
     line = refusal(Path("stabilityai/sd-vae-ft-mse"))
     assert "{hub: stabilityai/sd-vae-ft-mse, revision: ...}" in line and "40 hex" in line
+    name = "sd-vae-ft-mse"
+    assert f"run `hf download stabilityai/{name} --local-dir models/{name}`" in line
+    assert "run `hf download OWNER/vae --local-dir models/vae`" in refusal(Path("vae"))
     (tmp_path / "models").mkdir()
-    for place in (Path("models/vae"), tmp_path / "models", Path("vae"), Path("a/b/c")):
-        assert "hub" not in refusal(place)
+    for place in ("models/vae", f"{tmp_path}/models/none", "a/b/c", "vae.safetensors"):
+        assert "hub" not in refusal(Path(place))

@@ -134,6 +134,9 @@ def test_weights_of_another_kind_or_number_format_are_refused(tmp_path: Path) ->
     assert "a Wan VAE" in refusal(write_wan_vae(tmp_path)[".safetensors"])
     assert "is not a .safetensors file" in refusal(write_wan_vae(tmp_path)[".pth"])
     assert "does not exist" in refusal(tmp_path / "nothing" / "here")
+    model = Model.model_validate({"vae": "v", "text": "t", "task": "t2v-1.3B", "dit": "Wan-AI/Wan"})
+    with pytest.raises(ModelError, match="run `hf download Wan-AI/Wan --local-dir models/Wan`"):
+        check_networks(model, "wan", ["to_q"], "")
     (tmp_path / "empty").mkdir()
     assert "no config.json" in refusal(tmp_path / "empty")
 
