@@ -24,6 +24,7 @@ _UNITS = {
     "validation_loss": "loss",
     "learning_rate": "rate",
     "gradient_norm": "norm",
+    "qk_grads_av": "gradient",
     "images_per_second": "images/s",
     "items_per_second": "items/s",
     "epoch": "epochs",

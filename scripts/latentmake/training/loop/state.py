@@ -57,6 +57,11 @@ class Learner:
         recipe.place(denoiser, accelerator.device)
         self.denoiser = denoiser.train()
         self.parameters = [each for each in denoiser.parameters() if each.requires_grad]
+        self._queries_and_keys = [
+            each
+            for name, each in denoiser.named_parameters()
+            if each.requires_grad and any(part in f".{name}" for part in (".to_q.", ".to_k."))
+        ]
         self._settings = settings = recipe.order.trainer
         self._accelerator = accelerator
         optimizer = make_optimizer(self.parameters, settings)
@@ -80,13 +85,24 @@ class Learner:
         (group,) = self.optimizer.param_groups
         return float(group["lr"]) * float(group.get("d", 1.0))  # Prodigy's, D-Adaptation's estimate
 
-    def clip(self) -> torch.Tensor:
-        """Clip this step's gradients; return their norm before, a scalar on a device."""
+    def clip(self) -> dict[str, torch.Tensor]:
+        """Clip this step's gradients; return scalars of them before, on a device.
+
+        `gradient_norm` is their norm. `qk_grads_av` is ai-training's: the sum over all trained
+        weights of queries and keys of their mean absolute gradient. It falls to 0 where attention
+        learns nothing.
+        """
         self._accelerator.unscale_gradients()
+        gradients = [each.grad for each in self._queries_and_keys if each.grad is not None]
+        found: dict[str, torch.Tensor] = {}
+        if gradients:  # one kernel for all of them, not one a layer
+            sums = torch._foreach_norm(gradients, 1, dtype=torch.float32)
+            means = torch._foreach_div(sums, [float(each.numel()) for each in gradients])
+            found["qk_grads_av"] = torch.stack(means).sum()
         norm = torch.nn.utils.clip_grad_norm_(
             self.parameters, self._settings.max_grad_norm or math.inf
         )
-        return norm.float()
+        return {"gradient_norm": norm.float(), **found}
 
     def step(self) -> None:
         """Make a step by the gradients, and forget them.

@@ -275,17 +275,17 @@ class Training:
             total += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
-        norm = learner.clip()
+        scalars = {"loss": total[0], "raw_loss": total[1], **learner.clip()}
         learner.step()
-        wait = download([torch.stack([*total, norm])])  # one transfer for all scalars
+        wait = download([torch.stack([*scalars.values()])])  # one transfer for all scalars
 
         def read() -> dict[str, float]:
-            loss, raw, norm = wait()[0].tolist()
+            said = dict(zip(scalars, wait()[0].tolist(), strict=True))
             # With fp16, the scaler skips steps whose gradients overflow, and lowers its scale.
-            finite = accelerator.scaler is not None or math.isfinite(norm)
-            if not (finite and math.isfinite(loss)):
+            finite = accelerator.scaler is not None or math.isfinite(said["gradient_norm"])
+            if not (finite and math.isfinite(said["loss"])):
                 self._refuse_step(step, seen)
-            return {"loss": loss, "raw_loss": raw, "gradient_norm": norm, "learning_rate": rate}
+            return {**said, "learning_rate": rate}
 
         return read
 

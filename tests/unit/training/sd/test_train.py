@@ -103,7 +103,7 @@ def test_receipt_and_log_tell_what_was_trained(launched: Launched) -> None:
     assert f"loss at the start: {receipt['loss_start']:.4f}" in log
     events = EventAccumulator(str(layout.logs)).Reload()
     assert set(events.Tags()["scalars"]) == {
-        *("loss", "raw_loss", "learning_rate", "gradient_norm"),
+        *("loss", "raw_loss", "learning_rate", "gradient_norm", "qk_grads_av"),
         *("epoch", "images_per_second"),
     }
     for name in events.Tags()["scalars"]:
@@ -371,12 +371,20 @@ def test_each_item_of_a_step_counts_the_same_in_full_and_short_batches(tmp_path:
         noise, timesteps = training.objective.draw(batch.latents.shape, random)
         losses.append(training._losses(training.learner.network, batch, noise, timesteps).raw)
     expected = torch.cat(losses).mean()
-    gradients = torch.autograd.grad(expected, training.learner.parameters)
+    named = training.learner.denoiser.named_parameters()
+    trained = {name: each for name, each in named if each.requires_grad}
+    gradients = torch.autograd.grad(expected, [*trained.values()])
+    attention = [  # as ai-training's train_core.py has it
+        float(gradient.abs().mean())
+        for name, gradient in zip(trained, gradients, strict=True)
+        if ".to_q" in name or ".to_k" in name
+    ]
     step = training._one_step(1, map(training.caches.batch, cut))()
     assert step["loss"] == step["raw_loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
     assert step["gradient_norm"] == pytest.approx(
         float(torch.cat([each.flatten() for each in gradients]).norm()), rel=1e-4
     )
+    assert 0 < step["qk_grads_av"] == pytest.approx(sum(attention), rel=1e-4)
     assert step["learning_rate"] == order.trainer.learning_rate
 
 
