@@ -57,6 +57,14 @@ class CacheError(UserError):
     """A cache file is damaged, foreign, or holds values that no encoder should give."""
 
 
+class OutdatedError(CacheError):
+    """A file to adopt is of other content than its item's present one."""
+
+
+class OtherSizeError(CacheError):
+    """A file to adopt is of another resolution of the run."""
+
+
 class DeviceError(UserError):
     """A GPU is out of memory, lost or not visible: no fault of an item, so the job stops."""
 

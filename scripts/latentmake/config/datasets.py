@@ -276,10 +276,11 @@ class Dataset(Closed):
     finished items are not encoded again. `skip` trains without the faulty items and lists them in
     `manifest.jsonl` and `dataset.lock`; a file that you fix later is included again. Use `skip`
     for large collections."""
-    adopt_from: Listed[DiskPath] = shaped([], Shapes("machine", layouts=("musubi", "sdscripts")))
-    """Folders with caches that musubi-tuner or sd-scripts made of these items. `latentmake adopt`
-    takes them over in place of encoding; see the guides for
-    [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md)."""
+    adopt_from: Listed[DiskPath] = shaped([], MACHINE)
+    """Folders with caches that musubi-tuner, sd-scripts or ai-training made of these items.
+    `latentmake adopt` takes them over in place of encoding; see the guides for
+    [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md). Those of
+    [ai-training](../trainers/ai-training.md) lie beside the images by default."""
     control_directory: DiskPath | None = shaped(None, _CONTROLS, min_length=1)
     """Folder of [control images](#control-images-and-layers), named as the items that they
     control; for videos and a Wan model, of control videos. A changed control image rebuilds

@@ -276,8 +276,9 @@ class Model(Closed):
     """Shift of the latents, subtracted before they are scaled. The default is read where that of
     `scaling_factor` is."""
     ai_training: AiTraining | None = shaped(None, Shapes("machine", applies=[_PLAIN]))
-    """File endings of the caches that `export_{run}` writes for
-    [ai-training's](../trainers/ai-training.md) scripts."""
+    """File endings of [ai-training's](../trainers/ai-training.md) caches. `latentmake adopt` takes
+    over such files that its scripts made with the encoders of this model, and `export_{run}` writes
+    them."""
 
     @model_validator(mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,10 +19,12 @@ from typing import Any
 from latentmake import digest
 from latentmake.caches.inputs import Reading, identify
 from latentmake.digest import target_stat
-from latentmake.errors import CacheError, SourceError
-from latentmake.exchange.trainer_caches import OutdatedError, candidates, check, stamped
+from latentmake.errors import CacheError, OtherSizeError, OutdatedError, SourceError
+from latentmake.exchange.trainer_caches import candidates, check, stamped
 from latentmake.files import atomic, cachefile
 from latentmake.files.workspace import usable_cores
+from latentmake.geometry.buckets import Size
+from latentmake.layouts.layout import parsed
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, PROMPTS, Order, Target, Work
 from latentmake.plan.receipts import Receipt
@@ -32,6 +34,7 @@ from latentmake.progress import Progress
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
 ADOPTED, FRESH, WITHOUT, UNFIT, OUTDATED = STATES
 _LEAST_THREADS = 4  # they wait for the disk most of the time
+_MOST_LINES = 100  # about files that are not adopted: a wrong setting may refuse all
 
 
 def adopt(
@@ -52,7 +55,8 @@ def adopt(
     """
     orders = [x for x in plan.orders if folders.get(x.dataset) and not x.reuses]
     planned, count = time.time_ns(), sum(len(order.paths) for order in orders)
-    total = _others(plan, count)
+    total, unsaid = _others(plan, count), 0
+    sizes = [size for part in plan.parts if (size := parsed(part.name).size)]
     store.keep(orders)
     pool = ThreadPoolExecutor(max(usable_cores(), _LEAST_THREADS))
     with (
@@ -61,17 +65,21 @@ def adopt(
     ):
         stack.callback(pool.shutdown, cancel_futures=True)
         for number, order in enumerate(orders):
-            batch = _Batch(order, folders[order.dataset])
+            batch = _Batch(order, folders[order.dataset], sizes)
             counts: Counter[str] = Counter()
             for work, found in zip(order.items, pool.map(batch.adopt, order.items), strict=True):
                 for line in dict.fromkeys(line for _, line in found if line):
-                    say(f"not adopted: {line}")
+                    unsaid += 1
+                    if unsaid <= _MOST_LINES:
+                        say(f"not adopted: {line}")
                 counts.update(state for state, _ in found)
                 progress.update(len(work.targets))
             total += counts
             receipt = FOLDER / f"adopted-{planned}-{number}.receipt.json"
             Receipt(batch.sources, batch.targets, [], dict(counts), 0.0).write(receipt)
     store.forget_made(orders)
+    if unsaid > _MOST_LINES:
+        say(f"not adopted: {unsaid - _MOST_LINES} more; the next build encodes all of these")
     say(f"{plan.name}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     return total
 
@@ -91,11 +99,12 @@ class _Batch:
         targets: path -> stat and key of written targets.
     """
 
-    def __init__(self, order: Order, folders: Sequence[str]) -> None:
+    def __init__(self, order: Order, folders: Sequence[str], sizes: Collection[Size]) -> None:
         self.sources: dict[str, list[Any]] = {}
         self.targets: dict[str, list[Any]] = {}
         self._order = order
         self._folders = folders
+        self._sizes = sizes
         self._recipe = digest.of_value(order.recipe)
         self._made: dict[tuple[str, str], Path] = {}
         self._lock = threading.Lock()
@@ -127,6 +136,8 @@ class _Batch:
         for path in several:
             try:
                 self._take(path, target, reading, existing)
+            except OtherSizeError:
+                continue  # its target has it
             except (CacheError, SourceError, OSError) as error:
                 refused.append(_refused(error, path))
             else:
@@ -153,7 +164,7 @@ class _Batch:
         order, key, place = self._order, reading.keys[target], Path(target.path)
         data = path.read_bytes()
         adopted = digest.of_bytes(data)
-        knows = check(data, order, reading, target)
+        knows = check(data, order, reading, target, self._sizes)
         if not knows and existing is not None and existing.source != reading.content:
             name = reading.work.item.name
             what = f"may be of what {name} held before it was edited, as {target.path} is"
@@ -166,7 +177,7 @@ class _Batch:
         else:
             view, recipe = reading.placing.get(key, ""), order.recipe
             stamp = cachefile.stamp(key=key, source=reading.content, recipe=recipe, view=view)
-            _write(place, stamped(data, order, {**stamp, cachefile.ADOPTED: adopted}))
+            _write(place, stamped(data, order, reading, {**stamp, cachefile.ADOPTED: adopted}))
         with self._lock:
             self._made.setdefault((key, adopted), place)
             self.targets[target.path] = [*target_stat(place.stat()), key]

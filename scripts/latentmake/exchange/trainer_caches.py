@@ -1,4 +1,4 @@
-"""Caches of musubi-tuner and sd-scripts, for adoption: bytes are kept, and stamped with our key.
+"""Caches of other programs, for adoption: bytes are kept, and stamped with our key.
 
 A file must have the name, the tensors and the shapes that a target is to have. These are those of
 musubi-tuner's dataset/cache_io.py and of sd-scripts' library/strategy_*.py. A text of musubi-tuner
@@ -10,19 +10,21 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentmake import digest
 from latentmake.caches.inputs import Reading, stored_size
-from latentmake.errors import CacheError, ConfigError
+from latentmake.config.root import Config
+from latentmake.errors import CacheError, ConfigError, OutdatedError
+from latentmake.exchange import ai_training
 from latentmake.files import npz
 from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import Tensor, parse_head
-from latentmake.geometry.buckets import crop_ltrb
-from latentmake.layouts.layout import array_name, frames_and_sides
+from latentmake.geometry.buckets import Size, crop_ltrb
+from latentmake.layouts.layout import array_name, frames_and_sides, layout_of
 from latentmake.models.files import text_width
 from latentmake.plan.orders import Order, Target
 
@@ -39,8 +41,22 @@ Tensors = Mapping[str, Tensor]
 Arrays = Mapping[str, "NDArray[Any]"]
 
 
-class OutdatedError(CacheError):
-    """A file is of other content than its item's present one."""
+def folders_of(config: Config, run: str) -> dict[str, list[str]]:
+    """Return the folders of a run's datasets that hold another program's caches.
+
+    They are what `adopt_from` names; by default ai-training's lie beside the images.
+
+    Raises:
+        ConfigError, ModelError: the run's caches cannot be adopted.
+    """
+    named = {each: config.datasets[each] for each in config.runs[run].datasets}
+    if layout_of(config.models[config.runs[run].model].layout_name).external:
+        found = {name: list(each.adopt_from) for name, each in named.items()}
+    else:
+        ai_training.check_run(config, run)
+        found = {name: list(each.adopt_from) or [each.folder] for name, each in named.items()}
+    check_folders(run, found)
+    return found
 
 
 def check_folders(run: str, named: Mapping[str, Sequence[str]]) -> None:
@@ -67,8 +83,12 @@ def candidates(folders: Iterable[str], order: Order, stem: str, target: Target) 
     return [path for path in paths if path.is_file()]
 
 
-def check(data: bytes, order: Order, reading: Reading, target: Target) -> bool:
+def check(
+    data: bytes, order: Order, reading: Reading, target: Target, sizes: Collection[Size]
+) -> bool:
     """Check what a file holds; return whether it tells what it was made of: a caption does.
+
+    `sizes` are all resolutions of the run.
 
     Raises:
         CacheError: it does not fit.
@@ -86,6 +106,8 @@ def check(data: bytes, order: Order, reading: Reading, target: Target) -> bool:
         else:
             _check_latent_arrays(arrays, order, reading, target)
         return False
+    if not order.layout.external:
+        return ai_training.check(head, order, reading, target, sizes)
     scripts = order.model_settings.spec.scripts
     assert scripts is not None
     if (architecture := head.metadata.get("architecture")) != scripts.header:
@@ -97,12 +119,18 @@ def check(data: bytes, order: Order, reading: Reading, target: Target) -> bool:
     return False
 
 
-def stamped(data: bytes, order: Order, stamp: dict[str, str]) -> bytes:
-    """Return a file with our stamp, as metadata or an archive's comment; all else stays."""
+def stamped(data: bytes, order: Order, reading: Reading, stamp: dict[str, str]) -> bytes:
+    """Return a file with our stamp, as metadata or an archive's comment; all else stays.
+
+    A tensor of ai-training gets the name that ours has.
+    """
     if order.layout.npz:
         return npz.stamped(data, stamp)
     head = parse_head(data)
     body, metadata = memoryview(data)[len(head.data) :], {**head.metadata, **stamp}
+    if not order.layout.external:
+        entries, told = ai_training.renamed(head, order, reading)
+        return b"".join((head_of(entries, {**told, **stamp}, body), body))
     if "caption1" in metadata:  # musubi-tuner keeps our key when it writes another caption
         metadata[CAPTION] = digest.of_bytes(str(metadata["caption1"]).encode())
     return b"".join((head_of(head.entries, metadata, body), body))
@@ -111,6 +139,9 @@ def stamped(data: bytes, order: Order, stamp: dict[str, str]) -> bytes:
 def _names(order: Order, stem: str, target: Target) -> Iterator[str]:
     """Yield the names that a target's file may have, below a folder."""
     layout, spec = order.layout, order.model_settings.spec
+    if not layout.external:
+        yield from ai_training.names(order, stem)
+        return
     if order.kind == "text":
         yield f"{stem if layout.npz else layout.base(stem)}{layout.text_ending}"
         return

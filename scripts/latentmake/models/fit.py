@@ -182,9 +182,9 @@ def _check_complete(
         raise network.refused(fault)
 
 
-def _refuse_class(network: Network, name: str) -> None:
+def _refuse_class(network: Network, name: str, *others: str) -> None:
     own = (network.config or {}).get("_class_name", name)
-    if own != name:
+    if own not in (name, *others):
         raise network.refused(f"is of class {own}, not {name}", "name another folder")
 
 
@@ -192,14 +192,17 @@ def _autoencoder(weights: Weights) -> int | None:
     """Check an AutoencoderKL; return the number of its latents' channels, if it is known."""
     if (network := _read(weights)) is None:
         return None
-    _refuse_class(network, "AutoencoderKL")
+    _refuse_class(network, "AutoencoderKL", tensors.FLUX2_VAE)
     first = "first_stage_model."
     own = {x.removeprefix(first): each for x, each in network.tensors.items() if first in x}
     own = {
         re.sub(
-            r"(attentions\.\d+)\.(\w+)", lambda x: f"{x[1]}.{_ANCIENT.get(x[2], x[2])}", name
+            r"(attentions\.\d+)\.(\w+)",
+            lambda x: f"{x[1]}.{_ANCIENT.get(x[2], x[2])}",
+            tensors.vae_layer(name),
         ): each
         for name, each in (own or network.tensors).items()
+        if not name.startswith(tensors.STATISTICS)
     }
     sized = {name: each.shape for name, each in own.items() if each.dtype}
     try:

@@ -408,7 +408,11 @@ def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> Scale:
     factor, shift = _read_scale(config, place)
     if factor is not None:
         scale = Scale(factor, shift, str(place))
-    elif row.scaling_factor is not None and vae.hub is None:
+    elif (
+        row.scaling_factor is not None
+        and vae.hub is None
+        and not (row.checkpoints and _channels(vae, config) != _STABLE_CHANNELS)
+    ):
         scale = Scale(row.scaling_factor, row.shift_factor, f"architecture {row.name}")
     elif row.scaling_factor in (None, _STABLE) and _channels(vae, config) == _STABLE_CHANNELS:
         scale = Scale(_STABLE, 0.0, "Stable Diffusion 1.x's, which diffusers fills in")

@@ -110,6 +110,16 @@ def _unet(config: Config) -> _Entries:
     yield from _conv("conv_out", first, config.get("out_channels", 4))
 
 
+FLUX2_VAE = "AutoencoderKLFlux2"
+"""Class of FLUX.2's VAE: an AutoencoderKL with `STATISTICS` of latents for FLUX.2's own network."""
+STATISTICS = "bn."
+
+
+def vae_layer(name: str) -> str:
+    """Return the name of a tensor of a VAE where AutoencoderKL has it; FLUX.2's file differs."""
+    return re.sub(r"^(encoder|decoder)\.((post_)?quant_conv\.)", r"\2", name)
+
+
 def vae(config: Config) -> Shapes | None:
     """Return the tensors of an AutoencoderKL; None where its configuration does not tell.
 
@@ -149,6 +159,8 @@ def _vae(config: Config) -> _Entries:
     yield from middle("encoder")
     yield from _norm("encoder.conv_norm_out", last)
     yield from _conv("encoder.conv_out", last, 2 * latents)
+    channels = [*(config.get("decoder_block_out_channels") or channels)]
+    last = channels[-1]
     yield from _conv("decoder.conv_in", latents, last)
     yield from middle("decoder")
     yield from blocks("decoder.up_blocks", channels[::-1], layers + 1, "upsamplers")

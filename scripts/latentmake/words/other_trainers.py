@@ -61,14 +61,12 @@ def adopt(
     configfile: ConfigFiles = None,
     directory: Directory = None,
 ) -> None:
-    """Take over caches that musubi-tuner or sd-scripts made of a run; nothing is encoded."""
+    """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""
     from latentmake.exchange import adoption
-    from latentmake.exchange.trainer_caches import check_folders
+    from latentmake.exchange.trainer_caches import folders_of
 
     with opened(configfile, directory, encoders=True) as project, alone():
-        names, datasets = project.run_names(runs), project.config.datasets
+        names = project.run_names(runs)
         plans = project.plan(names).runs
         for name in names:
-            named = {each: datasets[each].adopt_from for each in project.config.runs[name].datasets}
-            check_folders(name, named)
-            adoption.adopt(plans[name], named, say=typer.echo)
+            adoption.adopt(plans[name], folders_of(project.config, name), say=typer.echo)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 from checkpoint_world import whole_vae
 from demo.text import clip_tokenizer, save_slow_files, t5_tokenizer
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from exact_world import error, narrow_vae, pictures
 from item_world import inputs_of
 from latentmake.caches.encoders.device import compute_dtype, encoder
@@ -102,10 +103,22 @@ def ancient_keys(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
+def flux2_keys(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Name tensors as FLUX.2's own release does, with the statistics of latents."""
+    found = {
+        re.sub(
+            r"^((post_)?quant_conv)", lambda x: f"{'de' if x[2] else 'en'}coder.{x[1]}", name
+        ): each
+        for name, each in whole_vae(state, 3).items()
+    }
+    return {**found, "bn.running_mean": torch.ones(16), "bn.running_var": torch.ones(16)}
+
+
 FORMS: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = {
     "diffusers": lambda state: state,
     "ancient diffusers": ancient_keys,
     "original": lambda state: whole_vae(state, 3),
+    "FLUX.2": flux2_keys,
     "whole checkpoint": lambda state: {
         **{f"first_stage_model.{key}": value for key, value in whole_vae(state, 3).items()},
         "model.diffusion_model.input_blocks.0.0.weight": torch.ones(2),
@@ -144,6 +157,25 @@ def test_a_vae_is_that_of_diffusers_without_drawing_or_copying_weights(
     assert torch.equal(found.decode(ones)[0], theirs.decode(ones)[0])
     assert not found.training
     assert not any(weight.requires_grad for weight in found.parameters())
+
+
+def test_the_vae_of_flux2_is_that_of_diffusers(pixels: torch.Tensor, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"norm_num_groups": 8, "layers_per_block": 1, "latent_channels": 6}
+    theirs = AutoencoderKLFlux2(
+        block_out_channels=(8, 16, 16),
+        decoder_block_out_channels=(8, 8, 16),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        **sizes,
+    ).eval()
+    theirs.save_pretrained(tmp_path)
+    found = load_vae(Weights(path=str(tmp_path)), CPU, torch.float32)
+    torch.testing.assert_close(
+        encode_images(found, pixels), of_diffusers(theirs, pixels), **ROUNDING
+    )
+    ones = torch.ones(1, 6, 6, 8)
+    assert torch.equal(found.decode(ones)[0], theirs.decode(ones)[0])
 
 
 def test_a_job_keeps_no_decoder_of_a_vae(vae_folder: Path, pixels: torch.Tensor) -> None:

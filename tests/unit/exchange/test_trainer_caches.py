@@ -1,4 +1,4 @@
-"""Caches of musubi-tuner and sd-scripts become ours where they are what a plan asks for."""
+"""Caches of other programs become ours where they are what a plan asks for."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import world
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError
 from latentmake.exchange.adoption import STATES, adopt
-from latentmake.exchange.trainer_caches import check_folders
-from latentmake.files.cachefile import read_header
+from latentmake.exchange.trainer_caches import folders_of
+from latentmake.files.cachefile import read_header, read_metadata
 from latentmake.geometry.buckets import Size, crop_ltrb
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
 from numpy.typing import NDArray
+from PIL import ExifTags, Image
 from safetensors.numpy import load, load_file, save_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
 
 Arrays = dict[str, NDArray[Any]]
 SIZES = {"ant": (200, 120), "bee": (64, 64), "cat": (64, 160)}
@@ -98,8 +102,7 @@ class Run:
     def adopt(self) -> list[int]:
         """Adopt; return how many targets are in which state."""
         facts, plan = self.plan()
-        folders = {"cats": facts.config.datasets["cats"].adopt_from}
-        check_folders("cats", folders)
+        folders = folders_of(facts.config, "cats")
         self.said = []
         counts = adopt(plan, folders, say=self.said.append)
         return [counts[state] for state in STATES]
@@ -474,3 +477,100 @@ def test_folders_that_are_none_are_one_line(folders: list[str], words: list[str]
     with pytest.raises(ConfigError, match=r"\A[^\n]+; [^\n]+\Z") as caught:
         run.adopt()
     assert all(word in str(caught.value) for word in words)
+
+
+# -- ai-training ----------------------------------------------------------------------------------
+
+AI_TRAINING = {
+    "vae": "models/vae",
+    "text": [{"path": "models/t5", "max_length": 6}],
+    "text_dtype": "bfloat16",
+    "ai_training": {"latents": ".img_sdxl", "text": ".txt_t5cache"},
+}
+
+
+def ai_training(sizes: list[int], **model: Any) -> Run:
+    put_network("models/vae", {"block_out_channels": [8] * 4, "latent_channels": 4})
+    put_network("models/t5", {"model_type": "t5", "d_model": 8})
+    Path("models/t5/tokenizer.json").write_text("{}")
+    return Run({**AI_TRAINING, **model}, sizes, adopt_from=[])
+
+
+def put_ai_training(side: int = 64, tokens: int = 3) -> list[Path]:
+    """Write what ai-training's scripts would beside the images."""
+    paths = []
+    for number, stem in enumerate(SIZES):
+        emb = torch.randn(tokens, 8, generator=torch.Generator().manual_seed(number))
+        for ending, tensors in (
+            (".img_sdxl", {"latent": torch.from_numpy(numbers(4, side // 8, side // 8))}),
+            (".txt_t5cache", {"emb": emb.to(torch.bfloat16)}),
+        ):
+            paths.append(Path(f"data/{stem}{ending}"))
+            save_torch(tensors, paths[-1])
+    return paths
+
+
+def test_what_ai_training_made_is_fresh_after_adoption_and_has_all_that_an_encoder_writes() -> None:
+    run, paths = ai_training([64, 96]), put_ai_training()
+    before = content(paths)
+    assert run.adopt() == [6, 0, 3, 0, 0]
+    assert run.said == [run.line("cats: 6 adopted")]  # of the other resolution there is nothing
+    assert len(run.stale()) == 3
+    assert run.adopt() == [0, 6, 3, 0, 0]
+    assert content(paths) == before
+    latents, text = (
+        load_torch(f"cache/cats/big/{each}.safetensors")
+        for each in ("64/ant.latents", "text/ant.text")
+    )
+    assert latents["latents"].equal(load_torch(paths[0])["latent"])
+    assert text["text_encoder.hidden_state"].equal(load_torch(paths[1])["emb"])
+    metadata = read_metadata("cache/cats/big/64/ant.latents.safetensors")
+    told = {"original_width": "200", "original_height": "120", "pixel_width": "64"}
+    assert metadata.items() >= {**told, "scaling_factor": "0.18215"}.items()
+    assert read_metadata("cache/cats/big/text/ant.text.safetensors")["caption"] == "caption of ant"
+    Path("data/bee.txt").write_text("another")
+    assert run.adopt() == [0, 5, 3, 0, 1]
+    run.line("data/bee.txt_t5cache: may be of what data/bee.txt held before it was edited")
+
+
+AI_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "another dtype": ({"text_dtype": "float32"}, "set text_dtype: bfloat16 of models.big"),
+    "without the projection": ({"text": ["models/wide"]}, "is [3, 8], not [1 to 512, 32]; name"),
+    "too many tokens": ({"text": [{"path": "models/t5", "max_length": 2}]}, "not [1 to 2, 8]"),
+    "another size": ({}, "holds latents of [4, 8, 8], not of 16 x 16"),
+}
+
+
+@pytest.mark.parametrize("name", AI_FAULTS)
+def test_a_file_of_ai_training_that_does_not_fit_is_named_with_the_key_to_set(name: str) -> None:
+    model, word = AI_FAULTS[name]
+    put_network("models/wide", {"model_type": "t5", "d_model": 32})
+    Path("models/wide/tokenizer.json").write_text("{}")
+    run = ai_training([128] if name == "another size" else [64], **model)
+    put_ai_training()
+    assert run.adopt() == [3, 0, 0, 3, 0]
+    run.line("not adopted: data/ant", word)
+
+
+def test_an_image_that_exif_turns_is_encoded_for_ai_training_does_not_turn_it() -> None:
+    run = ai_training([64])
+    put_ai_training()
+    with Image.open("data/ant.png") as image:
+        exif = image.getexif()
+        exif[ExifTags.Base.Orientation] = 3
+        image.save("data/ant.png", exif=exif)
+    assert run.adopt() == [5, 0, 0, 1, 0]
+    run.line("data/ant.img_sdxl", "its EXIF orientation turns it", "exif_rotation: false")
+
+
+def test_a_run_whose_model_names_no_file_of_ai_training_is_refused() -> None:
+    for keys, words in (
+        ({"ai_training": None}, "models.big.ai_training: this key is missing"),
+        ({"vae": "models/vae.safetensors"}, "models.big.vae: no config.json on this disk"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            ai_training([64], **keys).adopt()
+    run = ai_training([64])
+    run.values["datasets"]["cats"]["captions"] = {"variants": 2, "shuffle_caption": True}
+    with pytest.raises(ConfigError, match=r"leave out models\.big\.ai_training\.text"):
+        run.adopt()

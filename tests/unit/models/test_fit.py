@@ -15,6 +15,7 @@ import pytest
 import torch
 import wan_world
 import world
+from diffusers import AutoencoderKLFlux2, UNet2DConditionModel
 from latentmake.backends import plan_training
 from latentmake.config.architectures import MUSUBI, SDSCRIPTS
 from latentmake.config.root import parse
@@ -177,6 +178,27 @@ def test_a_unet_of_another_kind_is_told_by_its_configuration(
     path = Path("models/sd1/unet/config.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     assert said in planned(model_of("sd1 folder"))
+
+
+def test_the_vae_of_flux2_is_for_a_unet_of_as_many_channels(project: Path) -> None:
+    sizes: dict[str, Any] = {"block_out_channels": (32, 64), "layers_per_block": 1}
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 2}
+    AutoencoderKLFlux2(
+        **sizes, **blocks, up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=8
+    ).save_pretrained(vae := Path("models/flux2/vae"))
+    model = {**model_of("sd1 folder"), "vae": str(vae)}
+    unet = Path("models/sd1/unet")
+    assert "takes latents of 4 channels, and those of the VAE have 8" in planned(model)
+    config = json.loads((unet / "config.json").read_text()) | {"in_channels": 8, "out_channels": 8}
+    UNet2DConditionModel.from_config(config).save_pretrained(unet)
+    assert "does not say the scaling factor of its latents" in planned(model)
+    model["scaling_factor"] = 0.5
+    assert planned(model) == ""
+    file = vae / "diffusion_pytorch_model.safetensors"
+    for name, each in (state := load(file.read_bytes())).items():
+        if name.endswith("conv_in.weight"):
+            save_file({**state, name: torch.cat([each] * 2)}, file)
+            assert name in planned(model)
 
 
 def test_text_encoders_of_another_model_are_told(project: Path) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, AutoencoderKLFlux2
 
 from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked, upload
 from latentmake.caches.encoders.local_state import State, load_network, place, renamed
 from latentmake.caches.encoders.sdscripts import latents_arrays
 from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.weights import Weights
+from latentmake.errors import ModelError
 from latentmake.layouts import layout
+from latentmake.models.files import network_config
 from latentmake.models.headers import vae_config
 from latentmake.models.parameterization import scale_of
+from latentmake.models.tensors import FLUX2_VAE, STATISTICS, vae_layer
 from latentmake.plan.orders import Order
 
 TILE = 512
@@ -41,14 +47,19 @@ def load_vae(
     Raises:
         ModelError: it is missing, incomplete, or no AutoencoderKL.
     """
+    told: dict[str, Any] = {}
+    with suppress(ModelError):  # the loader names it
+        told = network_config(weights) or {}
+    statistics = told.get("_class_name") == FLUX2_VAE
     vae: AutoencoderKL = load_network(
         weights,
-        AutoencoderKL,
+        AutoencoderKLFlux2 if statistics else AutoencoderKL,
         "an AutoencoderKL",
-        models=("AutoencoderKL",),
+        models=("AutoencoderKL", FLUX2_VAE),
         hint="name the folder of a VAE, with all its files",
-        converted=_converted,
+        converted=partial(_converted, statistics=statistics),
         inferred=_inferred,
+        foreign=re.escape(STATISTICS),
         original=False,
     )
     if dtype == torch.float16 and _told(vae).get("force_upcast"):
@@ -66,10 +77,15 @@ def tile(vae: AutoencoderKL) -> None:
     vae.tile_latent_min_size = TILE >> (len(vae.config.block_out_channels) - 1)
 
 
-def _converted(state: State) -> State:
-    """Name weights as diffusers does, and drop those of other parts of a checkpoint."""
+def _converted(state: State, *, statistics: bool) -> State:
+    """Name weights as diffusers does, and drop those of other parts of a checkpoint.
+
+    Those of FLUX.2's `statistics` stay for its class alone, which no encoding or decoding reads.
+    """
     prefix = "first_stage_model."
     state = {x.removeprefix(prefix): state[x] for x in state if x.startswith(prefix)} or state
+    own = {name: state[name] for name in state if name.startswith(STATISTICS) and statistics}
+    state = {vae_layer(x): state[x] for x in state if not x.startswith(STATISTICS)}
     if any(name.startswith("encoder.down.") for name in state):
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
@@ -78,7 +94,7 @@ def _converted(state: State) -> State:
     # Attention projections are 1 x 1 convolutions in older files.
     return {
         name: value.flatten(1) if value.dim() > 2 and "attentions." in name else value
-        for name, value in state.items()
+        for name, value in (state | own).items()
     }
 
 

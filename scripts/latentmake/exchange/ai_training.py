@@ -1,0 +1,144 @@
+"""Caches of ai-training, for adoption: which files they are, and what they must hold.
+
+`export` describes them. A file says neither its image or caption nor its weights, unless
+`export_{run}` wrote it: then it has the key of a target.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterator
+
+from PIL import ExifTags, Image
+
+from latentmake.caches.inputs import Reading
+from latentmake.config.root import Config
+from latentmake.errors import CacheError, ConfigError, OtherSizeError, OutdatedError
+from latentmake.files.cachefile import KEY
+from latentmake.files.media import opened_image
+from latentmake.files.safetensors import DTYPES, Head, Tensor
+from latentmake.geometry.buckets import Size
+from latentmake.layouts.layout import LATENTS, hidden_state, plain_latents_metadata
+from latentmake.models.files import text_tokens, text_width, vae_factor
+from latentmake.models.parameterization import scale_of
+from latentmake.plan.orders import Order, Target
+
+_NAMES = {"latents": "latent", "text": "emb"}
+
+
+def check_run(config: Config, name: str) -> None:
+    """Check that the files of a run's model say what ai-training's caches hold.
+
+    Raises:
+        ConfigError: they do not, no ending is named, or a caption is not encoded as it is.
+        ModelError: a configuration cannot be read.
+    """
+    run = config.runs[name]
+    model, where = config.models[run.model], f"models.{run.model}"
+    if (endings := model.ai_training) is None:
+        hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
+        raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
+    told = {
+        "vae": not endings.latents or vae_factor(model.vae),
+        "text": not endings.text or all(map(text_tokens, model.text)),
+    }
+    for key, known in told.items():
+        if not known:
+            what = "no config.json on this disk says what its caches are like"
+            hint = "name a folder that has one as `path`, or the file as `config`"
+            raise ConfigError(what, where=f"{where}.{key}", hint=hint)
+    for dataset in run.datasets if endings.text else ():
+        if config.datasets[dataset].composed:
+            what = f"the texts of {dataset} are not just what its caption files hold"
+            hint = f"leave out {where}.ai_training.text, so that they are encoded"
+            raise ConfigError(what, where=f"run {name}", hint=hint)
+
+
+def names(order: Order, stem: str) -> Iterator[str]:
+    """Yield the name that a target's file has, below the folder of the images."""
+    endings = order.model_settings.ai_training
+    assert endings is not None
+    if order.kind == "latents" and endings.latents:
+        yield f"{stem}{endings.latents}"
+    elif order.kind == "text" and endings.text and not endings.text[1:]:  # its training reads one
+        yield f"{stem}{endings.text[0]}"
+
+
+def check(
+    head: Head, order: Order, reading: Reading, target: Target, sizes: Collection[Size]
+) -> bool:
+    """Check a file's header; return whether it tells what it was made of: an export of ours does.
+
+    `sizes` are all resolutions of the run.
+
+    Raises:
+        CacheError: it does not fit.
+    """
+    name, tensors = _NAMES[order.kind], head.tensors
+    if tensors.keys() != {name}:
+        held = ", ".join(sorted(tensors)) or "nothing"
+        raise CacheError(f"holds {held}, not `{name}` alone")
+    tensor, wanted = tensors[name], order.recipe["dtype"]
+    if (dtype := DTYPES[tensor.dtype].name if tensor.dtype in DTYPES else tensor.dtype) != wanted:
+        key = "text_dtype" if order.kind == "text" else "vae_dtype"
+        hint = f"set {key}: {dtype} of models.{order.model}"
+        raise CacheError(f"holds `{name}` in {dtype}, not in {wanted}", hint=hint)
+    if order.kind == "text":
+        _check_text(tensor, order)
+    else:
+        _check_latents(tensor, order, reading, target, sizes)
+    if KEY in head.metadata and head.metadata[KEY] != reading.keys[target]:
+        what = f"was exported of what {reading.work.item.name} held before, or by another model"
+        raise OutdatedError(what)
+    return KEY in head.metadata
+
+
+def _check_text(tensor: Tensor, order: Order) -> None:
+    (place,) = order.model_settings.text
+    tokens, width, shape = text_tokens(place), text_width(place), tensor.shape
+    assert tokens is not None
+    least = tokens.longest if tokens.padded else 1
+    fits = len(shape) == 2 and least <= shape[0] <= tokens.longest
+    if not fits or width not in (None, shape[1]):
+        many = f"{tokens.longest}" if tokens.padded else f"1 to {tokens.longest}"
+        hint = "" if place.projection else "name the pipeline's projection as `projection` of text"
+        raise CacheError(f"is {[*shape]}, not [{many}, {width or 'D'}]", hint=hint)
+
+
+def _check_latents(
+    tensor: Tensor, order: Order, reading: Reading, target: Target, sizes: Collection[Size]
+) -> None:
+    item, settings = reading.work.item, order.dataset_settings
+    factor = vae_factor(order.model_settings.vae)
+    assert factor is not None and target.size is not None
+
+    def sides(size: Size) -> tuple[int, int]:
+        placed = order.layout.place(reading.size, size, settings, item.image).target
+        return placed.height // factor, placed.width // factor
+
+    if tensor.shape[1:] != (wanted := sides(target.size)):
+        fits = any(tensor.shape[1:] == sides(size) for size in sizes)
+        kind = OtherSizeError if fits else CacheError
+        what = f"holds latents of {[*tensor.shape]}, not of {wanted[0]} x {wanted[1]}"
+        raise kind(what, hint="check the resolutions of the run and `fit` of the dataset")
+    if settings.exif_rotation and _is_turned(reading.data, item.image):
+        what = "is of the image as it is stored, and its EXIF orientation turns it"
+        raise CacheError(what, hint="let it be encoded, or set `exif_rotation: false`")
+
+
+def _is_turned(data: bytes, path: str) -> bool:
+    """Whether an image is displayed otherwise than it is stored (EXIF), as ai-training takes it."""
+    with opened_image(io.BytesIO(data), path, None) as image:
+        exif = Image.Image.getexif(image)  # of what stands before the pixels
+        return image.format != "TIFF" and exif.get(ExifTags.Base.Orientation, 1) in range(2, 9)
+
+
+def renamed(head: Head, order: Order, reading: Reading) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the entry of a file's tensor under our name, and the metadata of an encoded file."""
+    ((_, entry),) = head.entries.items()
+    if order.kind == "text":
+        return {hidden_state(0): entry}, {"caption": reading.data.decode()}
+    model = order.model_settings
+    factor, (scaling, shift, _) = vae_factor(model.vae) or 1, scale_of(model)
+    height, width = (side * factor for side in entry["shape"][1:])
+    return {LATENTS: entry}, plain_latents_metadata(scaling, shift, reading.size, (width, height))
