@@ -168,6 +168,9 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "learning_rate"): Change(1e-3),
     ("runs", "trainer", "optimizer_type"): Change("lion"),
     ("runs", "trainer", "max_train_epochs"): Change(2),
+    ("runs", "trainer", "max_train_steps"): Change(
+        lambda section: (section.pop("max_train_epochs", None), section.update(max_train_steps=3))
+    ),
     ("runs", "trainer", "batch_size"): Change(2),
     ("runs", "trainer", "gradient_accumulation_steps"): Change(2),
     ("runs", "trainer", "max_data_loader_n_workers"): Change(1),

@@ -268,6 +268,8 @@ def _rule(error: ErrorDetails) -> tuple[str, str]:
     what = _UNBROKEN.sub(lambda found: shortened(found[0]), what)
     if kind == "literal_error" and isinstance(error["input"], str):
         word = re.sub(r"\W+", "_", error["input"]).lower()
+        if answer := foreign_words()[1].get(word):
+            return "is not known here", answer
         if guess := nearest(word, re.findall(r"'([^']*)'", context["expected"])):
             return "is not known here", f"did you mean `{guess}`?"
     if kind == "model_type":

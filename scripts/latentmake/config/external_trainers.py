@@ -6,7 +6,7 @@ caches and training would not fit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -52,7 +52,6 @@ _INSTEAD = {
     "skip_until_initial_step",
     "set its options here": "config_file",
     "set `logging`": "logging_dir",
-    "set `max_train_epochs`": "max_train_steps",
     "SageAttention has no backward pass": "sage_attn",
     "set it in the model": "task model_version dit dit_high_noise v2 clip_skip max_token_length "
     "pretrained_model_name_or_path t5xxl_max_token_length apply_lg_attn_mask apply_t5_attn_mask",
@@ -85,6 +84,7 @@ def _refuse_decided(trainer: Any) -> Any:
     fields = type(trainer).model_fields
     decided = {
         **_DECIDED,
+        **trainer.absent,
         **{f"--{key}": f"set `{key}`" for key in fields},
         **{f"--{x}": f"set `attention: {x}`" for x in get_args(fields["attention"].annotation)},
         **(_SAMPLING if trainer.samples.prompts else {}),
@@ -107,6 +107,10 @@ _NOT_BOTH = Applies(
 )
 _PREDICTS = Applies(
     "is only for sd1, sd2 and sdxl", row=lambda model: model.spec.prediction != "flow_matching"
+)
+_IN_PLACE = Applies(
+    "and `max_train_epochs` are both set: leave one out",
+    when=lambda trainer: "max_train_epochs" not in trainer.model_fields_set,
 )
 _STAGED = Applies("needs `deepspeed: true`", when=lambda trainer: trainer.deepspeed)
 
@@ -135,11 +139,19 @@ class MusubiSamples(LaunchedSamples):
     """Frames of a clip; `1` is a picture."""
 
 
+_CACHED = ("latents", "text_encoder_outputs")
+
+
 class MusubiTrainer(Trainer):
     """LoRAs of Wan and other architectures, trained by musubi-tuner."""
 
     layout: ClassVar[str] = "musubi"
     network: ClassVar[str] = "dit"
+    absent: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        [f"--cache_{kind}{end}" for kind in _CACHED for end in ("", "_to_disk")],
+        "musubi-tuner has no such flag: two caching scripts, which run before, take its place",
+    )
+    """Flags of other programs -> what the program has instead."""
 
     kind: Literal["musubi"]
     """The trainer: `musubi`."""
@@ -155,7 +167,9 @@ class MusubiTrainer(Trainer):
     optimizer_type: str = Field("adamw", min_length=1)
     """Optimizer. `adamw8bit` needs bitsandbytes in the environment of musubi-tuner."""
     max_train_epochs: Steps = 16
-    """Epochs."""
+    """Epochs, if `max_train_steps` is not set."""
+    max_train_steps: Steps | None = shaped(None, Shapes("weights", applies=[_IN_PLACE]))
+    """Steps, instead of epochs. A killed training then begins anew."""
     batch_size: BatchSize = 1
     """Items of a training step. A batch holds items of one shape."""
     gradient_accumulation_steps: BatchSize = 1
@@ -227,6 +241,7 @@ class SdScriptsTrainer(Trainer):
 
     layout: ClassVar[str] = "sdscripts"
     network: ClassVar[str] = "checkpoint"
+    absent: ClassVar[Mapping[str, str]] = {}
 
     kind: Literal["sdscripts"]
     """The trainer: `sdscripts`."""

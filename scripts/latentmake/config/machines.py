@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
@@ -83,6 +84,19 @@ class Publish(Closed, shapes=PUBLICATION):
     scripts: DiskPath | None = Field(None, min_length=1)
     """Folder for the scripts, such as the trainer's; by default they lie in the published
     folder."""
+    batch_scripts: DiskPath | None = Field(None, min_length=1)
+    """Folder for the `.bat` files, each with its `.py` and `.json`; by default that of the other
+    scripts."""
+    folders: str = Field("{dataset}_{resolution}", min_length=1)
+    """Name of the folder of a dataset's images at a resolution, below the published folder. The
+    caches of `{dataset}/{resolution}` are in `{dataset}/{resolution}_cache`, such as
+    `michael_gove/256_cache`. `{resolution}` is enough for a run of one dataset."""
+    output: DiskPath | None = Field(None, min_length=1)
+    """Folder for the trained weights on the other machine; by default `output` in the published
+    folder."""
+    logs: DiskPath | None = Field(None, min_length=1)
+    """Folder for TensorBoard's files on the other machine; by default `logs` in the published
+    folder."""
     each_resolution: bool = False
     """Also publish a dataset TOML and scripts for each resolution of the run, such as
     `train_{run}_512.bat`. It trains `{run}_512` on the images of that resolution only."""
@@ -97,11 +111,20 @@ class Publish(Closed, shapes=PUBLICATION):
     on."""
     batch_size: BatchSize | None = None
     """Items that the published scripts encode at once with `caches: false`: `--batch_size` of
-    musubi-tuner, `--vae_batch_size` and `--text_encoder_batch_size` of sd-scripts. By default the
-    choice of each script."""
+    musubi-tuner, whose caching scripts then read a dataset TOML of their own with this size;
+    `--vae_batch_size` and `--text_encoder_batch_size` of sd-scripts. By default that of the
+    training."""
     num_workers: Number | None = Field(None, ge=1)
     """`--num_workers` of musubi-tuner's caching scripts, with `caches: false`. sd-scripts has no
     such flag."""
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        bare = self.folders.replace("{dataset}", "a").replace("{resolution}", "a")
+        if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", bare):
+            rule = "is a path of letters, digits, `_`, `-`, `{dataset}` and `{resolution}`"
+            raise ValueError(f"`folders` {rule}, not {self.folders}")
+        return self
 
 
 class Export(Closed, shapes=PUBLICATION):

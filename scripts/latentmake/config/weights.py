@@ -80,7 +80,12 @@ def absence(path: str | Path) -> str:
 def fetching(word: str | Path) -> str:
     """Return how to get a model that is named as on the hub, or by one word; "" for any path."""
     named = _HUB_NAME.fullmatch(str(word))
-    if named is None or len(named[0]) > _LONGEST or named[2].endswith(_FILES) or (named[1] and Path(named[1]).exists()):
+    if (
+        named is None
+        or len(named[0]) > _LONGEST
+        or named[2].endswith(_FILES)
+        or (named[1] and Path(named[1]).exists())
+    ):
         return ""
     hub = f"{named[1] or 'OWNER/'}{named[2]}"
     command = f"hf download {hub} --local-dir models/{named[2]}"

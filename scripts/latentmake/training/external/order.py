@@ -231,6 +231,8 @@ def with_defaults(
     given = {*flags_of(trainer.arguments), *(f"--{key}" for key in trainer.model_fields_set)}
     if not trainer.optimizer_type.lower().startswith("adamw"):
         given.add("--optimizer_args")  # those of the guides are AdamW's
+    if trainer.max_train_steps is not None:
+        given.add("--max_train_epochs")
     found = {
         key: value
         for key, value in recommended.items()

@@ -97,7 +97,8 @@ class Names:
         toml = f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml"
         tomls = order.publish.tomls
         named = self.of(f"{absolute(tomls)}/{toml}") if tomls else self.below(toml)
-        output, logs = self.below("output"), self.below("logs")
+        chosen = (order.publish.output, "output"), (order.publish.logs, "logs")
+        output, logs = (self.of(x, folder=True) if x else self.below(name) for x, name in chosen)
         prompts = self.below(f"{order.run}_prompts.txt")
         self.places = Places(self.of, named, output, logs, prompts)
 
@@ -135,6 +136,12 @@ class Publication(ABC, Generic[Order]):
     def __init__(self, order: Order, folder: str = "") -> None:
         """Begin the publication of a run, or of a part of the run that a folder is named after."""
         self.order, self.modules = order, {}
+        pairs = [(dataset, size) for dataset in order.datasets for size in order.resolutions]
+        names = [f"{self.block(*x)}{end}" for x in pairs for end in ("", "_cache", "_control")]
+        if len({*names}) < len(names):
+            what = f"several of the run's folders have the name {self.block(*pairs[0])}"
+            hint = "name them by `{dataset}/{resolution}`"
+            raise ConfigError(what, where="publish.folders", hint=hint)
         self.names = [Names(order, each, folder) for each in _SYSTEMS]
         self._listed: dict[Path, dict[str, dict[Kind, list[Path]]]] = {}
 
@@ -162,6 +169,15 @@ class Publication(ABC, Generic[Order]):
     def calls(self, names: Names) -> list[Call]:
         """Return scripts and their arguments in the paths of a system; the last one trains."""
 
+    def block(self, dataset: str, size: tuple[int, int]) -> str:
+        """Return the folder of a dataset's images at a resolution, below the published folder."""
+        named = self.order.publish.folders.replace("{dataset}", dataset)
+        return named.replace("{resolution}", resolution_name(*size))
+
+    def tomls(self, names: Names) -> dict[str, str]:
+        """Return the dataset TOMLs of a system by their names there."""
+        return {names.places.toml: self.dataset(names)}
+
     @property
     def place(self) -> ExternalProgram:
         """Where the program lies."""
@@ -176,11 +192,12 @@ class Publication(ABC, Generic[Order]):
 
     # -- files for the trainer's machine ----------------------------------------------------------
 
-    def texts(self, *, tomls: str = "", scripts: str = "") -> Files:
+    def texts(self, *, tomls: str = "", scripts: str = "", batch_scripts: str = "") -> Files:
         """Return the files that are read on the trainer's machine: TOMLs, calls and scripts.
 
-        `tomls` and `scripts` are their folders, each with a slash behind it.
+        `tomls`, `scripts` and `batch_scripts` are their folders, each with a slash behind it.
         """
+        batches = batch_scripts or scripts
         run, place, names = self.order.run, self.place, self.names
         name = f"train_{run}"
         calls = [self.calls(each) for each in names]
@@ -205,14 +222,17 @@ class Publication(ABC, Generic[Order]):
             del options[f"cache_{run}"]
         prompts = {f"{run}_prompts.txt": prompt_lines(self.order).encode()}
         content = f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode()
-        toml = {f"{tomls}{posixpath.basename(x.places.toml)}": self.dataset(x) for x in names}
+        toml = {
+            posixpath.basename(x): text for each in names for x, text in self.tomls(each).items()
+        }
+        program = Path(__file__).with_name("run_published.py").read_bytes()
         return {
             **(prompts if self.order.trainer.samples.prompts else {}),
-            **{place: text.encode() for place, text in toml.items()},
-            f"{scripts}{name}.json": content,
-            f"{scripts}{name}.py": Path(__file__).with_name("run_published.py").read_bytes(),
+            **{f"{tomls}{base}": text.encode() for base, text in toml.items()},
+            **{f"{place}{name}.json": content for place in (scripts, batches)},
+            **{f"{place}{name}.py": program for place in (scripts, batches)},
             **{f"{scripts}{x}.sh": shell(option=option).encode() for x, option in options.items()},
-            **{f"{scripts}{x}.bat": batch(option=option).encode() for x, option in options.items()},
+            **{f"{batches}{x}.bat": batch(option=option).encode() for x, option in options.items()},
         }
 
     def _launcher(self, names: Names) -> list[str]:
@@ -286,7 +306,7 @@ class Publication(ABC, Generic[Order]):
         for dataset in self.order.datasets:
             for size in self.order.resolutions:
                 settings = self.settings(dataset, size)
-                folder = f"{block_name(dataset, size)}{self.cache_ending}"
+                folder = f"{self.block(dataset, size)}{self.cache_ending}"
                 for name, kind in _SETTINGS.items():
                     if kind in settings:
                         content = f"{json.dumps(settings[kind], sort_keys=True)}\n".encode()
@@ -316,15 +336,18 @@ class Publication(ABC, Generic[Order]):
             name: of the file, below it.
             new: what replaces it; None where it is removed.
         """
-        block, _, base = name.partition("/")
-        if made := _SETTINGS.get(base):
-            for kinds in self._caches(folder / block).values():
+        *folders, last = name.split("/")
+        if made := _SETTINGS.get(last):
+            for kinds in self._caches(folder.joinpath(*folders)).values():
                 yield from kinds.get(made, ())
-        elif block and base and not self.order.publish.caches:
-            owned = self._caches(folder / f"{block.removesuffix('_control')}{self.cache_ending}")
-            for stem, asked in self.edited(base, folder / name, new):
-                for kind in asked:
-                    yield from owned.get(stem, {}).get(kind, ())
+        elif not self.order.publish.caches:
+            for depth in range(1, len(folders) + 1):  # an earlier publication had other folders
+                block, base = "/".join(folders[:depth]), "/".join([*folders[depth:], last])
+                place = f"{block.removesuffix('_control')}{self.cache_ending}"
+                owned = self._caches(folder / place)
+                for stem, asked in self.edited(base, folder / name, new) if owned else ():
+                    for kind in asked:
+                        yield from owned.get(stem, {}).get(kind, ())
 
     def _caches(self, root: Path) -> Mapping[str, Mapping[Kind, Sequence[Path]]]:
         """Return stem -> kind -> the cache files below a folder that may belong to it."""
@@ -365,7 +388,7 @@ def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
     folder = Path(_writable(order, settings.path, "path", run), run)
     places = {
         key: f"{_writable(order, place, key)}/"
-        for key in ("tomls", "scripts")
+        for key in ("tomls", "scripts", "batch_scripts")
         if (place := getattr(settings, key))
     }
     passed(publication.findings(), say)

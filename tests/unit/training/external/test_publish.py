@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -332,6 +333,49 @@ def test_each_resolution_and_the_caches_have_scripts_where_the_user_wants_them()
     assert not [*scripts.glob("*gove*")] and (folder / "train_gove-1.0.sh").is_file()
 
 
+def test_folders_results_and_batch_files_lie_where_the_user_wants_them() -> None:
+    places = {"output": "tuner/output", "logs": "tuner/logs", "batch_scripts": "bats"}
+    order = mapped(
+        order_of(), caches=False, batch_size=4, folders="{dataset}/{resolution}", **places
+    )
+    fill(order, STEMS)
+    folder, _ = published(order)
+    assert (folder / "gove/256/a.txt").is_file()
+    assert {path.name for path in folder.glob("train_*")} == {
+        f"train_gove-1.0.{end}" for end in ("json", "py", "sh")
+    }
+    names = {f"train_gove-1.0.{end}" for end in ("bat", "json", "py")} | {"cache_gove-1.0.bat"}
+    assert {path.name for path in Path("bats").iterdir()} == names
+    here, there = str(Path.cwd()), "E:/Wan Sachen"
+    for system, ending, root in (("linux", "linux", here), ("windows", "win", there)):
+        for script, arguments in calls(folder, system).items():
+            named = "" if script == SCRIPTS[2] else "_caching"  # its batches are those of the TOML
+            toml = f"gove-1.0_{ending}{named}.toml"
+            assert value(arguments, "--dataset_config") == f"{root}/published/gove-1.0/{toml}"
+            read = tomllib.loads((folder / toml).read_text())
+            assert read["general"]["batch_size"] == (4 if named else 1)
+            assert read["datasets"][0]["image_directory"].endswith("/gove-1.0/gove/256")
+            assert read["datasets"][0]["cache_directory"].endswith("/gove-1.0/gove/256_cache")
+        assert value(arguments, "--output_dir") == f"{root}/tuner/output"
+        assert value(arguments, "--logging_dir") == f"{root}/tuner/logs"
+    published(mapped(order_of()))
+    assert not [*Path("bats").iterdir()] and (folder / "train_gove-1.0.bat").is_file()
+    assert not (folder / "gove").exists()
+
+
+def test_folders_that_would_share_a_name_are_refused() -> None:
+    fails(
+        with_publish(order_of(), folders="{dataset}"),
+        ConfigError,
+        "publish.folders",
+        "{resolution}",
+    )
+    alone = with_publish(order_of(resolutions=[(256, 256)]), folders="{resolution}", caches=False)
+    fill(alone, STEMS)
+    folder, _ = published(alone)
+    assert (folder / "256_cache").is_dir() and (folder / "256/a.txt").is_file()
+
+
 # -- without caches -------------------------------------------------------------------------------
 
 
@@ -359,29 +403,36 @@ CACHES = (
         ("nothing", set()),
     ],
 )
-def test_caches_made_there_go_with_what_they_came_from(change: str, dropped: set[str]) -> None:
-    order = without_caches(resolutions=[(256, 256)])
+@pytest.mark.parametrize("block", ["gove_256", "gove/256"])
+def test_caches_made_there_go_with_what_they_came_from(
+    change: str, dropped: set[str], block: str
+) -> None:
+    own = {
+        "publish": {"folders": block.replace("gove", "{dataset}").replace("256", "{resolution}")}
+    }
+    own["resolutions"] = [(256, 256)]
+    order = without_caches(**own)
     fill(order, STEMS)
     folder, _ = published(order)
     for name in CACHES:
-        put(folder / "gove_256_cache" / name, "made there")
+        put(folder / f"{block}_cache" / name, "made there")
     if change == "caption":
         put("data/gove/a.txt", "another caption")
     elif change == "image":
         put("data/gove/a.png", "another picture")
     elif change == "vae":
-        order = without_caches(resolutions=[(256, 256)], model={"vae": "other.safetensors"})
+        order = without_caches(**own, model={"vae": "other.safetensors"})
     elif change == "fit":
         bucket = {"gove": Dataset(path="data/gove", fit="bucket")}
-        order = without_caches(resolutions=[(256, 256)], datasets=bucket)
+        order = without_caches(**own, datasets=bucket)
     elif change == "t5":
-        order = without_caches(resolutions=[(256, 256)], model={"text": "other.pth"})
+        order = without_caches(**own, model={"text": "other.pth"})
     elif change == "its fp8":
-        order = without_caches(resolutions=[(256, 256)], model={"fp8_t5": True})
+        order = without_caches(**own, model={"fp8_t5": True})
     elif change == "removed":
         fill(order, {"gove": STEMS["gove"][1:]})
     _, said = published(order)
-    left = {path.name for path in (folder / "gove_256_cache").glob("*.safetensors")}
+    left = {path.name for path in (folder / f"{block}_cache").glob("*.safetensors")}
     assert set(CACHES) - left == dropped
     assert any("dropped" in line for line in said) == bool(dropped)
 
@@ -605,3 +656,39 @@ def test_windows_starts_the_python_of_the_environment_with_its_own_calls() -> No
     assert value(training, "--dit") == "D:/models/ü^low.safetensors"
     assert value(training, "--dit_high_noise") == "//nas/wan/high.safetensors"
     assert value(training, "--output_dir") == f"{place}/output"
+
+
+# One line for each argument; `shift` hands it on as it came.
+BATCH_PYTHON = """@echo off
+:next
+if "%~1"=="" exit /b 3
+>>"%RECORD%" echo %1
+shift
+goto next
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("wine") is None, reason="wine is not installed, which runs cmd.exe"
+)
+def test_the_batch_file_runs_under_wine(tmp_path: Path) -> None:
+    # Wine reads batch files in its own code page, and expands a `%` in the folder's own name.
+    order = order_of(publish=Publish(path="my out (x) & co's", caches=False))
+    fill(order, STEMS)
+    folder, _ = published(order)
+    put(tmp_path / "bin/python.bat", BATCH_PYTHON.replace("\n", "\r\n"))
+    wine = {"WINEPREFIX": f"{tmp_path}/wine", "WINEDEBUG": "-all", "RECORD": f"Z:{tmp_path}/record"}
+    wine["WINEPATH"] = f"Z:{tmp_path}/bin".replace("/", "\\")
+    for script, further in (("train", "--only-caches"), ("cache", "")):
+        (record := tmp_path / "record").unlink(missing_ok=True)
+        done = subprocess.run(
+            ["wine", "cmd", "/c", f"{script}_gove-1.0.bat", *filter(None, [further])],
+            cwd=folder,
+            env={**os.environ, **wine},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 3, done.stdout + done.stderr  # that of the Python
+        program, *arguments = (line.strip('" ') for line in record.read_text().splitlines())
+        assert program.replace("\\", "/") == f"Z:{folder}/train_gove-1.0.py"
+        assert arguments == ["--only-caches"]

@@ -100,7 +100,13 @@ def _folder(order: MusubiOrder) -> Path:
 # -- the dataset TOML -----------------------------------------------------------------------------
 
 
-def dataset_toml(order: MusubiOrder, folders: Folders, *, caches_alone: bool = False) -> str:
+def dataset_toml(
+    order: MusubiOrder,
+    folders: Folders,
+    *,
+    caches_alone: bool = False,
+    batch_size: int | None = None,
+) -> str:
     """Return the TOML of a run: one `[[datasets]]` block for each dataset and resolution.
 
     Args:
@@ -109,8 +115,9 @@ def dataset_toml(order: MusubiOrder, folders: Folders, *, caches_alone: bool = F
             two blocks may share, and of its controls, "" where the script reads none.
         caches_alone: whether the script reads caches and no images, so that it needs not find their
             layers: those of a list, or of items that are skipped, would end it.
+        batch_size: of caching; None stands for that of the training.
     """
-    general: dict[str, Any] = {"batch_size": order.trainer.batch_size}
+    general: dict[str, Any] = {"batch_size": batch_size or order.trainer.batch_size}
     endings = {dataset.caption_extension for dataset in order.datasets.values()}
     if len(endings) == 1:
         general["caption_extension"] = endings.pop()

@@ -71,10 +71,12 @@ class MusubiOrder(ExternalOrder):
         return "dataset.toml"
 
     @property
-    def epochs(self) -> int:
-        return self.trainer.max_train_epochs
+    def epochs(self) -> int | None:
+        return self.trainer.max_train_epochs if self.trainer.max_train_steps is None else None
 
     def can_resume(self, resume: Resume) -> bool:
+        if self.epochs is None:  # its states do not say how many steps are left
+            return False
         return resume.counted or not depends_on_length(self.trainer.arguments)
 
     @property
@@ -104,8 +106,9 @@ class MusubiOrder(ExternalOrder):
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
         own = shaping(self.trainer, "weights")
-        if self.trainer.seed is None:  # as in all records of earlier releases
-            del own["seed"]
+        for key in ("seed", "max_train_steps"):  # which records of earlier releases do not have
+            if own[key] is None:
+                del own[key]
         settings: list[object] = [own, self.model.task]
         if self.model.architecture is not None:  # a Wan model is known by its task alone
             settings.append(self.model.architecture)

@@ -18,7 +18,7 @@ from latentmake.training.backend import Finding
 from latentmake.training.external.musubi import checks, command, deploy
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import Resume, located
-from latentmake.training.external.publish import Call, Files, Kind, Names, Publication, block_name
+from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
 
 _KINDS: tuple[Kind, Kind] = ("latents", "text")
 _NUMBER = re.compile(r"_\d+$")
@@ -58,7 +58,7 @@ class MusubiPublication(Publication[MusubiOrder]):
             sources = [] if "path" in dataset.own_clips else [row.source, *row.layers]
             controls = row.control_files if sources else []
             for resolution in order.resolutions:
-                name = block_name(row.dataset, resolution)
+                name = self.block(row.dataset, resolution)
                 files |= {f"{name}/{_name(row, x)}": Path(x) for x in sources}
                 files |= {f"{name}_control/{_name(row, x)}": Path(x) for x in controls}
                 files[f"{name}/{Path(row.stem).name}{dataset.caption_extension}"] = _caption(row)
@@ -67,21 +67,28 @@ class MusubiPublication(Publication[MusubiOrder]):
                     files |= {f"{name}_cache/{base}": path for base, path in caches}
         return files
 
-    def dataset(self, names: Names) -> str:
+    def dataset(self, names: Names, batch_size: int | None = None) -> str:
         def folders(name: str, size: deploy.Size) -> tuple[str, str, str]:
-            block = names.below(block_name(name, size))
+            block = names.below(self.block(name, size))
             return block, f"{block}_cache", f"{block}_control"
 
-        return deploy.dataset_toml(self.order, folders)
+        return deploy.dataset_toml(self.order, folders, batch_size=batch_size)
+
+    def tomls(self, names: Names) -> dict[str, str]:
+        asked = None if self.order.publish.caches else self.order.publish.batch_size
+        caching = {_caching_toml(names): self.dataset(names, asked)} if asked else {}
+        return super().tomls(names) | caching
 
     def calls(self, names: Names) -> list[Call]:
         order, calls = self.order, list[Call]()
+        # Its `--batch_size` splits the batches of the TOML, and joins none.
+        toml = _caching_toml(names) if order.publish.batch_size else names.places.toml
         model = located(order, names.of).model
         for kind in () if order.publish.caches else _KINDS:
             arguments = command.caching_arguments(
                 model,
                 kind,
-                dataset_config=names.places.toml,
+                dataset_config=toml,
                 place=lambda weights: names.of(str(weights.path)),
                 batch_size=order.publish.batch_size,
                 num_workers=order.publish.num_workers,
@@ -127,6 +134,10 @@ def _name(row: Row, path: str) -> str:
     """Return the name of one of an item's files: that of its caches, with the end of its own."""
     own = Path(row.source).stem
     return f"{Path(row.stem).name}{Path(path).name.removeprefix(own)}"
+
+
+def _caching_toml(names: Names) -> str:
+    return f"{names.places.toml.removesuffix('.toml')}_caching.toml"
 
 
 def _refuse(order: MusubiOrder) -> None:

@@ -36,13 +36,14 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
         return model_files(self.order, makes=not self.order.publish.caches)
 
     def members(self) -> Files:
-        files = deploy.deployed(self.order, caches=self.order.publish.caches)
+        caches = self.order.publish.caches
+        files = deploy.deployed(self.order, caches=caches, named=self.block)
         for each in self.names:
             files |= deploy.listings(self.order, files, each.below, each.system)
         return files
 
     def dataset(self, names: Names) -> str:
-        return deploy.dataset_toml(self.order, names.below, names.system)
+        return deploy.dataset_toml(self.order, names.below, names.system, self.block)
 
     def calls(self, names: Names) -> list[Call]:
         training = training_arguments(self.order, names.places, self.attention, Resume())

@@ -30,6 +30,7 @@ from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
 METADATA = "metadata.json"
 _LISTED = "listed"
+Blocks = Callable[[str, tuple[int, int]], str]
 _LISTING = "metadata_cache.json"  # `DreamBoothDataset.IMAGE_INFO_CACHE_FILE`
 
 
@@ -43,12 +44,13 @@ def deploy(order: SdScriptsOrder) -> Changes:
     return sync(folder, files, link=True)
 
 
-def deployed(order: SdScriptsOrder, *, caches: bool = True) -> Files:
+def deployed(order: SdScriptsOrder, *, caches: bool = True, named: Blocks = block_name) -> Files:
     """Return the folder's files: path below it, with forward slashes -> file or content.
 
     Args:
         order: the run.
         caches: whether caches lie beside the images; else sd-scripts makes them there.
+        named: gives the folder of a dataset at a resolution.
 
     Raises:
         TrainingError: the manifest is missing or damaged.
@@ -56,12 +58,12 @@ def deployed(order: SdScriptsOrder, *, caches: bool = True) -> Files:
         CacheError: an image or a cache file is not where the manifest says.
     """
     layout, files = SdScripts(order.architecture), Files()
-    blocks = (block_name(name, size) for name in order.datasets for size in order.resolutions)
+    blocks = (named(name, size) for name in order.datasets for size in order.resolutions)
     metadata: dict[str, dict[str, Any]] = {block: {} for block in blocks}
     for row in rows_of(Path(order.manifest)):
         texts, suffix = _texts(order, row), PurePosixPath(row.source).suffix
         for resolution in order.resolutions:
-            block, part = block_name(row.dataset, resolution), resolution_name(*resolution)
+            block, part = named(row.dataset, resolution), resolution_name(*resolution)
             (latents,) = row.latents_at(part)
             sized = SIZED.fullmatch(latents.removesuffix(layout.latents_ending))
             assert sized is not None
@@ -138,12 +140,15 @@ def _add(files: Files, further: Mapping[str, Path]) -> None:
 
 
 def dataset_toml(
-    order: SdScriptsOrder, directory: Callable[[str], str], folder: str = _LISTED
+    order: SdScriptsOrder,
+    directory: Callable[[str], str],
+    folder: str = _LISTED,
+    named: Blocks = block_name,
 ) -> str:
     """Return the TOML of a run: a `[[datasets]]` block for each dataset and resolution.
 
     With regularisation images, datasets of the same buckets are subsets of one block. `directory`
-    and `folder` are those of `listings`.
+    and `folder` are those of `listings`, `named` is that of `deployed`.
     """
     sections: list[dict[str, Any]] = []
     groups: dict[str, list[str]] = {}
@@ -156,7 +161,7 @@ def dataset_toml(
             size = {"resolution": list(resolution), "batch_size": order.trainer.train_batch_size}
             subsets = []
             for name in names:
-                dataset, block = order.datasets[name], block_name(name, resolution)
+                dataset, block = order.datasets[name], named(name, resolution)
                 masked = {"alpha_mask": True} if dataset.alpha_mask else {}  # no key of older ones
                 place = directory(f"{folder}/{block}" if regularised else block)
                 listed: dict[str, Any] = {"metadata_file": f"{place}/{METADATA}"}
