@@ -135,6 +135,9 @@ def _unknown(target: str, rules: Iterable[str], runs: Iterable[str]) -> ConfigEr
     if command := re.fullmatch(_COMMAND, target):
         hint = f"type `latentmake {command[1]}`; see `latentmake {command[1]} --help`"
         return ConfigError("is no longer a target of Snakemake", where=target, hint=hint)
+    if (run := target.removeprefix("publish_")) != target and run in runs:
+        hint = "its trainer trains here; only runs of musubi and sdscripts train elsewhere"
+        return ConfigError(f"the run {run} is not published", where=target, hint=hint)
     names = [name for name in rules if "/" not in name and not name.startswith("encode_")]
     words = [word for word in _WORDS if any(name.startswith(f"{word}_") for name in names)]
     every = f"targets: all, {', '.join(f'{word}_{{run}}' for word in words)}, cache/..."

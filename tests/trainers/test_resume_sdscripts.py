@@ -26,6 +26,7 @@ from latentmake.errors import TrainingError
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.sdscripts.backend import SdScripts as Trainer
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from safetensors.torch import load_file
 from transformers import CLIPTextModel
 
 pytestmark = pytest.mark.real_trainer
@@ -65,8 +66,11 @@ def make_model(folder: Path) -> None:
     world.make_tokenizer().save_pretrained(folder / "tokenizers" / TOKENIZER)
 
 
-def make_run(root: Path, program: Installation) -> Path:
-    """Write pictures, captions, latents, manifest, lock and order; return the order's path."""
+def make_run(root: Path, program: Installation, **settings: object) -> Path:
+    """Write pictures, captions, latents, manifest, lock and order; return the order's path.
+
+    `settings` are further ones of the trainer.
+    """
     make_model(root / "models")
     rows = []
     for number, stem in enumerate(("ant", "bee", "cat")):
@@ -95,6 +99,7 @@ def make_run(root: Path, program: Installation) -> Path:
         "max_data_loader_n_workers": 0,
         "arguments": ["--tokenizer_cache_dir", "models/tokenizers"],
         "samples": {"prompts": ["a cat"], "num_inference_steps": 1, "every": 4},
+        **settings,
     }
     order = SdScriptsOrder(
         run="cats",
@@ -148,3 +153,31 @@ def test_a_training_killed_twice_is_resumed_by_number_and_ends_with_its_last_epo
     assert len([*(WORK / "sample").glob("*.png")]) >= 4
     scheduler = torch.load(WORK / "cats-state/scheduler.bin", weights_only=True)
     assert scheduler["_last_lr"] == pytest.approx([0.0], abs=1e-9)  # the end of the whole cosine
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "mark"),
+    [
+        (None, ["conv_dim=2", "conv_alpha=1"], "resnets_0_conv1.lora_up.weight"),
+        ("lycoris.kohya", ["algo=loha", "preset=attn-mlp"], ".hada_w1_a"),
+        ("lycoris.kohya", ["algo=lokr", "factor=4", "preset=attn-mlp"], ".lokr_w1"),
+    ],
+)
+def test_another_network_is_trained_and_accepted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trainer: Callable[[str, str], Installation],
+    module: str | None,
+    arguments: list[str],
+    mark: str,
+) -> None:
+    program = trainer("sd-scripts", "train_network.py")
+    if module is not None and program.modules([module])[module] is None:
+        pytest.skip(f"{program.python} lacks {module}: set LATENTMAKE_TRAINERS_PYTHON")
+    monkeypatch.chdir(tmp_path)
+    other = {"network_module": module, "network_args": arguments, "max_train_epochs": 1}
+    order = make_run(tmp_path, program, **other, samples={})
+    for _ in range(2):
+        Trainer().train(order, log=LOG, receipt=Path("runs/cats/trained.json"))
+    assert "already trained on exactly this" in LOG.read_text()
+    assert any(name.endswith(mark) for name in load_file("runs/cats/cats.safetensors"))

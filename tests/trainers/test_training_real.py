@@ -17,6 +17,7 @@ from musubi_world import write_order
 from real_models import CAPTION, STEMS
 from real_project import RealProject
 from rows_world import RUN, make_row_run
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.real_trainer
@@ -72,6 +73,28 @@ def test_each_trains_and_then_has_nothing_to_do(
     raised = [value for key, value in lora.items() if key.endswith("lora_up.weight")]
     assert sum(bool(value.abs().max() > 0) for value in raised) > len(raised) / 2
     assert all(key.startswith("lora_unet_") for key in lora)
+    Musubi().train(order, log=LOG, receipt=RECEIPT)
+    assert "already trained on exactly this" in LOG.read_text()
+
+
+@pytest.mark.parametrize("module", ["networks.loha", "networks.lokr"])
+def test_another_network_is_trained_and_accepted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_venv: Path,
+    tiny_weights: Callable[[str], Path],
+    module: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {"network_module": module, "network_args": ["rank_dropout=0.1"]}
+    weights = tiny_weights("z_image_dit")
+    order = make_project(tmp_path, "z_image", "", forked_venv, weights, **settings)
+    Musubi().train(order, log=LOG, receipt=RECEIPT)
+    mark = {"networks.loha": ".hada_w1_a", "networks.lokr": ".lokr_w1"}[module]
+    trained = load_file(f"runs/{RUN}/{RUN}.safetensors")
+    assert any(name.endswith(mark) for name in trained)
+    with safe_open(f"runs/{RUN}/{RUN}.safetensors", "pt") as file:
+        assert file.metadata()["ss_network_module"] == module
     Musubi().train(order, log=LOG, receipt=RECEIPT)
     assert "already trained on exactly this" in LOG.read_text()
 

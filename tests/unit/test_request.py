@@ -103,6 +103,7 @@ def made(target: str) -> bool:
         ("zzz", "targets: all, train_{run}, caches_{run}, export_{run}, cache/...; runs: cats, "),
         ("runs/cats/lock", "there is no such target; targets: all"),
         ("status_cats", "is no longer a target of Snakemake; type `latentmake status`"),
+        ("publish_cats", "the run cats is not published; its trainer trains here; only runs of"),
         ("./reports/x.html", "is a spelling that no rule has; write `reports/x.html`"),
         ("runs/cats/../cats/x", "is a spelling that no rule has; write `runs/cats/x`"),
     ],

@@ -165,6 +165,8 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "kind"): refused("sd", "unknown key"),
     ("runs", "trainer", "network_dim"): Change(3),
     ("runs", "trainer", "network_alpha"): Change(2.0),
+    ("runs", "trainer", "network_module"): Change("networks.loha"),
+    ("runs", "trainer", "network_args"): Change(["factor=4"]),
     ("runs", "trainer", "learning_rate"): Change(1e-3),
     ("runs", "trainer", "optimizer_type"): Change("lion"),
     ("runs", "trainer", "max_train_epochs"): Change(2),

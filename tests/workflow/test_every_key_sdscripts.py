@@ -160,6 +160,8 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "script"): Change("sdxl_train"),
     ("runs", "trainer", "network_dim"): Change(3),
     ("runs", "trainer", "network_alpha"): Change(2.0),
+    ("runs", "trainer", "network_module"): Change("networks.dylora"),
+    ("runs", "trainer", "network_args"): Change(["conv_dim=4"]),
     ("runs", "trainer", "v_parameterization"): Change(True),
     ("runs", "trainer", "zero_terminal_snr"): Change(True, before={"v_parameterization": True}),
     ("runs", "trainer", "network_train_unet_only"): Change(True),

@@ -60,7 +60,7 @@ _BODY = """
             items += 1
     if not items:
         raise ValueError("No training items found in the dataset.")
-    assert args.network_module == "networks.lora_wan" and os.path.isfile(args.dit)
+    assert args.network_module.startswith("networks.") and os.path.isfile(args.dit)
     assert args.sdpa + args.flash_attn + args.sage_attn + args.xformers == 1
     if mood == "broken":
         raise RuntimeError("the loss has gone its own way")
@@ -161,11 +161,19 @@ def stand_in(
         if name not in without
     ]
     lines += [f'    parser.add_argument("--{name}")' for name in VALUES if name not in without]
+    lines.append('    parser.add_argument("--network_args", nargs="*")')
     program = _HEAD.format(counts=counts) + "\n".join(lines) + _BODY + "\n\nmain()\n"
     (place / "wan_train_network.py").write_text(program, encoding="utf-8")
+    write_network(place / "networks/loha.py")
     if own_venv and not (folder / "venv").exists():
         make_venv(folder / "venv")
     return folder
+
+
+def write_network(path: Path) -> None:
+    """Write the module of a network, by its name; a stand-in imports it as little as we do."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("def create_network(): ...\nraise RuntimeError('it was imported')\n")
 
 
 def make_venv(folder: Path) -> None:

@@ -11,6 +11,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hunyuan_video", {"fp8_base": True, "fp8_scaled": True}, "fp8_scaled: the training script"),
     ("ideogram4", {"fp8_base": True}, "fp8_base: the training script of Ideogram 4 does not"),
     ("z_image", {"timestep_boundary": 800}, "one network"),
+    ("kandinsky5", {"network_module": "networks.loha"}, "not know the layers of Kandinsky 5"),
+    ("krea2", {"network_module": "networks.lokr"}, "not know the layers of Krea 2"),
     ("z_image", {"attention": "flash3"}, "attention: Z-Image is not trained with flash3"),
     ("hidream_o1", {"attention": "xformers"}, "use one of auto, sdpa, flash_attn"),
     ("hunyuan_video", {"attention": "xformers"}, "needs --split_attn for any batch with xformers"),

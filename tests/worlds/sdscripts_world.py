@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
-from musubi_world import make_venv
+from musubi_world import make_venv, write_network
 
 SUFFIX = {"sd1": "sd", "sd2": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux"}
 MULTIPLE = {"sd3", "flux"}
@@ -228,6 +228,7 @@ def stand_in(folder: Path, *, own_venv: bool = True, without: tuple[str, ...] = 
         if name not in without
     ]
     lines += [f'    parser.add_argument("--{name}")' for name in VALUES if name not in without]
+    lines.append('    parser.add_argument("--network_args", nargs="*")')
     for script, latents, text in (
         ("train_network", "_sd.npz", ""),
         ("sdxl_train_network", "_sdxl.npz", "_te_outputs.npz"),
@@ -237,6 +238,7 @@ def stand_in(folder: Path, *, own_venv: bool = True, without: tuple[str, ...] = 
             latents=latents, text=text, cached=bool(text), arguments="\n".join(lines)
         )
         (folder / f"{script}.py").write_text(program, encoding="utf-8")
+    write_network(folder / "networks/dylora.py")
     if own_venv and not (folder / "venv").exists():
         make_venv(folder / "venv")
     return folder

@@ -91,6 +91,7 @@ class Scripts(NamedTuple):
     training: Script
     network: str  # module of its LoRA
     tensors: tuple[str, ...]  # beginnings of names, all of which a cache of text holds
+    unknown_to: tuple[str, ...] = ()  # modules of other networks that do not know its layers
     versions: Mapping[str, Version] = {"": Version()}  # by the model's `task`
     pixels: int = 8  # side of a latent
     rounded: Mapping[str, int] = {}  # arguments of the script of latents -> sides are multiples

@@ -7,22 +7,27 @@ caches and training would not fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from latentmake.config.architectures import SDSCRIPTS
 from latentmake.config.fields import (
     MACHINE,
+    MODULE,
+    NETWORK_ARG,
+    PLAIN_NETWORK_ARG,
     Applies,
     BatchSize,
     LearningRate,
+    Listed,
     Number,
     Rank,
     Real,
     Shapes,
     Steps,
     shaped,
+    shaping,
 )
 from latentmake.config.trainers import (
     BOUNDARY,
@@ -42,7 +47,6 @@ _INSTEAD = {
     "latentmake names datasets and caches": "dataset_config train_data_dir in_json dataset_class "
     "dataset_repeats reg_data_dir skip_cache_check",
     "latentmake names the results, in runs/{run}": "output_dir output_name save_model_as",
-    "latentmake names the LoRA's module": "network_module",
     "cached latents cannot be varied": "color_aug random_crop face_crop_aug_range",
     "it is a key of the dataset": "resolution enable_bucket min_bucket_reso max_bucket_reso "
     "bucket_reso_steps bucket_no_upscale flip_aug alpha_mask resize_interpolation "
@@ -90,7 +94,8 @@ def _refuse_decided(trainer: Any) -> Any:
         **(_SAMPLING if trainer.samples.prompts else {}),
     }
     # Finished runs have these among their arguments: earlier releases had no keys for them.
-    undecided = dict.fromkeys(("gradient_checkpointing", "seed", *PREDICTING)) | {_PRIOR: 1.0}
+    undecided = dict.fromkeys(("gradient_checkpointing", "seed", *PREDICTING))
+    undecided |= {_PRIOR: 1.0, "network_args": []}
     for key, default in undecided.items():
         if getattr(trainer, key, "") == default:
             del decided[f"--{key}"]
@@ -98,6 +103,8 @@ def _refuse_decided(trainer: Any) -> Any:
         raise ValueError(f"`arguments`: leave out {flag}: {decided[flag]}")
     return trainer
 
+
+NetworkModule = Annotated[str, StringConstraints(pattern=MODULE)]
 
 _SCALED = Applies("needs `fp8_base: true`", when=lambda trainer: trainer.fp8_base)
 _COMPILED = Applies("needs `torch_compile: true`", when=lambda trainer: trainer.torch_compile)
@@ -161,6 +168,11 @@ class MusubiTrainer(Trainer):
     network_alpha: Alpha = None
     """Scale of the LoRA, which is multiplied by `network_alpha / network_dim`. `null` is the rank.
     The default is 1, and the rank for Krea 2 and Kandinsky 5."""
+    network_module: NetworkModule | None = None
+    """Module that makes the network to train, such as `networks.loha` or `networks.lokr`; by
+    default that of the architecture's LoRA. musubi-tuner or its environment must have it."""
+    network_args: Listed[Annotated[str, StringConstraints(pattern=PLAIN_NETWORK_ARG)]] = Field([])
+    """Arguments of that module, such as `[factor=4, rank_dropout=0.1]`."""
     learning_rate: LearningRate = 2e-4
     """Learning rate. The default depends on the
     [architecture](architectures.md#training-defaults-of-musubi-tuner); 2e-4 for Wan."""
@@ -220,6 +232,19 @@ class MusubiTrainer(Trainer):
     _fits = model_validator(mode="after")(_refuse_decided)
 
 
+def shaping_settings(trainer: Trainer, lora: str) -> dict[str, Any]:
+    """Return the settings that shape the weights; `lora` is the module of the default network.
+
+    Keys that records of earlier releases do not have are left out where they have no effect.
+    """
+    found = shaping(trainer, "weights")
+    if found["network_module"] in (None, lora):
+        del found["network_module"]
+    if not found["network_args"]:
+        del found["network_args"]
+    return found
+
+
 if TYPE_CHECKING:
     TrainingScript = str
 else:  # pydantic refuses any other
@@ -253,6 +278,13 @@ class SdScriptsTrainer(Trainer):
     network_alpha: Alpha = None
     """Scale of the LoRA, which is multiplied by `network_alpha / network_dim`. `null` is the rank.
     The default is half of the rank for `sdxl`, the rank for `lumina`, else 1."""
+    network_module: NetworkModule | None = None
+    """Module that makes the network to train, such as `networks.dylora`, or `lycoris.kohya` of the
+    package `lycoris-lora`; by default that of the architecture's LoRA. sd-scripts or its
+    environment must have it. Not with a `script` that trains the complete network."""
+    network_args: Listed[Annotated[str, StringConstraints(pattern=NETWORK_ARG)]] = Field([])
+    """Arguments of that module, such as `[conv_dim=4, conv_alpha=1]` for a LoCon, or `[algo=loha]`
+    for `lycoris.kohya`."""
     v_parameterization: bool | None = shaped(None, Shapes("weights", applies=[_PREDICTS]))
     """Whether the network predicts v instead of the noise. By default the model's files tell: the
     scheduler of a folder, a tensor or the metadata of a single file, and the architecture. A single

@@ -43,6 +43,9 @@ from pydantic_core import core_schema
 Dtype = Literal["float32", "bfloat16", "float16"]
 _ENDING = r"^\.[^/\\]{1,99}$"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$"
+MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+NETWORK_ARG = r"^[A-Za-z_]\w*=.+$"
+PLAIN_NETWORK_ARG = r"^[A-Za-z_]\w*=[^=]+$"
 COLOUR = r"^(#[0-9a-fA-F]{6}|white|black|gray)$"
 UNET_PART = (
     r"^(unet|cross_attention|cross_attention_qk|cross_attention_out|attention|norms|conv_in"
@@ -52,6 +55,9 @@ PATTERNS = {
     _ENDING: "an ending that begins with a dot, such as .txt",
     NAME: "letters (A-Z, a-z), digits, `.`, `_` and `-`, beginning with a letter or digit, 200 at "
     "most",
+    MODULE: "the name of a Python module, such as networks.loha",
+    NETWORK_ARG: "NAME=VALUE, such as conv_dim=4",
+    PLAIN_NETWORK_ARG: "NAME=VALUE, such as factor=4, with no other =",
     COLOUR: "white, black, gray, or six digits such as '#8090ff' in quotes",
     UNET_PART: "unet, cross_attention, cross_attention_qk, cross_attention_out, attention, norms, "
     "conv_in, conv_out, time_embedding, mid_block, down_blocks, up_blocks, or up_blocks.1",

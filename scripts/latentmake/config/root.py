@@ -256,6 +256,9 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
     if scripts.batch is not None and trainer.batch_size > scripts.batch:
         what = f"{title} is trained on at most {scripts.batch} item at a time"
         yield f"{where}.batch_size", what, f"use {scripts.batch}, and `gradient_accumulation_steps`"
+    if trainer.network_module in scripts.unknown_to:
+        what = f"{trainer.network_module} does not know the layers of {title}"
+        yield f"{where}.network_module", what, _LEAVE
     name = "sdpa" if trainer.attention == "auto" else trainer.attention  # every machine has it
     if name not in scripts.attentions:
         hint = f"use one of auto, {', '.join(scripts.attentions)}"
@@ -330,6 +333,10 @@ def _faults_of_sdscripts(
     if trainer.script not in (None, *known):
         what = f"{trainer.script} does not train {model.architecture}"
         yield f"{where}.script", what, f"use {' or '.join(known)}"
+    script = trainer.script or known[0]
+    key = trainer.first_set("network_module", "network_args")
+    if key and script in strategies.complete:
+        yield f"{where}.{key}", f"{script} trains the complete network", _LEAVE
     for flag in flags_of(trainer.arguments):
         if model.spec.caches_text and flag in OF_CAPTIONS:
             hint = "leave it out, and see the dataset's `captions`"

@@ -15,6 +15,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from posixpath import splitext
 
 from latentmake import digest

@@ -26,6 +26,7 @@ from latentmake.training.external.installation import (
     Installation,
     environment_finding,
     flags,
+    network_finding,
     proven_commit,
 )
 from latentmake.training.external.order import ExternalOrder, Places, Resume, former, reasons
@@ -112,6 +113,8 @@ class Launched(Backend, Generic[Order]):
             if not quick:
                 yield proven_commit(order.section, program.folder)
             yield environment_finding(program, order.packages)
+            if order.trainer.network_module is not None:
+                yield network_finding(program, order.trainer.network_module)
         except TrainingError as error:
             yield Finding(order.name, "failed", str(error))
             return

@@ -13,6 +13,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -155,11 +156,20 @@ def _is_main(node: ast.stmt) -> bool:
 
 _SECONDS = 120.0  # a first look into a large environment on a network drive takes its time
 
-# A package is found without running it. What is installed or removed changes a folder of sys.path.
+# A module is found without running it, or the packages around it. What is installed or removed
+# changes a folder of sys.path.
 _FIND = """
 import json, sys
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
-print(json.dumps([[name for name in sys.argv[1:] if find_spec(name) is None], sys.path]))
+def place(name):
+    first, *others = name.split(".")
+    spec = find_spec(first)
+    for other in others:
+        inside = spec and spec.submodule_search_locations
+        spec = PathFinder.find_spec(other, inside) if inside else None
+    return spec and (spec.origin if spec.has_location else "")
+print(json.dumps([{name: place(name) for name in sys.argv[1:]}, sys.path]))
 """
 
 
@@ -283,14 +293,20 @@ class Installation:
         return variables
 
     def lacking(self, packages: Iterable[str]) -> list[str]:
-        """Return the packages that its environment does not have, in order; none is imported.
+        """Return the packages that its environment does not have, in order; see `modules`."""
+        return [name for name, place in self.modules(packages).items() if place is None]
+
+    def modules(self, modules: Iterable[str]) -> dict[str, str | None]:
+        """Return name -> file of some modules, by their names; none is imported.
+
+        None stands for one that its scripts could not import, "" for one that has no file.
 
         Raises:
             TrainingError: its Python cannot be run.
         """
-        names, environment = sorted(set(packages)), self.environment()
+        names, environment = sorted(set(modules)), self.environment()
 
-        def find() -> tuple[list[str], list[str | Path]]:
+        def find() -> tuple[dict[str, str | None], list[str | Path]]:
             try:
                 done = subprocess.run(
                     [str(self.python), "-c", _FIND, *names],
@@ -301,7 +317,7 @@ class Installation:
                     timeout=_SECONDS,
                     check=True,
                 )
-                lacks, places = json.loads(done.stdout.splitlines()[-1])
+                files, places = json.loads(done.stdout.splitlines()[-1])
             except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
                 reason = getattr(error, "strerror", None) or "it gives no answer"
                 raise TrainingError(
@@ -309,11 +325,13 @@ class Installation:
                     where=self.python,
                     hint=f"set `{self.program.section}.venv` to its virtual environment",
                 ) from None
-            return lacks, [self.python, self.scripts, *filter(None, places)]
+            own = (self.scripts / name.replace(".", "/") for name in names)
+            folders = [path.parent for path in own if path.parent.is_dir()]
+            return files, [self.python, self.scripts, *folders, *filter(None, places)]
 
         paths = environment.get("PYTHONPATH", "")
-        question = ["packages", str(self.python), str(self.scripts), names, paths]
-        found: list[str] = self.memory.remembered(question, find)
+        question = ["modules", str(self.python), str(self.scripts), names, paths]
+        found: dict[str, str | None] = self.memory.remembered(question, find)
         return found
 
 
@@ -369,6 +387,31 @@ def environment_finding(installation: Installation, packages: Iterable[str] = ()
         note = f"{python} lacks {', '.join(lacks)}: install it there"
         return Finding("environment", "failed", note)
     return Finding("environment", "ok", f"{python} has all that its script imports")
+
+
+def network_finding(program: Installation, module: str, *, here: bool = True) -> Finding:
+    """Check that a program has a module that makes networks; it is not imported.
+
+    `here`: in its environment, too; else that may lie on another machine.
+    """
+    what, own = "network_module", program.scripts / f"{module.replace('.', '/')}.py"
+    place = str(own) if own.is_file() else None
+    if place is None and here:
+        place = program.modules([module])[module]
+    if place is None and not here and not own.parent.is_dir():
+        return Finding(what, "ok", f"{module}: not in {program.program.name}, taken as it is")
+    if place is None:
+        names = [f"{module.rpartition('.')[0]}.{path.stem}" for path in own.parent.glob("*.py")]
+        near = [f"did you mean {x}?" for x in get_close_matches(module, names, 1)]
+        hint = near[0] if near else "correct it, or install it there"
+        note = f"neither {program.program.name} nor its environment has {module}: {hint}"
+        return Finding(what, "failed", note)
+    if not (place and _MAKES_NETWORKS.search(Path(place).read_bytes())):
+        return Finding(what, "failed", f"{module} makes no network: it has no `create_network`")
+    return Finding(what, "ok", place)
+
+
+_MAKES_NETWORKS = re.compile(rb"\bcreate_(arch_)?network\b")
 
 
 def proven_commit(section: str, folder: Path) -> Finding:

@@ -77,7 +77,6 @@ class ExternalOrder(RunOrder):
         name: of the program.
         section: of the configuration, which names its folder; a field of the order, too.
         memory_hint: what to try when GPU memory runs out.
-        beginning: of the names of a LoRA's tensors; "" where results have others.
         datasets: name -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
         trained: whether the run has a trainer; without one it is published alone.
@@ -89,7 +88,6 @@ class ExternalOrder(RunOrder):
     name: ClassVar[str]
     section: ClassVar[str]
     memory_hint: ClassVar[str]
-    beginning: ClassVar[str] = ""
     datasets: dict[str, Dataset]
     resolutions: list[tuple[int, int]]
     model_name: str
@@ -150,6 +148,26 @@ class ExternalOrder(RunOrder):
         except OSError as error:
             what, hint = f"this network cannot be read ({error.strerror})", "correct its path"
             raise ModelError(what, where=str(error.filename), hint=hint) from None
+
+    @property
+    @abstractmethod
+    def lora_module(self) -> str:
+        """Module of the program that makes the architecture's LoRA."""
+
+    @property
+    def beginning(self) -> str:
+        """Beginning of the names of a result's tensors; "" where it has others."""
+        return ""
+
+    @property
+    def network(self) -> dict[str, Setting]:
+        """Flags of the training script that say which network is trained."""
+        return {
+            "--network_module": self.trainer.network_module or self.lora_module,
+            "--network_args": self.trainer.network_args or None,
+            "--network_dim": self.trainer.network_dim,
+            "--network_alpha": self.trainer.network_alpha or self.trainer.network_dim,
+        }
 
     @property
     @abstractmethod
@@ -393,8 +411,9 @@ def _with_path(argument: str, named: Callable[[str], str]) -> str:
 
 def located(order: _Order, named: Callable[[str], str] = str) -> _Order:
     """Return an order with the paths in the user's own arguments resolved; see `with_paths`."""
-    further = with_paths(order.trainer.arguments, named)
-    trainer = order.trainer.model_copy(update={"arguments": further})
+    trainer = order.trainer
+    own = {key: with_paths(getattr(trainer, key), named) for key in ("arguments", "network_args")}
+    trainer = trainer.model_copy(update=own)
     keys = ("latents_arguments", "text_arguments")
     own = {key: with_paths(getattr(order.model, key), named) for key in keys}
     model = order.model.model_copy(update=own)

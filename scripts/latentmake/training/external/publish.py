@@ -28,7 +28,7 @@ from latentmake.layouts.layout import layout_of
 from latentmake.models.checks import ModelFile
 from latentmake.progress import Progress
 from latentmake.training.backend import Finding, Say, Verdict, model_finding, passed
-from latentmake.training.external.installation import elsewhere, flags
+from latentmake.training.external.installation import elsewhere, flags, network_finding
 from latentmake.training.external.order import (
     ExternalOrder,
     Places,
@@ -277,6 +277,9 @@ class Publication(ABC, Generic[Order]):
             for script, arguments in self.calls(self.names[0]):
                 program.script(script)
                 found.append(flags(program, arguments, script))
+            if order.trained and order.trainer.network_module is not None:
+                module = order.trainer.network_module
+                found.append(network_finding(program, module, here=False))
             yield from [Finding(order.name, "ok", str(program.folder)), *found]
         except TrainingError as error:
             is_here = Path(place.path).expanduser().is_dir()

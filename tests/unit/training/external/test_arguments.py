@@ -14,6 +14,7 @@ FLAGS = [
     (MusubiTrainer, "--output_dir", "latentmake names the results"),
     (MusubiTrainer, "--max_train_steps=5", "set `max_train_epochs`"),
     (MusubiTrainer, "--learning_rate", "set `learning_rate`"),
+    (MusubiTrainer, "--network_module", "set `network_module`"),
     (MusubiTrainer, "--flash_attn", "set `attention: flash_attn`"),
     (MusubiTrainer, "--dit", "set it in the model"),
     (SdScriptsTrainer, "--max_train_steps", "set `max_train_steps`"),
@@ -30,6 +31,21 @@ def test_a_flag_that_a_key_decides_is_refused_with_what_to_do(
     kind = trainer.__name__.removesuffix("Trainer").lower()
     with pytest.raises(ValidationError, match=f"leave out {flag.partition('=')[0]}: {instead}"):
         trainer.model_validate({"kind": kind, "arguments": [flag, "1"]})
+
+
+def test_arguments_of_a_network_stand_in_one_place() -> None:
+    flags = ["--network_args", "conv_dim=4"]  # as finished runs have them
+    for trainer, kind in ((MusubiTrainer, "musubi"), (SdScriptsTrainer, "sdscripts")):
+        trainer.model_validate({"kind": kind, "arguments": flags})
+        with pytest.raises(ValidationError, match="leave out --network_args: set `network_args`"):
+            trainer.model_validate({"kind": kind, "arguments": flags, "network_args": "a=1"})
+        for wrong in ({"network_args": ["conv_dim"]}, {"network_module": "networks/loha.py"}):
+            with pytest.raises(ValidationError):
+                trainer.model_validate({"kind": kind, **wrong})
+    two = {"network_args": ["network_reg_dims=a=1"]}  # sd-scripts splits at the first `=` only
+    SdScriptsTrainer.model_validate({"kind": "sdscripts", **two})
+    with pytest.raises(ValidationError):
+        MusubiTrainer.model_validate({"kind": "musubi", **two})
 
 
 def test_paths_are_made_absolute_and_all_else_stays(

@@ -58,9 +58,7 @@ def training_arguments(
             "--timestep_boundary": boundary if "--dit_high_noise" in files else None,
             f"--{attention}": True,
             "--mixed_precision": trainer.mixed_precision,
-            "--network_module": scripts.network,
-            "--network_dim": trainer.network_dim,
-            "--network_alpha": trainer.network_alpha or trainer.network_dim,
+            **order.network,
             "--learning_rate": trainer.learning_rate,
             # Always given: the documented default is not applied, and the script then fails late.
             "--optimizer_type": trainer.optimizer_type,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from latentmake import digest
 from latentmake.config.architectures import Scripts, Setting, Version
-from latentmake.config.external_trainers import MusubiTrainer
+from latentmake.config.external_trainers import MusubiTrainer, shaping_settings
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
@@ -38,7 +38,6 @@ class MusubiOrder(ExternalOrder):
     name = "musubi-tuner"
     section = "musubi_tuner"
     memory_hint = "try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`"
-    beginning = "lora_unet_"  # in each of its modules networks/lora*.py
     kind: Literal["musubi"] = "musubi"
     trainer: MusubiTrainer
     musubi_tuner: ExternalProgram | None
@@ -69,6 +68,14 @@ class MusubiOrder(ExternalOrder):
     @property
     def toml(self) -> str:
         return "dataset.toml"
+
+    @property
+    def lora_module(self) -> str:
+        return self.scripts.network
+
+    @property
+    def beginning(self) -> str:  # in each of its modules networks/lora*.py
+        return "lora_unet_" if self.network["--network_module"] == self.lora_module else ""
 
     @property
     def epochs(self) -> int | None:
@@ -105,7 +112,7 @@ class MusubiOrder(ExternalOrder):
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
-        own = shaping(self.trainer, "weights")
+        own = shaping_settings(self.trainer, self.lora_module)
         for key in ("seed", "max_train_steps"):  # which records of earlier releases do not have
             if own[key] is None:
                 del own[key]

@@ -16,6 +16,7 @@ from latentmake.config.external_trainers import (
     SdScriptsTrainer,
     TrainingScript,
     flags_of,
+    shaping_settings,
 )
 from latentmake.config.fields import shaping
 from latentmake.config.machines import ExternalProgram
@@ -109,6 +110,10 @@ class SdScriptsOrder(ExternalOrder):
         return f"sdscripts/{self.run}.toml"
 
     @property
+    def lora_module(self) -> str:
+        return self.strategies.network
+
+    @property
     def epochs(self) -> int | None:
         trainer = self.trainer
         if trainer.max_train_steps is not None:
@@ -162,7 +167,7 @@ class SdScriptsOrder(ExternalOrder):
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
-        trainer, model = shaping(self.trainer, "weights"), self.model
+        trainer, model = shaping_settings(self.trainer, self.lora_module), self.model
         del trainer["script"]  # whose default follows from the architecture
         # Keys that earlier releases did not have.
         for key in PREDICTING:
@@ -336,14 +341,12 @@ def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
     }
 
 
-def _network(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
+def _network(order: SdScriptsOrder) -> dict[str, Setting]:
     """Return the options of the LoRA, where one is trained."""
     trainer = order.trainer
     if order.script in order.strategies.complete:
         return {}
     return {
-        "--network_module": order.strategies.network,
-        "--network_dim": trainer.network_dim,
-        "--network_alpha": trainer.network_alpha or trainer.network_dim,
+        **order.network,
         "--network_train_unet_only": order.cached_text or trainer.network_train_unet_only,
     }

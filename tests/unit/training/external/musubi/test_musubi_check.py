@@ -237,6 +237,12 @@ def test_eight_bits_need_bitsandbytes(root: Path, tuner: Path) -> None:
     assert "lacks bitsandbytes" in fails(order, "environment")
 
 
+def test_a_network_that_is_not_there_fails(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner, network_module="networks.lokr")
+    assert "has networks.lokr: did you mean networks.loha?" in fails(order, "network_module")
+    assert not failed(check(make_run(root, tuner=tuner, network_module="networks.loha")))
+
+
 def test_an_attention_that_is_not_there_fails(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner, attention="xformers")
     assert "lacks xformers: install it there" in fails(order, "attention")

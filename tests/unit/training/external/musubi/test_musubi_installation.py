@@ -14,7 +14,7 @@ from latentmake.config.models import Model
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
 from latentmake.training.backend import failed
-from latentmake.training.external.installation import PROVEN, Installation
+from latentmake.training.external.installation import PROVEN, Installation, network_finding
 from latentmake.training.external.musubi import order
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.command import pick_attention, program_digest
@@ -144,6 +144,30 @@ def test_packages_are_asked_of_its_own_environment_without_running_them(tmp_path
     folder = stand_in(tmp_path)
     install(folder, "loud", "raise SystemExit('was run')")
     assert find(folder).lacking(["torch", "loud", "json", "gone"]) == ["gone", "torch"]
+
+
+def test_a_module_of_networks_is_found_without_running_it(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path)
+    install(folder, "loud", "raise SystemExit('was run')")
+    (site,) = folder.glob("venv/lib/python*/site-packages")
+    (site / "loud/kohya.py").write_text("def create_network(): ...\nraise SystemExit('was run')\n")
+    tuner = find(folder)
+
+    def said(module: str, *, here: bool = True) -> str:
+        found = network_finding(tuner, module, here=here)
+        return f"{found.verdict}: {found.note}"
+
+    assert said("networks.loha") == f"ok: {folder}/networks/loha.py"
+    assert said("loud.kohya") == f"ok: {site}/loud/kohya.py"
+    assert said("networks.lohaa").endswith("has networks.lohaa: did you mean networks.loha?")
+    assert said("networks.lohaa", here=False).startswith("failed: ")
+    assert said("gone.kohya").endswith("has gone.kohya: correct it, or install it there")
+    assert said("gone.kohya", here=False).startswith("ok: ")  # it may be there on its machine
+    assert said("loud.gone").startswith("failed: neither musubi-tuner nor its environment")
+    for other in ("loud", "json", "sys", "networks"):
+        assert said(other).startswith(f"failed: {other} makes no network"), other
+    (folder / "networks/mine.py").write_text("def create_network(): ...")
+    assert said("networks.mine").startswith("ok: ")
 
 
 def test_a_python_that_cannot_run_is_named(tmp_path: Path) -> None:
