@@ -34,7 +34,7 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
                 file.write(f"{line}\n".encode("utf-8", "backslashreplace"))
 
         try:
-            with signals_call(_interrupt):
+            with signals_call():
                 yield say
         except KeyboardInterrupt:
             say("interrupted: finished files are kept")
@@ -46,10 +46,6 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
             sys.exit(1)
         finally:
             gc.freeze()  # or the end of the process searches all that it imported, for a second
-
-
-def _interrupt(_number: int) -> None:
-    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

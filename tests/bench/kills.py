@@ -354,7 +354,7 @@ class Harness:
         kill.ended = f"{status}" if ended is None else "had ended"
         kill.faults += _left_running(project.folder)
         kill.traceback = "Traceback" in (project / "started.txt").read_text()
-        kill.faults += _half_written(project)
+        kill.faults += _half_written(project, kill.signal == signal.SIGKILL)
         again = project.run(*_command(kind), check=False)
         if again.returncode:
             kill.faults.append(f"again: {_error(again.output)}")
@@ -431,7 +431,10 @@ def _differences(wanted: Content, found: Content) -> Iterator[str]:
             yield f"{word}: {min(names)}{rest}"
 
 
-def _half_written(project: Project) -> Iterator[str]:
+def _half_written(project: Project, killed: bool) -> Iterator[str]:
+    """Yield the files that stand half written after a signal; `killed`: by SIGKILL."""
+    for path in () if killed else (project / "runs").rglob(f"*{TEMPORARY_SUFFIX}"):
+        yield f"partial: {path.relative_to(project.folder)}"
     for name in project.cache_files():
         if name.endswith(".safetensors"):
             try:

@@ -160,6 +160,7 @@ def test_no_training_outlives_its_build_and_the_same_command_goes_on(built: Proj
         assert not alive
         said = (built / "started.txt").read_text()
         assert "Traceback" not in said, said
+        assert number == signal.SIGKILL or not [*states.glob(".*")]
 
 
 def test_a_job_that_outlived_a_killed_snakemake_is_not_done_again(built: Project) -> None:

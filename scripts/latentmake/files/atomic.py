@@ -76,8 +76,11 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         open_to_group(new, "**/*")
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
-    except Exception as error:  # torch and safetensors have their own for a full disk
+    except BaseException as error:  # Ctrl-C too
         shutil.rmtree(new, ignore_errors=True)
+        if not isinstance(error, Exception):
+            raise
+        # torch and safetensors have their own error for a full disk
         raise storage_error(error, folder) or error from None
 
 

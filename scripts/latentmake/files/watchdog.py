@@ -105,10 +105,15 @@ def _watch(word: str, parent: int) -> None:
         psutil.wait_procs(found, timeout=1)
 
 
+def _interrupt(_number: int) -> None:
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def signals_call(act: Callable[[int], object]) -> Iterator[None]:
+def signals_call(act: Callable[[int], object] = _interrupt) -> Iterator[None]:
     """Let the first of `SIGNALS` call a function, where this is the main thread.
 
+    By default it raises KeyboardInterrupt, so that what is half written is removed.
     Those after it are ignored, as are those that were before: `nohup` ignores SIGHUP.
     """
 

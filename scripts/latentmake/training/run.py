@@ -15,6 +15,7 @@ from pathlib import Path
 import diffusers
 
 from latentmake.errors import TrainingError, UserError, is_out_of_memory, storage_error
+from latentmake.files.watchdog import signals_call
 from latentmake.training.loop import draw
 from latentmake.training.loop.launch import order_of, read
 from latentmake.training.loop.order import wanted
@@ -44,16 +45,17 @@ def main(arguments: Sequence[str]) -> int:
     place, threading.excepthook = path, _in_thread
     diffusers.utils.logging.set_verbosity_error()
     try:
-        backend = backends.of_order(path)
-        assert isinstance(backend, LoopBackend)
-        hint = _HINTS.get(word) or backend.memory_hint
-        order = None if word == "train" else order_of(path, word)
-        training = decided(read(Path(order.training) if order else path, backend.order_type))
-        place, recipe = Path(training.output), backend.recipe(training)
-        if order is not None:
-            draw.follow(order, recipe)
-        elif not RunFiles(training).trained(wanted(training)):
-            Training(recipe).run()
+        with signals_call():
+            backend = backends.of_order(path)
+            assert isinstance(backend, LoopBackend)
+            hint = _HINTS.get(word) or backend.memory_hint
+            order = None if word == "train" else order_of(path, word)
+            training = decided(read(Path(order.training) if order else path, backend.order_type))
+            place, recipe = Path(training.output), backend.recipe(training)
+            if order is not None:
+                draw.follow(order, recipe)
+            elif not RunFiles(training).trained(wanted(training)):
+                Training(recipe).run()
     except UserError as error:
         say_error(error)
         return 1

@@ -47,6 +47,25 @@ def test_a_write_that_stops_halfway_leaves_what_was_there(
     assert len(left) == (end == "killed") and all(".latentmake-partial" in x for x in left)
 
 
+SAVING = """
+import signal
+from pathlib import Path
+from latentmake.files import atomic
+from latentmake.files.watchdog import signals_call
+with signals_call(), atomic.replacing_folder(Path("step-000002")) as new:
+    (new / "state.pt").write_bytes(b"half")
+    signal.raise_signal(signal.SIGHUP)
+"""
+
+
+def test_a_folder_whose_writer_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SAVING], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert b"KeyboardInterrupt" in done.stderr
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "sub" / "file"

@@ -84,6 +84,7 @@ def prepare(
         usable: whether the trainer can be resumed right there.
     """
     files.work.mkdir(parents=True, exist_ok=True)
+    _remove_partial(files)
     progress, resume = _Progress.read(files.progress), Resume()
     place = files.resumed / f"{progress.epochs if progress else 0:06d}"
     for path in _results(files):
@@ -95,6 +96,18 @@ def prepare(
     resume = next(filter(usable, reversed(found)), resume)
     _Progress(wanted=want, epochs=resume.done).write(files.progress)
     return resume
+
+
+def _remove_partial(files: RunFiles) -> None:
+    """Remove the trainer's LoRAs and states that it had not written to their end."""
+    for path in _results(files):
+        if path.is_dir() and not _is_complete(path):
+            atomic.remove(path)
+        elif path.is_file():
+            try:
+                read_head(path)
+            except (OSError, ValueError):
+                path.unlink()
 
 
 def _results(files: RunFiles) -> list[Path]:
@@ -252,12 +265,17 @@ class _Training:
         )
         with gpu.hold(processes, f"run {order.run}", self.say):
             started = time.monotonic()
-            status, output = process.run_program(
-                [*launcher, *command],
-                environment={**program.environment(), "OMP_NUM_THREADS": str(threads)},
-                log=self.log,
-                cwd=program.folder,
-            )
+            status = 1
+            try:
+                status, output = process.run_program(
+                    [*launcher, *command],
+                    environment={**program.environment(), "OMP_NUM_THREADS": str(threads)},
+                    log=self.log,
+                    cwd=program.folder,
+                )
+            finally:
+                if status != 0:
+                    _remove_partial(files)
         seconds = time.monotonic() - started
         if not output.endswith("\n"):
             self.say("")  # below a progress bar

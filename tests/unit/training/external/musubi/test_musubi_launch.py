@@ -274,6 +274,18 @@ def test_a_killed_training_goes_on_from_its_last_state(
     assert not (WORK / "resumed").exists()
 
 
+def test_a_killed_training_leaves_no_partial_state_and_no_partial_lora(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tuner / "wan_train_network.py"
+    dies = 'if mood in (f"killed {epoch + 1}", f"cut {epoch + 1}"):'
+    cut = f'{dies}\n            os.truncate(state.removesuffix("-state") + ".safetensors", 20)'
+    script.write_text(script.read_text().replace(dies, cut))
+    interrupted(root, tuner, monkeypatch, "cut 2")
+    left = {path.name for path in WORK.glob(f"{RUN}-*")}
+    assert left == {f"{RUN}-000001-state", f"{RUN}-000001.safetensors"}
+
+
 def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
