@@ -77,14 +77,12 @@ def test_a_training_reads_variants(built: Project) -> None:
     counts = built.lock()["counts"]
     assert counts == {f"shapes/{part}": 6 for part in ("16", "text", "text.1")}
     assert built.run("train_tiny").idle
-    # A list that ends in the middle: one line, and nothing is lost.
+    # A row that ends in the middle: one line, and nothing is lost.
     before = built.snapshot()
     with (built / "data/captions.jsonl").open("a") as file:
         file.write('{"file_name": "bee')
     done = built.run("train_tiny", check=False)
     assert done.returncode != 0
-    line = done.one_line(
-        "data/captions.jsonl", "has a line 2 that ends in the middle", "correct the file"
-    )
-    assert line.startswith("error: datasets.shapes.metadata_file")
+    line = done.one_line("data/captions.jsonl, line 2: ends in the middle", "correct the row")
+    assert line.startswith("faulty: ")
     assert not any(built.changed(before))

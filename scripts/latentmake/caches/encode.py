@@ -18,6 +18,7 @@ from functools import cache, partial
 from latentmake.caches.inputs import Loaded
 from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.caches.pipeline import Pipeline
+from latentmake.data.texts import marked
 from latentmake.errors import DeviceError, SourceError
 from latentmake.plan.orders import Order, Work
 from latentmake.progress import Progress
@@ -86,6 +87,8 @@ def carry_out(
         while todo := job.deliver():
             make(job, todo)
             pipeline.drain()
+        for line in marked(job.marked):
+            say(line)
         for line in pipeline.loaded.remarks() if pipeline.loaded else ():
             say(line)
         say(job.outcome(pipeline.words))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from latentmake import digest
 from latentmake.data import remote
 from latentmake.data.item import BUCKET, CAPTION, IMAGE, Item
-from latentmake.data.texts import caption_of, decode_text, encoded, formerly, joined
+from latentmake.data.texts import MARKER, caption_of, decode_text, encoded, formerly, joined
 from latentmake.digest import source_stat
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import cachefile
@@ -62,6 +62,11 @@ class Sample(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """Shape of the pixels, or `tokens` of a caption; the same for all samples of a batch."""
         return self.tokens if isinstance(self.content, str) else self.content.shape
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether it is a caption with `texts.MARKER`."""
+        return isinstance(self.content, str) and MARKER in self.content
 
     @property
     def size(self) -> tuple[int, ...]:

@@ -46,6 +46,7 @@ class Job:
         paths: key -> path of the target that its content is encoded for.
         wanted: path -> item and key of the targets to link.
         failed: stem -> fault in a line.
+        marked: names of items whose texts hold `texts.MARKER`.
         loaded: moment (time.monotonic) when its encoder or another program came to the first item.
         waiting: samples on their way through the pipeline.
 
@@ -71,6 +72,7 @@ class Job:
         self.paths: dict[str, str] = {}
         self.wanted: dict[str, tuple[Work, str]] = {}
         self.failed: dict[str, str] = {}
+        self.marked = set[str]()
         self.loaded: float | None = None
         self.waiting = 0
         self._placing: dict[str, str] = {}
@@ -150,6 +152,7 @@ class Job:
         with self._lock:
             self.paths |= {key: target.path for target, key in reading.missing.items()}
             self.sources.update(reading.sources)
+            self.marked.update(x.item.name for x in reading.samples if x.is_marked)
             self._placing |= reading.placing
             self.counts["kept"] += reading.kept
             for target, key in reading.keys.items():

@@ -52,12 +52,15 @@ class Captions(Closed, shapes=TEXT):
     sd-scripts. `tags_first`: the tags, then the caption. `pick`: one of the two, so that the
     network learns to follow either."""
     caption_separator: str = Field(",", min_length=1)
-    """Text between two tags, and between caption and tags."""
+    """Text between two tags, and between caption and tags. Tags that were shuffled are joined by it
+    and a space; with `layout: sdscripts` by `, `, as there."""
     caption_prefix: str | None = Field(None, min_length=1)
-    """Text before the caption, with a space. `{folder}` stands for the name of the image's folder,
+    """Text before the caption, with a space; with `enable_wildcard` before each of its lines, but
+    with `layout: sdscripts` before the first. `{folder}` stands for the name of the image's folder,
     without the repeats of a name such as `10_sks man`."""
     caption_suffix: str | None = Field(None, min_length=1)
-    """Text after the caption, with a space. `{folder}` as in `caption_prefix`."""
+    """Text after the caption, with a space; with `enable_wildcard` after each of its lines, and
+    with `layout: sdscripts` after the last. `{folder}` as in `caption_prefix`."""
     caption_dropout_rate: Real = shaped(0.0, _DROPPED, ge=0, lt=1)
     """Share of the variants that are the empty caption. It needs `variants` of 2 or more."""
     enable_wildcard: bool = False
@@ -70,15 +73,28 @@ class Captions(Closed, shapes=TEXT):
     """Number of tags at the beginning that are neither shuffled nor dropped."""
     keep_tokens_separator: str | None = Field(None, min_length=1)
     """Marker such as `|||`: tags before it, and after a second one, stay in place. It overrides
-    `keep_tokens` where it occurs."""
+    `keep_tokens` where it occurs, and is never encoded; with `layout: sdscripts` it is, where
+    nothing is shuffled or dropped. The build warns of a `|||` that is encoded without this key."""
     caption_tag_dropout_rate: Real = shaped(0.0, _DROPPED, ge=0, lt=1)
     """Share of the tags that are dropped. It needs `variants` of 2 or more."""
     secondary_separator: str | None = Field(None, min_length=1)
     """Separator such as `;;;` between tags that are shuffled and dropped together. In the text it
     becomes `caption_separator`."""
-    replacements: dict[str, str | Annotated[list[str], Field(min_length=1)]] = Field({})
+    replacements: dict[
+        str,
+        Annotated[
+            str | Annotated[list[str], Field(min_length=1)],
+            worded("should be text, or a list of texts; put them in quotes"),
+        ],
+    ] = Field({})
     """Words and their replacements, applied last. The word `''` stands for the complete caption
     and may have a list of texts, one of which is taken."""
+
+    @property
+    def joint(self) -> str:
+        """Text that joins tags again: their separator, and a space behind it."""
+        separator = self.caption_separator
+        return separator if separator[-1].isspace() else f"{separator} "
 
     @property
     def random(self) -> bool:
@@ -104,7 +120,7 @@ class Captions(Closed, shapes=TEXT):
         return self
 
 
-_LISTS = (".jsonl", ".json", ".csv", ".parquet")
+_LISTS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 BUCKET_STEPS = 16
 """Sides of buckets are multiples of this by default, but not for sd-scripts; in pixels."""
@@ -189,7 +205,7 @@ class Dataset(Closed):
         min_length=1, json_schema_extra=Shapes("machine", applies=[_NO_REMOTE_LIST])
     )
     """Folder of the images or videos; a [URL](#images-at-a-url) such as `s3://bucket/folder`; or a
-    `.jsonl`, `.json`, `.csv` or `.parquet` [list](#lists) that names files and captions."""
+    `.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet` [list](#lists) that names files and captions."""
     flat: bool = shaped(False, MANIFEST)
     """Ignore sub-folders, as musubi-tuner and sd-scripts do. In a list, drop folders from item
     names."""
@@ -203,8 +219,9 @@ class Dataset(Closed):
         None, Shapes("text", applies=[_ON_DISK, _NO_LIST, _NO_LAYERS]), min_length=1
     )
     """File with the captions of many images: a `.json` or `.jsonl` of sd-scripts, or the
-    `metadata.csv` or `metadata.jsonl` of an image folder. Names are below the dataset's folder,
-    from the working directory, or absolute; sd-scripts' may lack the ending."""
+    `metadata.csv` or `metadata.jsonl` of an image folder. A [list](#lists) has the same rows.
+    Names are below the dataset's folder, from the working directory, or absolute; sd-scripts' may
+    lack the ending."""
     metadata_captions: Literal["override", "join"] | None = shaped(
         None, Shapes("text", applies=[_MERGED])
     )

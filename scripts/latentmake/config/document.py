@@ -33,9 +33,14 @@ from latentmake.regular import read_regular
 
 _TOP = "write the sections datasets, models and runs; see config/README.md"
 _FILE = "name your configuration by --configfile FILE"
-_HINT = "check brackets, quotes and indentation there"
+_HINT = (
+    "check brackets, quotes and indentation there; a text with `: `, or one that begins with a "
+    "sign such as `*`, `@`, `{` or `|`, needs quotes"
+)
+_QUOTES = "put it in quotes: YAML reads yes, no, on, 012, {a} and [a] as other values"
 _MOST_BYTES, _MOST_VALUES, _DEEPEST = 4_000_000, 100_000, 50  # with what aliases stand for
 _TYPES = {f"tag:yaml.org,2002:{x}" for x in ("str", "int", "float", "bool", "null", "seq", "map")}
+_KEYS = {f"tag:yaml.org,2002:{name}" for name in ("str", "merge", "value")}
 _OCTAL = re.compile(r"[-+]?0o?[0-7_]+")
 
 
@@ -102,6 +107,8 @@ def _from_yaml(path: Path, text: str) -> object:
         what, hint = ", ".join(filter(None, (error.context, error.problem))), error.note or _HINT
         if "'\\t'" in what:
             what, hint = "a tab stands where YAML wants spaces", "indent with spaces"
+        elif "escape" in what:
+            hint = "write / in place of \\, or use single quotes"
         raise _mistake(path, 0 if mark is None else mark.line, what, hint) from None
     except (ValueError, OverflowError):  # of "\UFFFFFFFF"
         raise _mistake(path, loader.line, "a character there does not exist", _HINT) from None
@@ -171,6 +178,9 @@ class _Loader(yaml.SafeLoader):
             if key.value == "__use_yte__":
                 what = "`__use_yte__` would run Python code of this file"
                 raise _refused(key, what, "write values, and no template")
+            if key.tag not in _KEYS:
+                what = f"the key `{shortened(key.value)}` is no text in YAML"
+                raise _refused(key, what, f'put it in quotes: "{shortened(key.value)}"')
             if key.value != "<<" and key.value in lines:
                 first = f"first in line {lines[key.value] + 1}"
                 what = f"the key `{shortened(key.value)}` occurs twice, {first}"
@@ -253,8 +263,10 @@ def line_of(error: ErrorDetails, root: type[BaseModel]) -> str:
         where, hint = f"{where}.kind", f"known: {context.get('expected_tags')}".replace("'", "")
     else:
         what, hint = _rule(error)
-        if not isinstance(error["input"], dict | BaseModel):
+        if kind == "string_type" or not isinstance(error["input"], dict | BaseModel):
             value = json.dumps(error["input"], default=str, ensure_ascii=False)
+            if not isinstance(error["input"], str):
+                value = value.strip('"')  # of a date
             what = f"{shortened(value)} {what}"
     return str(ConfigError(what, where=where, hint=hint))
 
@@ -262,6 +274,8 @@ def line_of(error: ErrorDetails, root: type[BaseModel]) -> str:
 def _rule(error: ErrorDetails) -> tuple[str, str]:
     """Return the rule that a value breaks, and what to write."""
     context, kind = error.get("ctx") or {}, error["type"]
+    if kind in ("string_type", "invalid_key"):
+        return "is no text", _QUOTES
     if kind == "string_pattern_mismatch" and context["pattern"] in PATTERNS:
         return "is not allowed here", f"use {PATTERNS[context['pattern']]}"
     what = error["msg"].removeprefix("Value error, ").removeprefix("Input ")

@@ -30,7 +30,7 @@ class Datasets:
         self.unreadable: dict[str, dict[str, Fault]] = {}
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self._scans: dict[tuple[str, str], Scan] = {}
-        self._found: dict[tuple[str, str, bool], tuple[list[Item], list[Fault]]] = {}
+        self._found: dict[tuple[str, str, bool], tuple[list[Item], list[Fault], list[str]]] = {}
         self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._noted: set[str] = set()
 
@@ -96,25 +96,36 @@ class Datasets:
     ) -> tuple[list[Item], list[Fault], list[str]]:
         """Return the items of a listing as a model needs them, faults of others, and notes."""
         settings, layout = self.config.datasets[dataset], self.layout(model)
-        read = dataset, scan.fingerprint, layout.first_line
+        read = dataset, scan.fingerprint, layout.like_sdscripts
         if read not in self._found:
             from latentmake.data.texts import with_texts
 
             found, faults = scan.items, [*scan.faults]
             if found is None:
                 found, faults = folders.items(dataset, settings, scan)
-            found, more = with_texts(
-                dataset, settings, scan, found, self.memo, first_line=layout.first_line
+            exact = layout.like_sdscripts
+            found, more, notes = with_texts(
+                dataset, settings, scan, found, self.memo, like_sdscripts=exact
             )
-            self._found[read] = found, faults + more
-        found, faults = self._found[read]
+            self._found[read] = found, faults + more, notes
+        found, faults, notes = self._found[read]
         if not layout.external:
-            return found, faults, []
+            return found, faults, notes
         from latentmake.data.probe import measured
 
         control, section = self.scan(dataset, "control_directory"), self.config.models[model]
-        found, more, notes = measured(layout, settings, scan, found, control, self.memo, section)
-        return found, faults + more, notes
+        found, more, lines = measured(layout, settings, scan, found, control, self.memo, section)
+        return found, faults + more, notes + lines
+
+    def doubts(self, dataset: str, model: str) -> list[str]:
+        """Return a line for each setting by which texts may lose what they were meant to have."""
+        settings = self.config.datasets[dataset].captions
+        if settings is None:
+            return []
+        from latentmake.data.texts import doubts
+
+        exact = self.layout(model).like_sdscripts
+        return [f"datasets.{dataset}.captions: {x}" for x in doubts(settings, exact)]
 
     def add_faults(self, dataset: str, unreadable: Mapping[str, Fault]) -> None:
         """Count the items whose sources cannot be used as faulty from now on."""

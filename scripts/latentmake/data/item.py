@@ -24,6 +24,8 @@ class Row(NamedTuple):
     caption: str | None
     tags: str | None
     others: dict[str, Any]
+    captions: int = 1  # several where a list of captions became the lines of one
+    place: str = ""  # its line, in a metadata file
 
 
 IMAGE_EXTENSIONS = frozenset(

@@ -2,7 +2,7 @@
 
     .json    {name: {"caption": ..., "tags": ...}, ...}, or a list of objects with names
     .jsonl   an object a line: image_path or file_name, caption or text, tags
-    .csv     a table with the columns file_name (or image_path), text (or caption), tags
+    .csv     a table with the columns file_name (or image_path), text (or caption), tags; .tsv too
     .parquet the same, read by pyarrow
 
 {"video": "films/a.mp4", "prompt": "a street", "first_frame": 120, "frames": 81}
@@ -74,9 +74,9 @@ _MOST_BYTES = 1 << 31  # of a list, which is read as a whole
 
 
 def read_rows(
-    file: str, where: str, captions: Sequence[str] = CAPTIONS
+    file: str, where: str, captions: Sequence[str] = CAPTIONS, separator: str = ", "
 ) -> Iterator[tuple[int, Row | ValueError]]:
-    """Yield the rows of a file with their numbers: of a line, in JSON or of a table's row, from 1.
+    """Yield the rows of a file, with the numbers of their first lines; Parquet has rows, from 1.
 
     In the place of a bad row stands a ValueError that says what is wrong with it.
 
@@ -84,6 +84,7 @@ def read_rows(
         file: its path.
         where: the key of the configuration that names it.
         captions: columns that may hold the caption; the first of them counts.
+        separator: between tags that are a list.
 
     Raises:
         DatasetError: it cannot be read, or is no such file.
@@ -91,13 +92,18 @@ def read_rows(
     try:
         for number, value in _records(Path(file).suffix.lower(), read_regular(file, _MOST_BYTES)):
             try:
-                yield number, _row(value, captions)
+                yield number, _row(value, captions, separator)
             except ValueError as error:
                 yield number, error
         return
     except UnicodeDecodeError as error:
-        what, hint = f"is not UTF-8 (byte {error.start + 1})", "save it as UTF-8"
-    except (ValueError, csv.Error) as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        what, hint = f"is not UTF-8 (line {line})", "save it as UTF-8"
+    except json.JSONDecodeError as error:
+        what, hint = str(_no_json(error, str(error))), _REWRITE
+    except RecursionError:
+        what, hint = "is nested too deeply", _REWRITE
+    except ValueError as error:
         what, hint = str(error), _REWRITE
     except OSError as error:
         what, hint = f"cannot be read ({error.strerror})", "correct the path or its permissions"
@@ -106,7 +112,7 @@ def read_rows(
     raise DatasetError(f"{file} {what}", where=where, hint=hint)
 
 
-def _row(value: object, captions: Sequence[str]) -> Row:
+def _row(value: object, captions: Sequence[str], separator: str) -> Row:
     if isinstance(value, ValueError):
         raise value
     if not isinstance(value, Mapping):
@@ -117,34 +123,55 @@ def _row(value: object, captions: Sequence[str]) -> Row:
     if name is None:
         raise ValueError("names no file (video or file_name or path)")
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"names no file, but {shortened(repr(name))}")
-    return Row(name.strip(), _text(caption, "\n"), _text(tags, ", "), others)
+        quotes = "" if isinstance(name, str) else ": put it in quotes"
+        raise ValueError(f"names no file, but {shortened(repr(name))}{quotes}")
+    number = len(caption) if isinstance(caption, list) else 1
+    return Row(name.strip(), _text(caption, "\n"), _text(tags, separator), others, number)
 
 
 def _text(value: object, separator: str) -> str | None:
-    """Return a caption, of several lines if it is a list, or tags with commas between them."""
+    """Return a caption, of several lines if it is a list, or tags with a separator between them."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         value = separator.join(value)
     if value is None:
         return None
-    fault = text_fault(value) if isinstance(value, str) else "is no text"
-    if fault is None and is_text(str(value)):
-        return str(value)
+    if not isinstance(value, str):
+        shown = shortened(json.dumps(value, default=str, ensure_ascii=False))
+        raise ValueError(f"has a caption that is no text, but {shown}: put it in quotes")
+    fault = text_fault(value)
+    if fault is None and is_text(value):
+        return value
     raise ValueError(f"has a caption that {fault or 'holds half a character'}")
 
 
-def metadata_of(dataset: str, file: str, root: str) -> dict[str, Row]:
-    """Return the rows of a metadata file, by the images' names below the folder `root`.
+def metadata_of(
+    dataset: str, file: str, root: str, separator: str = ", "
+) -> tuple[dict[str, Row], list[Fault]]:
+    """Return the rows of a metadata file, and the faults of others.
+
+    The rows are those of the images' names below the folder `root`. The separator is put between
+    tags that are a list.
 
     Raises:
         DatasetError: it cannot be read, ends in the middle, or is no such file.
     """
-    where, roots, found = f"datasets.{dataset}.metadata_file", absolute_names(root), {}
-    for number, row in read_rows(file, where, (*CAPTIONS[1:], CAPTIONS[0])):
+    where, roots = f"datasets.{dataset}.metadata_file", absolute_names(root)
+    found, faults = dict[str, Row](), list[Fault]()
+    for number, row in read_rows(file, where, (*CAPTIONS[1:], CAPTIONS[0]), separator):
         if isinstance(row, ValueError):
-            raise DatasetError(f"{file} has a line {number} that {row}", where=where, hint=_REWRITE)
-        found[name_of(row.name, roots)] = row
-    return found
+            faults.append(fault_in(file, number, row))
+        else:
+            found[name_of(row.name, roots)] = row._replace(place=_place(file, number))
+    return found, faults
+
+
+def fault_in(file: str, number: int, error: ValueError) -> Fault:
+    """Return the fault of a row of a list or metadata file."""
+    return Fault(_place(file, number), f"(line {number})", str(error), _HINT)
+
+
+def _place(file: str, number: int) -> str:
+    return f"{file}, {'row' if file.lower().endswith('.parquet') else 'line'} {number}"
 
 
 def absolute_names(folder: str) -> set[str]:
@@ -171,35 +198,79 @@ def _records(kind: str, data: bytes) -> Iterable[tuple[int, object]]:
     if kind == ".jsonl":
         lines = enumerate(data.split(b"\n"), 1)
         return ((number, _value(x)) for number, x in lines if x.strip(b"\xef\xbb\xbf \t\r"))
-    if kind == ".csv":
-        return enumerate(_table(data.decode("utf-8-sig")), 1)
+    if kind in (".csv", ".tsv"):
+        return _table(data.decode("utf-8-sig", "surrogateescape"))
     if kind == ".parquet":
         return enumerate(_parquet(data), 1)
     if kind != ".json":
-        raise ValueError("is none of .json, .jsonl, .csv, .parquet")
-    value = _value(data)
-    if isinstance(value, ValueError):
-        raise value
-    if isinstance(value, dict):  # sd-scripts' form: objects by the names of their files
-        pairs = value.items()
-        value = [{**x, NAMES[0]: key} if isinstance(x, dict) else x for key, x in pairs]
-    if not isinstance(value, list):
-        raise ValueError("is no JSON object or list")
-    return enumerate(value, 1)
+        raise ValueError("is none of .json, .jsonl, .csv, .tsv, .parquet")
+    return _entries(data.decode("utf-8-sig"))
 
 
-def _value(data: bytes) -> object:
-    """Return the value of JSON text, or a ValueError that says what is wrong with it."""
+def _value(line: bytes) -> object:
+    """Return the value of a line of JSON, or a ValueError that says what is wrong with it."""
     try:
-        return json.loads(data.decode("utf-8-sig"))
+        return json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return ValueError(f"is not UTF-8 (byte {error.start + 1})")
+    except json.JSONDecodeError as error:
+        return _no_json(error, f"column {error.colno}: {error.msg}")
     except RecursionError:
         return ValueError("is nested too deeply")
     except ValueError as error:
-        left = isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].strip()
-        is_cut = left == "" or str(error).startswith("Unterminated")
-        return ValueError("ends in the middle" if is_cut else f"is not JSON ({error})")
+        return ValueError(f"is not JSON ({error})")
+
+
+def _no_json(error: json.JSONDecodeError, told: str) -> ValueError:
+    is_cut = not error.doc[error.pos :].strip() or error.msg.startswith("Unterminated")
+    return ValueError("ends in the middle" if is_cut else f"is not JSON ({told})")
+
+
+def _entries(text: str) -> Iterator[tuple[int, object]]:
+    """Yield the objects of a JSON list with the numbers of their lines.
+
+    sd-scripts has an object in place of the list: of objects by the names of their files.
+
+    Raises:
+        ValueError: it is neither, or no JSON.
+    """
+    decode, line, counted = json.JSONDecoder().raw_decode, 1, 0
+    at, opening = _sign(text, 0)
+    if opening not in ("[", "{"):
+        json.loads(text)
+        raise ValueError("is no JSON object or list")
+    closing = "]" if opening == "[" else "}"
+    at, sign = _sign(text, at + 1)
+    while sign != closing:
+        line, counted, named = line + text.count("\n", counted, at), at, {}
+        if opening == "{":
+            if sign != '"':
+                raise json.JSONDecodeError("Expecting a name in double quotes", text, at)
+            named[NAMES[0]], at = decode(text, at)
+            at, sign = _sign(text, at)
+            if sign != ":":
+                raise json.JSONDecodeError("Expecting ':' delimiter", text, at)
+            at, _ = _sign(text, at + 1)
+        value, at = decode(text, at)
+        yield line, {**value, **named} if isinstance(value, dict) else value
+        at, sign = _sign(text, at)
+        if sign == ",":
+            at, sign = _sign(text, at + 1)
+        elif sign != closing:
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+    at, sign = _sign(text, at + 1)
+    if sign:
+        raise json.JSONDecodeError("Extra data", text, at)
+
+
+_SIGN = re.compile(r"[ \t\r\n]*(.?)", re.DOTALL)
+
+
+def _sign(text: str, at: int) -> tuple[int, str]:
+    """Return place and character of what follows after space; "" at the end of the text."""
+    found = _SIGN.match(text, at)
+    assert found is not None
+    return found.start(1), found[1]
 
 
 def _parquet(data: bytes) -> Iterator[dict[str, object]]:
@@ -217,16 +288,51 @@ def _parquet(data: bytes) -> Iterator[dict[str, object]]:
         raise ValueError(f"is no Parquet file ({' '.join(str(error).split())})") from None
 
 
-def _table(text: str) -> Iterator[dict[str, str | None]]:
+def _table(text: str) -> Iterator[tuple[int, object]]:
+    """Yield the rows of a table by its header, with the numbers of their first lines.
+
+    Raises:
+        ValueError: the header cannot be read, or names no columns of a list.
+    """
+    rows = _cells(text)
+    first = next(rows, (1, []))[1]
+    if isinstance(first, ValueError):
+        raise ValueError(f"has a header that {first}")
+    header = [*map(str.strip, first)]
+    if not {*header} & {*NAMES} or not {*header} & {*CAPTIONS, "tags"}:
+        raise ValueError(f"has no columns file_name, and text or tags, but {header}")
+    for line, cells in rows:
+        if isinstance(cells, ValueError):
+            yield line, cells
+        elif any(cells[len(header) :]):
+            what = f"has {len(cells)} columns, and the header has {len(header)}"
+            yield line, ValueError(f"{what}: put a text with commas in double quotes")
+        else:
+            yield line, {key: cell or None for key, cell in zip(header, cells, strict=False)}
+
+
+def _cells(text: str) -> Iterator[tuple[int, list[str] | ValueError]]:
+    """Yield the cells of each row of a table, which commas, semicolons or tabs separate.
+
+    A row with a bad quote ends with its first line, because the next one may be a row of its own.
+    """
     csv.field_size_limit(_LONGEST_FIELD)
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    columns = reader.fieldnames or []
-    if not {*columns} & {*NAMES} or not {*columns} & {*CAPTIONS, "tags"}:
-        raise ValueError(f"has no columns file_name, and text or tags, but {[*columns]}")
-    for row in reader:
-        if None in row:
-            raise ValueError(f"has too many columns in line {reader.line_num}")
-        yield {key: value or None for key, value in row.items()}
+    lines, at, is_damaged = [*io.StringIO(text, newline="")], 0, not is_text(text)
+    delimiter = max(",;\t", key=lines[0].count) if lines else ","
+    while at < len(lines):
+        line, rest = at + 1, (lines[number] for number in range(at, len(lines)))
+        reader = csv.reader(rest, delimiter=delimiter, strict=True)
+        try:
+            cells = next(reader)
+            at += reader.line_num
+        except csv.Error as error:
+            at, what = line, f"has a quote without its pair ({error})"
+            yield line, ValueError(f'{what}: write "" for a quote within a quoted text')
+        else:
+            if is_damaged and not all(map(is_text, cells)):
+                yield line, ValueError("is not UTF-8: save it as UTF-8")
+            elif any(map(str.strip, cells)):
+                yield line, cells
 
 
 # -- datasets that are lists ----------------------------------------------------------------------
@@ -311,7 +417,7 @@ class _List:
 
     def add(self, number: int, row: Row | ValueError) -> None:
         """Add the item of a row, or the fault that it has."""
-        place = f"{self._dataset.path}, line {number}"
+        place = _place(self._dataset.path, number)
         try:
             if isinstance(row, ValueError):
                 raise row
@@ -327,7 +433,7 @@ class _List:
                     what = f"shares its name {item.stem} with {first.image}, {line}"
                 raise ValueError(what)
         except ValueError as error:
-            self.faults.append(Fault(place, f"(line {number})", str(error), _HINT))
+            self.faults.append(fault_in(self._dataset.path, number, error))
         else:
             if row.caption is not None or (row.tags is not None and self._dataset.composed):
                 self.rows[item.stem] = row
@@ -398,7 +504,8 @@ def scan(name: str, dataset: Dataset) -> Scan:
     where = f"datasets.{name}.path"
     made = _List(dataset)
     made.stat(str(Path(dataset.path)))
-    for number, row in read_rows(dataset.path, where):
+    separator = dataset.captions.joint if dataset.captions else ", "
+    for number, row in read_rows(dataset.path, where, separator=separator):
         made.add(number, row)
     if not made.items and not made.faults:
         what = f"the list {dataset.path} has no row"

@@ -14,7 +14,7 @@ import hashlib
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from posixpath import splitext
 
@@ -41,6 +41,8 @@ from latentmake.regular import read_regular
 
 _WILDCARD = re.compile(r"\{([^{}]*)\}")
 _ATTEMPTS = 16  # draws of a variant that shall differ from those before it
+MARKER = "|||"  # usual `keep_tokens_separator` of sd-scripts' captions
+_NAMED = 3  # files in a line
 _PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area, where the stand-ins of braces lie
 
 
@@ -111,19 +113,22 @@ def clean(text: str) -> str:
 
 
 def variants(
-    stem: str, caption: str, tags: str, settings: Captions, *, first_line: bool = False
+    stem: str, caption: str, tags: str, settings: Captions, *, like_sdscripts: bool = False
 ) -> list[str]:
     """Return the variants of an item's text; they differ as far as there are different ones.
 
     The empty caption of a dropout comes as often as its rate says. The item's stem seeds the draws;
-    caption and tags may be empty, and are cleaned where wildcards take one of their lines. Without
-    wildcards all lines count, or with `first_line` the first, as in sd-scripts.
+    caption and tags may be empty, and are cleaned where wildcards take one of their lines.
+
+    With `like_sdscripts` all is as there: only the first line counts without wildcards, prefix and
+    suffix stand around all lines, of which wildcards take one, `, ` joins tags whatever separated
+    them, and `keep_tokens_separator` stays in a text that is not shuffled.
 
     Raises:
         SourceError: braces do not fit, or a wildcard holds nothing; it names no place.
     """
     if not settings.random:  # nothing is drawn
-        return [_variant(caption, tags, settings, random.random, first_line=first_line)]
+        return [_variant(caption, tags, settings, random.random, like_sdscripts)]
     if settings.enable_wildcard:
         _check_braces(caption)
         _check_braces(tags)
@@ -133,7 +138,7 @@ def variants(
         text, dropped = "", rate > 0 and _drawing(settings.seed, stem, number)() < rate
         for attempt in range(0 if dropped else _ATTEMPTS):
             draw = _drawing(settings.seed, stem, number, attempt)
-            text = _variant(caption, tags, settings, draw, first_line=first_line)
+            text = _variant(caption, tags, settings, draw, like_sdscripts)
             if text not in found:
                 break
         found.append(text)
@@ -152,18 +157,21 @@ def _check_braces(text: str) -> None:
             raise SourceError(what, hint=hint)
 
 
-def _variant(caption: str, tags: str, settings: Captions, draw: _Draw, *, first_line: bool) -> str:
-    text = _combined(caption, tags, settings, draw)
+def _variant(caption: str, tags: str, settings: Captions, draw: _Draw, like_sdscripts: bool) -> str:
+    text, divider = _combined(caption, tags, settings, draw), settings.keep_tokens_separator
+    lines = text.split("\n") if settings.enable_wildcard and not like_sdscripts else [text]
     if settings.caption_prefix:
-        text = f"{settings.caption_prefix} {text}"
+        lines = [f"{settings.caption_prefix} {line}" for line in lines]
     if settings.caption_suffix:
-        text = f"{text} {settings.caption_suffix}"
+        lines = [f"{line} {settings.caption_suffix}" for line in lines]
+    text = "\n".join(lines)
     if settings.enable_wildcard:
         text = _without_wildcards(text, draw)
-    elif first_line:
+    elif like_sdscripts:
         text = text.split("\n")[0]
-    if settings.shuffle_caption or settings.caption_tag_dropout_rate > 0:
-        text = _with_tags_drawn(text, settings, draw)
+    is_divided = not like_sdscripts and divider is not None and divider in text
+    if settings.shuffle_caption or settings.caption_tag_dropout_rate > 0 or is_divided:
+        text = _with_tags_drawn(text, settings, draw, like_sdscripts)
     if settings.secondary_separator:
         text = text.replace(settings.secondary_separator, settings.caption_separator)
     for word, other in settings.replacements.items():
@@ -200,12 +208,13 @@ def _split(text: str, separator: str) -> list[str]:
     return [part for each in text.split(separator) if (part := each.strip())]
 
 
-def _with_tags_drawn(text: str, settings: Captions, draw: _Draw) -> str:
+def _with_tags_drawn(text: str, settings: Captions, draw: _Draw, like_sdscripts: bool) -> str:
     separator, divider = settings.caption_separator, settings.keep_tokens_separator
     tail: list[str] = []
     if divider and divider in text:
         first, _, rest = text.partition(divider)
         middle, _, last = rest.partition(divider)
+        last = last if like_sdscripts else last.replace(divider, separator)
         head, tags, tail = (_split(part, separator) for part in (first, middle, last))
     else:
         tags = [each.strip() for each in text.strip().split(separator)]
@@ -216,7 +225,38 @@ def _with_tags_drawn(text: str, settings: Captions, draw: _Draw) -> str:
             tags[end], tags[other] = tags[other], tags[end]
     if settings.caption_tag_dropout_rate > 0:
         tags = [each for each in tags if draw() >= settings.caption_tag_dropout_rate]
-    return ", ".join([*head, *tags, *tail])
+    return (", " if like_sdscripts else settings.joint).join([*head, *tags, *tail])
+
+
+# -- what may not be meant ------------------------------------------------------------------------
+
+
+def doubts(settings: Captions, like_sdscripts: bool) -> Iterator[str]:
+    """Yield a line for each setting by which texts may lose what they were meant to have."""
+    drawn = settings.shuffle_caption or settings.caption_tag_dropout_rate > 0
+    divider = settings.keep_tokens_separator
+    if drawn and settings.caption_prefix and not settings.keep_tokens and not divider:
+        yield "`caption_prefix` is shuffled or dropped like a tag; set `keep_tokens: 1` to keep it"
+    if not like_sdscripts:
+        return
+    if drawn and settings.caption_separator.strip() != ",":
+        separator = settings.caption_separator
+        yield f"sd-scripts joins tags by `, ` after a shuffle, though `{separator}` separated them"
+    if divider and not drawn:
+        yield f"sd-scripts leaves `{divider}` in texts that are not shuffled; remove it there"
+    for key, line in ("caption_prefix", "first"), ("caption_suffix", "last"):
+        if settings.enable_wildcard and getattr(settings, key):
+            what = f"sd-scripts puts `{key}` only to the {line} line of a caption"
+            yield f"{what}, and `enable_wildcard` takes any line; write it into each line"
+
+
+def marked(names: Collection[str]) -> Iterator[str]:
+    """Yield a line on texts in which `MARKER` is encoded as it stands."""
+    if names:
+        many = "1 caption holds" if len(names) == 1 else f"{len(names)} captions hold"
+        shown = ", ".join(sorted(names)[:_NAMED]) + " ..." * (len(names) > _NAMED)
+        what = f"warning: {many} `{MARKER}`, which is encoded as it stands: {shown}"
+        yield f"{what}; remove it, or set `keep_tokens_separator` of the dataset's `captions`"
 
 
 # -- texts of items -------------------------------------------------------------------------------
@@ -254,16 +294,16 @@ def read_text(path: str) -> str:
 
 
 def with_texts(
-    name: str, settings: Dataset, scan: Scan, items: list[Item], memo: Memo, *, first_line: bool
-) -> tuple[list[Item], list[Fault]]:
-    """Return the items of a dataset with their texts, and the faults of the others.
+    name: str, settings: Dataset, scan: Scan, items: list[Item], memo: Memo, *, like_sdscripts: bool
+) -> tuple[list[Item], list[Fault], list[str]]:
+    """Return the items of a dataset with their texts, faults of the others, and notes.
 
-    `first_line` is whether only the first line of a caption counts, as in sd-scripts.
+    `like_sdscripts` is whether texts are made as there, see `variants`.
     """
     rows, faults = scan.rows, list[Fault]()
     if settings.metadata_file is not None:
-        rows, faults = _listed(name, settings.metadata_file, scan.root, items)
-    reads = settings.composed or first_line
+        rows, faults = _listed(name, settings, settings.metadata_file, scan.root, items)
+    reads = settings.composed or like_sdscripts
     read = _reader(memo, items if reads else ())
     found: list[Item] = []
     for item in Progress(items, desc="captions", unit="item") if reads else items:
@@ -275,22 +315,38 @@ def with_texts(
                     raise SourceError(missing_file(path), where=place, hint="repair or remove it")
             if not (files or row or settings.class_tokens) and settings.missing_caption == "error":
                 raise SourceError("has no caption file", hint=_hint(settings, item))
-            texts = _texts(settings, read, item, row, first_line=first_line)
+            texts = _texts(settings, read, item, row, like_sdscripts=like_sdscripts)
         except SourceError as error:
             error.where = error.where or (files[0].path if files else "")
             faults.append(fault_of(item, error))
         else:
             found.append(item if texts is None else item._replace(texts=texts))
-    return found, faults
+    lists = dict[str, int]()
+    if settings.captions is None or not settings.captions.enable_wildcard:
+        several = {stem: row.captions for stem, row in rows.items() if row.captions > 1}
+        lists = {item.where: several[item.stem] for item in found if item.stem in several}
+    return found, faults, [*_of_lists(lists, like_sdscripts=like_sdscripts)]
+
+
+def _of_lists(lists: Mapping[str, int], *, like_sdscripts: bool) -> Iterator[str]:
+    """Yield a note on items whose rows have lists of captions; `lists` has the numbers of these."""
+    if lists:
+        where, number = next(iter(lists.items()))
+        more = f", and {len(lists) - 1} more" * (len(lists) > 1)
+        use = "of which the first is encoded" if like_sdscripts else "which are encoded as one text"
+        hint = f"set `captions: {{enable_wildcard: true, variants: {number}}}` to draw among them"
+        yield f"{where} has a list of {number} captions, {use}{more}; {hint}"
 
 
 def _listed(
-    name: str, file: str, root: str, items: Iterable[Item]
+    name: str, settings: Dataset, file: str, root: str, items: Iterable[Item]
 ) -> tuple[dict[str, Row], list[Fault]]:
     """Return the rows of a metadata file by the stems of items, and a fault for all others."""
     from latentmake.data.lists import metadata_of
 
-    listed, start, here = metadata_of(name, file, root), len(root) + 1, os.path.relpath(root)
+    joint = settings.captions.joint if settings.captions else ", "
+    listed, faults = metadata_of(name, file, root, joint)
+    start, here = len(root) + 1, os.path.relpath(root)
     pairs = [(item.stem, below) for item in items for below in (item.stem, item.image[start:])]
     names = {below for _, below in pairs}
     used = {
@@ -302,12 +358,13 @@ def _listed(
     rows = {stem: listed[key] for stem, key in used.items()}
     strangers = listed.keys() - used.values()
     if not strangers:
-        return rows, []
-    more = len(strangers) - 1  # one line: there may be a million
-    who = f"{min(strangers)} and {more} more name" if more else f"{min(strangers)} names"
+        return rows, faults
+    more, first = len(strangers) - 1, min(strangers)  # one line: there may be a million
+    who = f"{first} and {more} more name" if more else f"{first} names"
     hint = "a key is the image's path below the dataset's folder, or from here: correct it or "
     hint += "take it out"
-    return rows, [Fault(file, f"({file})", f"{who} no image of the dataset", hint)]
+    what, place = f"{who} no image of the dataset", listed[first].place
+    return rows, [*faults, Fault(place, f"({file})", what, hint)]
 
 
 def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
@@ -346,11 +403,11 @@ def _with_folder(text: str | None, item: Item) -> str | None:
 
 
 def _texts(
-    settings: Dataset, read: _Read, item: Item, row: Row | None, *, first_line: bool
+    settings: Dataset, read: _Read, item: Item, row: Row | None, *, like_sdscripts: bool
 ) -> list[str] | None:
     """Return the variants of an item's text; None where the content of its caption file is encoded.
 
-    Source of `first_line`: `read_caption` of sd-scripts' library/train_util.py, where wildcards
+    Source of `like_sdscripts`: `read_caption` of sd-scripts' library/train_util.py, where wildcards
     are not enabled.
 
     Raises:
@@ -359,7 +416,7 @@ def _texts(
     files = item.file(CAPTION), item.file(TAGS)
     given = _with_folder(settings.class_tokens, item) or ""
     plain = not settings.composed and row is None
-    if plain and not (first_line and (files[0] or "\n" in given.strip())):
+    if plain and not (like_sdscripts and (files[0] or "\n" in given.strip())):
         return [given] if given and not files[0] else None
     making = settings.captions or _NO_CHANGES
     around = making.caption_prefix, making.caption_suffix
@@ -374,7 +431,7 @@ def _texts(
     if drawn:
         found = [clean(text) for text in contents]
     else:
-        found = [(x.partition("\n")[0] if first_line else x).strip() for x in contents]
+        found = [(x.partition("\n")[0] if like_sdscripts else x).strip() for x in contents]
     for number, text in enumerate(listed_texts):
         listed = clean(text or "") if drawn else newlines(text or "").strip()
         own = found[number]
@@ -383,7 +440,7 @@ def _texts(
         elif settings.metadata_captions is None:
             file = files[number]
             raise SourceError(
-                f"differs from the entry in {settings.metadata_file}",
+                f"differs from the entry in {row.place if row else settings.metadata_file}",
                 where=file.path if file else item.image,
                 hint="set `metadata_captions` to override or join, or remove one of the two",
             )
@@ -398,7 +455,7 @@ def _texts(
     if not (caption or tags) and (any(files) or row) and settings.empty_caption == "error":
         what, hint = _EMPTY_FIRST_LINE if "".join(contents).strip() else _EMPTY
         raise SourceError(what if any(files) else "has an empty caption", hint=hint)
-    made = variants(item.stem, caption, tags, making, first_line=first_line)
+    made = variants(item.stem, caption, tags, making, like_sdscripts=like_sdscripts)
     return None if plain and files[0] and made == [contents[0].strip()] else made
 
 

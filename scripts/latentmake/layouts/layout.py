@@ -88,7 +88,7 @@ class Layout:
     rate: float = WAN_FPS  # frames a second that `source_fps` converts videos to
     released_tokens = False  # whether its trainer reads captions by CLIP's released tokenizers
     pads_t5 = False  # whether T5's captions are padded, and the padding is visible to it
-    first_line = False  # whether its trainer reads only the first line of a caption
+    like_sdscripts = False  # whether its texts are made as there, see `data.texts.variants`
 
     def encoder(self, kind: str) -> tuple[str, str]:
         """Return the module of `caches.encoders`, and its function, that load an encoder."""
@@ -453,7 +453,7 @@ class SdScripts(Layout):
     scales_alpha = False
     released_tokens = True
     pads_t5 = True
-    first_line = True
+    like_sdscripts = True
     names_architecture = True
 
     def __init__(self, architecture: ArchitectureName) -> None:

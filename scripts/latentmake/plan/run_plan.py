@@ -80,7 +80,7 @@ class RunPlan:
     outdated: list[Difference] = field(default_factory=lambda: [_ANEW])
     reasons: list[Difference] = field(default_factory=list)
     vanished: set[str] = field(default_factory=set)  # cache files that are kept apart, or will be
-    warnings: list[str] = field(default_factory=list)  # a line for each dataset with such files
+    warnings: list[str] = field(default_factory=list)  # lines on these, and on settings of captions
     note: str = ""  # a line on a training that goes on from a checkpoint, or only writes files anew
 
     @property

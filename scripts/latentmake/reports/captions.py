@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from latentmake.caches.tokenizers import clean_caption, load
 from latentmake.config.models import Model
 from latentmake.data.item import Item
-from latentmake.data.texts import read_caption
+from latentmake.data.texts import MARKER, marked, read_caption
 from latentmake.errors import SourceError, UserError
 from latentmake.layouts.layout import encoder_name, released_clip
 from latentmake.models.files import T5_LENGTH, text_tokens
@@ -176,9 +176,10 @@ def read_cards(facts: Facts, name: str, most: int | None = None) -> Cards:
     """
     run = facts.config.runs[name]
     limits, see, notes = _token_counter(facts.config.models[run.model])
-    cards, faults = list[Card](), list[str]()
+    cards, faults, marks = list[Card](), list[str](), set[str]()
     found: list[tuple[str, Item]] = []
     for dataset in run.datasets:
+        notes += (f"warning: {line}" for line in facts.doubts(dataset, run.model))
         items, faulty = facts.items(dataset, run.model)
         skipped = {each["stem"]: each["line"] for each in facts.skipped(dataset)}
         faults += [*(fault.line for fault in faulty), *skipped.values()]
@@ -191,11 +192,12 @@ def read_cards(facts: Facts, name: str, most: int | None = None) -> Cards:
             own = item.texts
             if own is None:
                 own = ["" if item.caption is None else read_caption(item.caption)]
+            marks.update(item.where for text in own if MARKER in text)
             cards.append(Card(dataset, item, [Text(text, see(text)) for text in own]))
         except SourceError as error:
             faults.append(str(error))
             cards.append(Card(dataset, item, [], str(error)))
-    return Cards(cards, limits, faults, notes)
+    return Cards(cards, limits, faults, [*notes, *marked(marks)])
 
 
 def _token_counter(

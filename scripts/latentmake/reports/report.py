@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from latentmake.reports.captions import read_cards
 from latentmake.reports.cards import PICTURES, page_data
 from latentmake.reports.following import training_section
 from latentmake.reports.page import table, write_page
-from latentmake.reports.status import StatusRow, status_of
+from latentmake.reports.status import StatusRow, faulty_items, status_of
 
 _LATENTS = "latents"
 _IMAGE, _CLIP = 3, 4  # dimensions of an image's latents [C, h, w] and of a clip's [C, F, h, w]
@@ -31,6 +32,8 @@ def write_report(facts: Facts, plan: RunPlan, path: Path) -> None:
         UserError: a dataset cannot be read, or the disk is full or cannot be written.
     """
     found = read_cards(facts, plan.name, most=PICTURES)
+    faults = [*found.faults, *chain(*faulty_items(facts, plan).values())]
+    found = found._replace(faults=[*dict.fromkeys(faults)])
     data = page_data(facts, plan.name, found)
     status = status_of(facts, plan)
     files = sum(row.files for row in status.rows)

@@ -150,7 +150,7 @@ def _dataset(folder: Path, kind: str, items: list[Path]) -> Found:
     if not captioned:
         listed = next((name for name in _LISTS if (folder / name).is_file()), None)
     if listed is not None:
-        rows = metadata_of(slug(words), str(folder / listed), str(folder))
+        rows, _ = metadata_of(slug(words), str(folder / listed), str(folder))
         captioned = min(len(rows), len(items))
     video = items[0].suffix.lower() in VIDEO_EXTENSIONS
     sizes, clips = [], []

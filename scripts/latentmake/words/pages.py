@@ -52,11 +52,11 @@ def captions(
             del found.cards[_ON_PAGE:]
         data = page_data(project.facts, run, found)
         write_page(path, "cards", f"Captions of {run}", data)
+    for line in found.notes:
+        typer.echo(line, err=as_json)
     if as_json:
         typer.echo("".join(lines), nl=False)
         return
-    for line in found.notes:
-        typer.echo(line)
     for each in found.encoders():
         cut = f"{each['cut']} of {each['texts']} texts are cut"
         typer.echo(f"{each['name']}: {cut}, the longest has {each['longest']} tokens")

@@ -18,7 +18,7 @@ from latentmake.plan.orders import Part
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import REASONS, PartState
 from latentmake.progress import duration
-from latentmake.reports.status import Status, StatusRow, status_of
+from latentmake.reports.status import Status, StatusRow, faulty_items, status_of
 from latentmake.training.backend import Finding, Verdict, checklist, failed, image_findings
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened, table
 
@@ -139,18 +139,13 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
 
 
 def _of_items(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
-    """Yield a finding for each faulty item: of this plan, or found by a job of an earlier build."""
+    """Yield a finding for each faulty item."""
     found: list[Finding] = []
-    for name in facts.config.runs[plan.name].datasets:
-        stale = {
-            x.item.stem for part, y in plan.parts.items() if part.dataset == name for x in y.stale
-        }
+    for name, lines in faulty_items(facts, plan).items():
         skips = facts.config.datasets[name].on_error == "skip"
-        lines = [fault.line for fault in plan.faults.get(name, ())]
-        lines += [x["line"] for x in facts.noted(name) if skips or x["stem"] in stale]
         verdict: Verdict = "warning" if skips else "failed"
         what = "skipped: " if skips else ""
-        found += [Finding("items", verdict, f"{what}{line}") for line in dict.fromkeys(lines)]
+        found += [Finding("items", verdict, f"{what}{line}") for line in lines]
     yield from found or [Finding("items", "ok", "none is faulty, as far as is known")]
 
 

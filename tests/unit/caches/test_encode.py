@@ -106,6 +106,19 @@ def test_a_receipt_says_what_was_read_written_and_counted() -> None:
         assert [*receipt.targets[str(cache)]] == [*target_stat(cache.stat()), key]
 
 
+def test_a_mark_of_kept_tags_that_is_encoded_is_told_once() -> None:
+    said = list[str]()
+    captions = {stem: f"sks cat ||| {stem}" for stem in "abcd"} | {"e": "a dog"}
+    for stem, text in captions.items():
+        Path("data").mkdir(exist_ok=True)
+        Path(f"data/{stem}.txt").write_text(text)
+    work = order("text", {stem: Path(f"data/{stem}.txt") for stem in captions})
+    encode.carry_out([work], say=said.append, load=lambda _: Loaded(Encoder()))
+    (line,) = [line for line in said if "|||" in line]
+    assert line.startswith("warning: 4 captions hold `|||`, which is encoded as it stands: data/a.")
+    assert "data/c.txt ...; remove it, or set `keep_tokens_separator`" in line
+
+
 # -- what is there already ------------------------------------------------------------------------
 
 

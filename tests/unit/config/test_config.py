@@ -52,6 +52,14 @@ word that is no choice: datasets.cats.fit = "stretch" -> "stretch" | crop | buck
 trainer that is not there: runs.first.trainer.kind = "wann" -> "wann" | sd
 warm-up of a constant rate: runs.first.trainer.lr_warmup_steps = 10
     -> runs.first.trainer | `lr_warmup_steps` has no effect | constant_with_warmup
+truth for a text: datasets.cats.class_tokens = true -> true is no text; put it in quotes
+number for a text: runs.first.model = 10 -> 10 is no text; put it in quotes
+section for a text: datasets.cats.captions = {"caption_prefix": {"folder": null}}
+    -> captions.caption_prefix: {"folder": null} is no text; put it in quotes
+truth for a replacement: datasets.cats.captions = {"replacements": {"old": false}}
+    -> captions.replacements.old: false should be text | put them in quotes
+nothing for a separator: datasets.cats.captions = {"caption_separator": null}
+    -> captions.caption_separator: null is no text; put it in quotes
 dropout of an only text: datasets.cats.captions = {"caption_dropout_rate": 0.1}
     -> `caption_dropout_rate` needs `variants: 2`
 option that no run heeds: datasets.cats.flip_aug = true

@@ -68,6 +68,20 @@ MISTAKES: dict[str, tuple[bytes, str, str]] = {
     "a billion laughs": (LAUGHS, ", line 6", "this is more than 100000 values"),
     "merges of merges": (MERGES, ", line 6", "this is more than 100000 values"),
     "a ladder": (LADDER, ", line 50", "or 50 levels"),
+    "a number for a key": (b"a: 1\nb: {012: x}\n", ", line 2", 'put it in quotes: "012"'),
+    "a truth for a key": (
+        b"a: 1\non: x\n",
+        ", line 2",
+        "`on` is no text in YAML; put it in quotes",
+    ),
+    "a date for a key": (b"a: 1\n2024-01-01: x\n", ", line 2", "`2024-01-01` is no text in YAML"),
+    "two colons": (b"a: 1\nb: a cat: asleep\n", ", line 2", "a text with `: `, or one that begins"),
+    "a sign": (b"a: 1\nb: @cat\n", ", line 2", "such as `*`, `@`, `{` or `|`, needs quotes"),
+    "Windows": (
+        b'a: 1\nb: "C:\\Users"\n',
+        ", line 2",
+        "write / in place of \\, or use single quotes",
+    ),
     "a merge of nothing": (b"a: 1\n<<: 3\n", ", line 2", "expected a mapping or list of mappings"),
     "a template": (b"a: 1\n__use_yte__: true\n", ", line 2", "`__use_yte__` would run Python code"),
     "a merged template": (b"a: &a {__use_yte__: 1}\n<<: *a\n", ", line 1", "would run Python code"),
@@ -90,7 +104,7 @@ def test_a_mistake_is_one_line_with_the_file_and_its_line(name: str, tmp_path: P
 
 def test_what_is_valid_is_taken(tmp_path: Path) -> None:
     for name, data in {
-        "a.yaml": b"x: &x {a: 1, b: 2}\ny: {<<: *x, a: 3}\nz: [*x, *x]\n",
+        "a.yaml": b"x: &x {a: 1, b: 2}\ny: {<<: *x, a: 3}\n'012': [*x, *x]\n",
         "b.yaml": "\ufeffa: Kätzchen\n".encode(),
         "numbers.yaml": b"a: [0, -0, 0.5, 1e-4, 1_000, 0x10, 08, '010', \"1:30\", !!str 010]\n",
         "c.json": b'{\n  "a": {"b": 1}\n}',

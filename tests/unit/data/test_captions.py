@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.config.datasets import Captions
-from latentmake.data.texts import clean, decode_text, newlines, variants
+from latentmake.data.texts import clean, decode_text, doubts, newlines, variants
 from latentmake.errors import SourceError
 
 # What no step divides at: no separators, no braces, no line ends, no space around.
@@ -74,7 +74,7 @@ def test_without_settings_all_lines_count_or_for_sdscripts_the_first(
 ) -> None:
     text = clean(f"{caption}\n{other}")
     assert one(text) == text
-    assert variants("a", text, "", Captions(), first_line=True) == [text.split("\n")[0]]
+    assert variants("a", text, "", Captions(), like_sdscripts=True) == [text.split("\n")[0]]
 
 
 def test_a_shuffle_divides_at_separators_and_loses_no_line() -> None:
@@ -105,6 +105,16 @@ def test_braces_that_do_not_fit_are_refused(caption: str) -> None:
     assert one(caption) == caption  # where braces mean nothing
 
 
+def test_each_line_has_prefix_and_suffix_where_one_is_taken_but_in_sdscripts_order() -> None:
+    settings = Captions(
+        variants=12, enable_wildcard=True, caption_prefix="{sks|sks},", caption_suffix="."
+    )
+    found = {*variants("a", "cat\ndog\nbird", "", settings)}
+    assert found == {"sks, cat .", "sks, dog .", "sks, bird ."}
+    found = {*variants("a", "cat\ndog\nbird", "", settings, like_sdscripts=True)}
+    assert found == {"sks, cat", "dog", "bird ."}
+
+
 # -- tags -----------------------------------------------------------------------------------------
 
 
@@ -124,6 +134,60 @@ def test_tags_before_and_behind_the_keep_tokens_separator_stay() -> None:
     for number in range(20):
         found = one("a, b;;;c, d, e;;;f", stem=str(number), **settings).split(", ")
         assert [*found[:2], *sorted(found[2:5]), found[5]] == [*"abcdef"]
+
+
+@pytest.mark.parametrize(
+    ("separator", "joint"),
+    [
+        (",", ", "),
+        (", ", ", "),
+        (";", "; "),
+        (" | ", " | "),
+        (" ", " "),
+        ("、", "、 "),
+    ],
+)
+def test_tags_are_joined_by_the_separator_that_split_them(separator: str, joint: str) -> None:
+    tags = ["a", "b.c", "d"]
+    settings = Captions(shuffle_caption=True, keep_tokens=1, caption_separator=separator)
+    (found,) = variants("a", separator.join(tags), "", settings)
+    assert found in {joint.join(tags), joint.join(["a", "d", "b.c"])}
+    (found,) = variants("a", separator.join(tags), "", settings, like_sdscripts=True)
+    assert found in {"a, b.c, d", "a, d, b.c"}
+
+
+@pytest.mark.parametrize("changes", [{}, {"shuffle_caption": True}, {"enable_wildcard": True}])
+def test_no_mark_of_kept_tags_stays_in_a_text(changes: dict[str, Any]) -> None:
+    settings = {"keep_tokens_separator": "|||", "caption_separator": ";", **changes}
+    assert one("sks cat ||| red; wall", **settings) in {
+        "sks cat; red; wall",
+        "sks cat; wall; red",
+    }
+    assert one("a|||b|||c|||d", **settings) == "a; b; c; d"
+    assert one("sks", caption_suffix="||| old", **settings) == "sks; old"
+    asked = Captions(keep_tokens_separator="|||")
+    assert variants("a", "b ||| c", "", asked, like_sdscripts=True) == ["b ||| c"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "ours", "theirs"),
+    [
+        ({"shuffle_caption": True, "caption_separator": ";"}, [], ["joins tags by `, `"]),
+        ({"shuffle_caption": True, "caption_separator": ", "}, [], []),
+        ({"keep_tokens_separator": "|||"}, [], ["leaves `|||` in texts"]),
+        ({"enable_wildcard": True, "caption_prefix": "sks"}, [], ["only to the first line"]),
+        ({"enable_wildcard": True, "caption_suffix": "sks"}, [], ["only to the last line"]),
+        ({"caption_prefix": "sks", "shuffle_caption": True}, ["is shuffled"], ["is shuffled"]),
+        ({"caption_prefix": "sks", "shuffle_caption": True, "keep_tokens": 1}, [], []),
+    ],
+)
+def test_settings_by_which_a_text_loses_what_it_was_meant_to_have_are_told(
+    settings: dict[str, Any], ours: list[str], theirs: list[str]
+) -> None:
+    for like_sdscripts, expected in ((False, ours), (True, theirs)):
+        lines = [*doubts(Captions(**settings), like_sdscripts)]
+        assert len(lines) == len(expected)
+        assert all(part in line for part, line in zip(expected, lines, strict=True))
 
 
 @given(st.lists(PLAIN, min_size=1, max_size=8, unique=True), NAME)

@@ -30,7 +30,7 @@ def find(root: Path, **changes: object) -> tuple[list[Item], list[Fault]]:
 
 def described(settings_: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
     found, faults = items("cats", settings_, scanned)
-    found, more = with_texts("cats", settings_, scanned, found, Memo(None), first_line=False)
+    found, more, _ = with_texts("cats", settings_, scanned, found, Memo(None), like_sdscripts=False)
     return found, sorted(faults + more)
 
 

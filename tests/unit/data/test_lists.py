@@ -47,7 +47,7 @@ def find(path: Path, **changes: Any) -> tuple[list[Item], list[Fault]]:
     asked = Dataset.model_validate({"path": str(path), "target_frames": [5], **changes})
     scan = lists.scan("d", asked)
     assert scan.items is not None
-    items, faults = with_texts("d", asked, scan, scan.items, Memo(None), first_line=False)
+    items, faults, _ = with_texts("d", asked, scan, scan.items, Memo(None), like_sdscripts=False)
     return items, sorted([*scan.faults, *faults])
 
 
@@ -109,6 +109,36 @@ def test_a_caption_may_lie_beside_the_video(tmp_path: Path) -> None:
         (f"{tmp_path}/a.txt", None),
         (None, ["row"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("captions", "exact", "told"),
+    [
+        (
+            None,
+            False,
+            "which are encoded as one text, and 1 more; set `captions: {enable_wildcard: true,",
+        ),
+        ({"caption_prefix": "sks"}, True, "of which the first is encoded, and 1 more; set"),
+        ({"enable_wildcard": True, "variants": 2}, False, None),
+    ],
+)
+def test_a_list_of_captions_that_is_encoded_as_one_text_is_told(
+    tmp_path: Path, captions: dict[str, Any] | None, exact: bool, told: str | None
+) -> None:
+    put(tmp_path, "a.png", "b.png", "c.png")
+    texts = (["one", "two"], ["one"], ["one", "two", "three"])
+    path = tmp_path / "l.json"
+    rows = [{"image": f"{x}.png", "caption": y} for x, y in zip("abc", texts, strict=True)]
+    path.write_text(json.dumps(rows, indent=1))
+    asked = Dataset.model_validate({"path": str(path), "captions": captions})
+    scan = lists.scan("d", asked)
+    found = with_texts("d", asked, scan, scan.items or [], Memo(None), like_sdscripts=exact)
+    if told is None:
+        assert (found[0][0].texts, found[2]) == (["one", "two"], [])
+    else:
+        assert found[2][0].startswith(f"{path}, line 2: {tmp_path}/a.png has a list of 2 captions,")
+        assert told in found[2][0]
 
 
 def test_a_link_that_leads_nowhere_is_named_wherever_a_list_meets_it(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 
 def entries(path: Path) -> dict[str, tuple[str | None, str | None]]:
     """Return name -> caption and tags."""
-    found = metadata_of("cats", str(path), "images")
+    found, faults = metadata_of("cats", str(path), "images")
+    assert faults == []
     return {name: (row.caption, row.tags) for name, row in found.items()}
 
 
@@ -30,7 +31,9 @@ def entries(path: Path) -> dict[str, tuple[str | None, str | None]]:
         ("m.jsonl", '{"file": "a.png", "text": "an ä", "tags": "x, y"}\n'
          '{"media_path": "s/b", "tags": "z"}\n'),
         ("m.csv", 'file_name,text,tags\r\na.png,an ä,"x, y"\r\ns/b,,z\r\n'),
-        ("m.csv", '\ufefffile_name,caption,tags\na.png,"an ä","x, y"\ns/b,"",z\n'),
+        ("m.csv", '\ufefffile_name,caption,tags\na.png,"an ä","x, y"\ns/b,"",z\n,,\n'),
+        ("m.csv", 'file_name;text;tags\na.png;an ä;x, y\ns/b;;z\n'),
+        ("m.tsv", 'file_name\ttext\ttags\na.png\tan ä\tx, y\ns/b\t\tz\n'),
     ],
 )  # fmt: skip
 def test_every_form_gives_the_same_entries(tmp_path: Path, name: str, content: str) -> None:
@@ -76,30 +79,15 @@ def test_a_key_names_an_image_below_the_datasets_folder(key: str, name: str) -> 
 
 FAULTS = [
     ("m.json", '{"a": {"caption": "x"}, "b": {"capt', "m.json ends in the middle"),
-    ("m.json", '{"a": {"caption": "x"},\n,', "is not JSON (Expecting property name"),
+    ("m.json", '{"a": {"caption": "x"},\n,', "is not JSON (Expecting a name in double quotes"),
     ("m.json", '{"a": {"caption": "x"},\n,', "line 2 column 1 ("),
     ("m.json", "", "ends in the middle"),
     ("m.json", '"text"', "is no JSON object or list"),
-    ("m.json", '{"a": "x"}', "has a line 1 that is no object with the name of a file"),
-    ("m.json", '{"a": {"caption": 3}}', "has a line 1 that has a caption that is no text"),
-    ("m.json", '{"a": {"tags": "x\\u0000"}}', "a caption that holds NUL characters"),
-    ("m.json", '[{"caption": "x"}]', "has a line 1 that names no file"),
-    (
-        "m.jsonl",
-        '{"image_path": "a", "caption": "x"}\n{"image_pa',
-        "has a line 2 that ends in the middle",
-    ),
-    ("m.jsonl", '{"image_path": "a",}\n', "is not JSON"),
-    ("m.json", '{"a": {"caption": "x \\ud800"}}', "a caption that holds half a character"),
-    ("m.jsonl", "[1]\n", "has a line 1 that is no object"),
-    (
-        "m.csv",
-        "name,words\na,b\n",
-        "and text or tags, but ['name', 'words']",
-    ),
-    ("m.csv", "file_name,text\na,b,c\n", "has too many columns in line 2"),
+    ("m.json", '[{"file": "a", "caption": "x"}] x', "is not JSON (Extra data: line 1 column 33"),
+    ("m.csv", "name,words\na,b\n", "and text or tags, but ['name', 'words']"),
+    ("m.csv", 'file_name,"text\na,b\n', "has a header that has a quote without its pair"),
     ("m.csv", "", "text or tags, but []"),
-    ("m.xml", "<a/>", "is none of .json, .jsonl, .csv, .parquet"),
+    ("m.xml", "<a/>", "is none of .json, .jsonl, .csv, .tsv, .parquet"),
 ]
 
 
@@ -116,14 +104,36 @@ def test_a_damaged_file_gets_one_line(tmp_path: Path, name: str, content: str, w
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("name", ["m.json", "m.jsonl", "m.csv"])
-def test_another_encoding_is_named(tmp_path: Path, name: str) -> None:
+ROWS = [
+    ("m.json", '{"c": {"text": "[\\n"},\n\n"b": "x",\n"c.png": {"text": "x"}}', 3, "is no object"),
+    ("m.json", '{"a": {"text":\n3},"c": {"text": ""}}', 1, "is no text, but 3: put it in quotes"),
+    ("m.json", '\n[{"text": "x"},\n{"file": "c"}]', 2, "names no file"),
+    ("m.json", '[{"file": "c"},\n{"file": true}]', 2, "names no file, but True: put it in quotes"),
+    ("m.json", '{"a": {"tags": "x\\u0000"}, "c": {}}', 1, "a caption that holds NUL characters"),
+    ("m.json", '{"a": {"text": "x \\ud800"}, "c": {}}', 1, "a caption that holds half a character"),
+    ("m.jsonl", '{"file": "c", "text": "x"}\n{"image_pa', 2, "ends in the middle"),
+    ("m.jsonl", '\n{"file": "a",}\n{"file": "c"}', 2, "is not JSON (column 14: Expecting property"),
+    ("m.jsonl", '{"file": "c"}\n[1]\n', 2, "is no object"),
+    ("m.jsonl", '{"file": "c"}\n{"file": "a", "text": "\xe4"}\n', 2, "is not UTF-8"),
+    (
+        "m.csv",
+        'file,text\nc,"x\n\ny"\na,b,c\n',
+        5,
+        "has 3 columns, and the header has 2: put a text",
+    ),
+    ("m.csv", 'file,text\r\na,"b" c\r\nc,"x"\r\n', 2, "has a quote without its pair (',' expected"),
+    ("m.csv", 'file,text\n\na,"b\nc,x\n', 3, "has a quote without its pair (unexpected end"),
+    ("m.csv", "file,text\na,\xe4\nc,x\n", 2, "is not UTF-8: save it as UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "line", "what"), ROWS)
+def test_a_bad_row_is_named_by_its_line_and_stops_no_other(
+    tmp_path: Path, name: str, content: str, line: int, what: str
+) -> None:
     path = tmp_path / name
-    text = {
-        "m.json": '{"a": {"caption": "\xe4"}}',
-        "m.jsonl": '{"image_path": "a", "caption": "\xe4"}\n',
-        "m.csv": "file_name,text\na,\xe4\n",
-    }[name]
-    path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(DatasetError, match=r"UTF-8"):
-        entries(path)
+    path.write_bytes(content.encode("latin-1"))
+    found, faults = metadata_of("cats", str(path), "images")
+    assert {*found} <= {"c", "c.png"} and found
+    assert [fault.path for fault in faults] == [f"{path}, line {line}"]
+    assert what in faults[0].line

@@ -40,7 +40,7 @@ def made(
     asked = Dataset.model_validate({**values, **settings})
     scan = folders.scan("d", asked)
     items, faults = folders.items("d", asked, scan)
-    found, more = with_texts("d", asked, scan, items, memo or Memo(None), first_line=False)
+    found, more, _ = with_texts("d", asked, scan, items, memo or Memo(None), like_sdscripts=False)
     texts = {item.stem: item.texts for item in found}
     return texts, [fault.line for fault in (*faults, *more)]
 
@@ -129,6 +129,18 @@ def test_files_and_metadata_come_together_as_asked(
     found, faults = made(folder, rows, **how)
     assert found == {"a": ["a cat\nsecond,x, y"], "sub/b": ["z"], "c": [text]}
     assert faults == []
+
+
+def test_tags_that_are_a_list_are_joined_by_the_separator(folder: Path) -> None:
+    rows = {"sub/b": {"tags": ["x, y", "z"]}, "c": {"caption": "a dog"}}
+    changes = {"tags_extension": None, "captions": {"caption_separator": ";"}}
+    assert made(folder, rows, **changes)[0]["sub/b"] == ["x, y; z"]
+
+
+def test_a_bad_entry_of_metadata_stops_no_other(folder: Path) -> None:
+    found, (line,) = made(folder, {"c.png": {"caption": 3}, "a.png": {"tags": "x, y"}})
+    assert found == {"a": ["a cat\nsecond,x, y"], "sub/b": ["z"], "c": ["a dog"]}
+    assert line.startswith(f"{folder.parent}/meta.json, line 1: has a caption that is no text")
 
 
 def test_a_file_and_metadata_that_differ_are_a_fault(folder: Path) -> None:
