@@ -26,6 +26,7 @@ from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder, write_manifest
 from latentmake.plan.planner import make_plan
+from latentmake.reports.status import status_of
 from latentmake.words.status import _of_items
 from order_world import put_image, silent, whole_numbers
 
@@ -96,12 +97,14 @@ class World:
         return lines
 
     def checked(self, **settings: Any) -> set[str]:
-        """Return what `latentmake check` says of the items."""
+        """Return what `latentmake check` says of the items, and `latentmake status` as well."""
         facts = self.facts(**settings)
         with facts.memo:
             plan = make_plan(facts, ["first"]).runs["first"]
             found = [x for x in _of_items(facts, plan) if x.verdict != "ok"]
-        return {each.note.removeprefix("skipped: ") for each in found}
+            lines = {each.note.removeprefix("skipped: ") for each in found}
+            assert {*status_of(facts, plan).faulty} == lines
+        return lines
 
 
 class Case(NamedTuple):
