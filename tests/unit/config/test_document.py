@@ -56,7 +56,7 @@ MISTAKES: dict[str, tuple[bytes, str, str]] = {
         "`010` is an octal number in YAML; write a",
     ),
     "an octal number of YAML 1.2": (b"a: 0o17\n", ", line 1", "`0o17` is an octal number in YAML"),
-    "an octal name": (b"runs:\n  -010: {}\n", ", line 2", "or put it in quotes"),
+    "an octal name": (b"runs:\n  -010: {}\n", ", line 2", "put it in quotes"),
     "minutes": (b"a: 1:30\n", ", line 1", "`1:30` is a number to base 60 in YAML"),
     "minutes and seconds": (b"a: -1:30:15.5\n", ", line 1", "is a number to base 60 in YAML"),
     "no character": (b'a: 1\nb: "\\UFFFFFFFF"\n', ", line 2", "a character there does not exist"),
