@@ -40,7 +40,7 @@ CASES = {
     "as many": [(2, 2), (1, 2), (1, 5), (1, 1)],
 }
 # Each epoch as its own dataset gives it, with latents and texts that its caches would hold.
-SCRIPT = """
+SCRIPT = """# preloaded
 import argparse, json, os, sys
 from types import SimpleNamespace
 import torch, transformers
