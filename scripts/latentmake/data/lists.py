@@ -245,14 +245,14 @@ def _entries(text: str) -> Iterator[tuple[int, object]]:
         line, counted, named = line + text.count("\n", counted, at), at, {}
         if opening == "{":
             if sign != '"':
-                raise json.JSONDecodeError("Expecting a name in double quotes", text, at)
+                raise json.JSONDecodeError("Expecting property name in double quotes", text, at)
             named[NAMES[0]], at = decode(text, at)
             at, sign = _sign(text, at)
             if sign != ":":
                 raise json.JSONDecodeError("Expecting ':' delimiter", text, at)
             at, _ = _sign(text, at + 1)
         value, at = decode(text, at)
-        yield line, {**value, **named} if isinstance(value, dict) else value
+        yield line, {**value, **named} if named and isinstance(value, dict) else value
         at, sign = _sign(text, at)
         if sign == ",":
             at, sign = _sign(text, at + 1)
@@ -318,15 +318,17 @@ def _cells(text: str) -> Iterator[tuple[int, list[str] | ValueError]]:
     """
     csv.field_size_limit(_LONGEST_FIELD)
     lines, at, is_damaged = [*io.StringIO(text, newline="")], 0, not is_text(text)
-    delimiter = max(",;\t", key=lines[0].count) if lines else ","
+    delimiter, reader, begin = max(",;\t", key=lines[0].count) if lines else ",", None, 0
     while at < len(lines):
-        line, rest = at + 1, (lines[number] for number in range(at, len(lines)))
-        reader = csv.reader(rest, delimiter=delimiter, strict=True)
+        line = at + 1
+        if reader is None:
+            begin, rest = at, (lines[number] for number in range(at, len(lines)))
+            reader = csv.reader(rest, delimiter=delimiter, strict=True)
         try:
             cells = next(reader)
-            at += reader.line_num
+            at = begin + reader.line_num
         except csv.Error as error:
-            at, what = line, f"has a quote without its pair ({error})"
+            at, reader, what = line, None, f"has a quote without its pair ({error})"
             yield line, ValueError(f'{what}: write "" for a quote within a quoted text')
         else:
             if is_damaged and not all(map(is_text, cells)):

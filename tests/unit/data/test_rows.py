@@ -79,7 +79,7 @@ def test_a_key_names_an_image_below_the_datasets_folder(key: str, name: str) -> 
 
 FAULTS = [
     ("m.json", '{"a": {"caption": "x"}, "b": {"capt', "m.json ends in the middle"),
-    ("m.json", '{"a": {"caption": "x"},\n,', "is not JSON (Expecting a name in double quotes"),
+    ("m.json", '{"a": {"caption": "x"},\n,', "is not JSON (Expecting property name"),
     ("m.json", '{"a": {"caption": "x"},\n,', "line 2 column 1 ("),
     ("m.json", "", "ends in the middle"),
     ("m.json", '"text"', "is no JSON object or list"),
