@@ -244,9 +244,9 @@ def doubts(settings: Captions, like_sdscripts: bool) -> Iterator[str]:
         yield f"sd-scripts joins tags by `, ` after a shuffle, though `{separator}` separated them"
     if divider and not drawn:
         yield f"sd-scripts leaves `{divider}` in texts that are not shuffled; remove it there"
-    for key, line in ("caption_prefix", "first"), ("caption_suffix", "last"):
+    for key, place in ("caption_prefix", "before the first"), ("caption_suffix", "behind the last"):
         if settings.enable_wildcard and getattr(settings, key):
-            what = f"sd-scripts puts `{key}` only to the {line} line of a caption"
+            what = f"sd-scripts puts `{key}` only {place} line of a caption"
             yield f"{what}, and `enable_wildcard` takes any line; write it into each line"
 
 
