@@ -124,8 +124,9 @@ class Model(Closed):
 
     vae: WeightsPlace = shaped(NO_WEIGHTS, Shapes("latents", "pictures", applies=[_VAE]))
     """The VAE, which makes the latents: a path or [section](#place-of-weights). It is an
-    `AutoencoderKL`, or the VAE of the architecture. Every model needs one except HiDream O1, which
-    has no VAE."""
+    `AutoencoderKL`, or the VAE of the architecture. Without an `architecture` it may be FLUX.2's,
+    for a UNet of its 32 channels; set `scaling_factor` then. Every model needs one except HiDream
+    O1, which has no VAE."""
     text: Listed[TextPlace] = shaped([], TEXT)
     """The text encoders, in the order of the network: CLIP, T5, umT5 or those of the architecture.
     Each is a path or [section](#text-encoders). The folder of a pipeline stands for all of its text

@@ -75,7 +75,7 @@ PLACES = {
         ("musubi", "dataset", "resolution", "write `resolutions` in runs.NAME"),
         ("musubi", "dataset", "batch_size", "`batch_size` belongs to runs.NAME.trainer"),
         ("sd", "trainer", "batch_size", "did you mean `train_batch_size`?"),
-        ("musubi", "trainer", "max_train_steps", "did you mean `max_train_epochs`?"),
+        ("musubi", "trainer", "max_steps", "did you mean `max_train_steps`?"),
         ("sd", "trainer", "max_train_steps", "did you mean `steps`?"),
         ("wan", "trainer", "discrete_flow_shift", "did you mean `flow_shift`?"),
         ("sd", "trainer", "save_steps", "did you mean `save_every_n_steps`?"),

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 FLAGS = [
     (MusubiTrainer, "--output_dir", "latentmake names the results"),
-    (MusubiTrainer, "--max_train_steps=5", "set `max_train_epochs`"),
+    (MusubiTrainer, "--max_train_steps=5", "set `max_train_steps`"),
+    (MusubiTrainer, "--cache_latents", "musubi-tuner has no such flag: two caching scripts"),
     (MusubiTrainer, "--learning_rate", "set `learning_rate`"),
     (MusubiTrainer, "--network_module", "set `network_module`"),
     (MusubiTrainer, "--flash_attn", "set `attention: flash_attn`"),
