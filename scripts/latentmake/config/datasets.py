@@ -296,8 +296,8 @@ class Dataset(Closed):
     adopt_from: Listed[DiskPath] = shaped([], MACHINE)
     """Folders with caches that musubi-tuner, sd-scripts or ai-training made of these items.
     `latentmake adopt` takes them over in place of encoding; see the guides for
-    [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md). Those of
-    [ai-training](../trainers/ai-training.md) lie beside the images by default."""
+    [musubi-tuner](../guides/musubi-tuner.md) and [kohya](../guides/kohya.md). Caches
+    of [ai-training](../trainers/ai-training.md) lie beside the images by default."""
     control_directory: DiskPath | None = shaped(None, _CONTROLS, min_length=1)
     """Folder of [control images](#control-images-and-layers), named as the items that they
     control; for videos and a Wan model, of control videos. A changed control image rebuilds

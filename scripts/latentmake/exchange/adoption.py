@@ -20,11 +20,9 @@ from latentmake import digest
 from latentmake.caches.inputs import Reading, identify
 from latentmake.digest import target_stat
 from latentmake.errors import CacheError, OtherSizeError, OutdatedError, SourceError
-from latentmake.exchange.trainer_caches import candidates, check, stamped
+from latentmake.exchange.trainer_caches import candidates, check, sizes_of, stamped
 from latentmake.files import atomic, cachefile
 from latentmake.files.workspace import usable_cores
-from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import parsed
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, PROMPTS, Order, Target, Work
 from latentmake.plan.receipts import Receipt
@@ -56,7 +54,7 @@ def adopt(
     orders = [x for x in plan.orders if folders.get(x.dataset) and not x.reuses]
     planned, count = time.time_ns(), sum(len(order.paths) for order in orders)
     total, unsaid = _others(plan, count), 0
-    sizes = [size for part in plan.parts if (size := parsed(part.name).size)]
+    sizes = sizes_of(plan.parts)
     store.keep(orders)
     pool = ThreadPoolExecutor(max(usable_cores(), _LEAST_THREADS))
     with (
@@ -99,12 +97,13 @@ class _Batch:
         targets: path -> stat and key of written targets.
     """
 
-    def __init__(self, order: Order, folders: Sequence[str], sizes: Collection[Size]) -> None:
+    def __init__(
+        self, order: Order, folders: Sequence[str], sizes: Collection[tuple[int, int]]
+    ) -> None:
         self.sources: dict[str, list[Any]] = {}
         self.targets: dict[str, list[Any]] = {}
         self._order = order
-        self._folders = folders
-        self._sizes = sizes
+        self._folders, self._sizes = folders, sizes
         self._recipe = digest.of_value(order.recipe)
         self._made: dict[tuple[str, str], Path] = {}
         self._lock = threading.Lock()

@@ -9,8 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterator
 
-from PIL import ExifTags, Image
-
 from latentmake.caches.inputs import Reading
 from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError, OtherSizeError, OutdatedError
@@ -47,10 +45,16 @@ def check_run(config: Config, name: str) -> None:
             what = "no config.json on this disk says what its caches are like"
             hint = "name a folder that has one as `path`, or the file as `config`"
             raise ConfigError(what, where=f"{where}.{key}", hint=hint)
-    for dataset in run.datasets if endings.text else ():
+    if endings.text:
+        _refuse_composed(config, name)
+
+
+def _refuse_composed(config: Config, name: str) -> None:
+    run = config.runs[name]
+    for dataset in run.datasets:
         if config.datasets[dataset].composed:
             what = f"the texts of {dataset} are not just what its caption files hold"
-            hint = f"leave out {where}.ai_training.text, so that they are encoded"
+            hint = f"leave out models.{run.model}.ai_training.text, so that they are encoded"
             raise ConfigError(what, where=f"run {name}", hint=hint)
 
 
@@ -65,7 +69,7 @@ def names(order: Order, stem: str) -> Iterator[str]:
 
 
 def check(
-    head: Head, order: Order, reading: Reading, target: Target, sizes: Collection[Size]
+    head: Head, order: Order, reading: Reading, target: Target, sizes: Collection[tuple[int, int]]
 ) -> bool:
     """Check a file's header; return whether it tells what it was made of: an export of ours does.
 
@@ -74,6 +78,19 @@ def check(
     Raises:
         CacheError: it does not fit.
     """
+    tensor = _tensor(head, order)
+    if order.kind == "text":
+        _check_text(tensor, order)
+    else:
+        _check_latents(tensor, order, reading, target, sizes)
+    if KEY in head.metadata and head.metadata[KEY] != reading.keys[target]:
+        what = f"was exported of what {reading.work.item.name} held before, or by another model"
+        raise OutdatedError(what)
+    return KEY in head.metadata
+
+
+def _tensor(head: Head, order: Order) -> Tensor:
+    """Return a file's only tensor, if it has the right name and dtype."""
     name, tensors = _NAMES[order.kind], head.tensors
     if tensors.keys() != {name}:
         held = ", ".join(sorted(tensors)) or "nothing"
@@ -83,14 +100,7 @@ def check(
         key = "text_dtype" if order.kind == "text" else "vae_dtype"
         hint = f"set {key}: {dtype} of models.{order.model}"
         raise CacheError(f"holds `{name}` in {dtype}, not in {wanted}", hint=hint)
-    if order.kind == "text":
-        _check_text(tensor, order)
-    else:
-        _check_latents(tensor, order, reading, target, sizes)
-    if KEY in head.metadata and head.metadata[KEY] != reading.keys[target]:
-        what = f"was exported of what {reading.work.item.name} held before, or by another model"
-        raise OutdatedError(what)
-    return KEY in head.metadata
+    return tensor
 
 
 def _check_text(tensor: Tensor, order: Order) -> None:
@@ -106,7 +116,11 @@ def _check_text(tensor: Tensor, order: Order) -> None:
 
 
 def _check_latents(
-    tensor: Tensor, order: Order, reading: Reading, target: Target, sizes: Collection[Size]
+    tensor: Tensor,
+    order: Order,
+    reading: Reading,
+    target: Target,
+    sizes: Collection[tuple[int, int]],
 ) -> None:
     item, settings = reading.work.item, order.dataset_settings
     factor = vae_factor(order.model_settings.vae)
@@ -117,7 +131,7 @@ def _check_latents(
         return placed.height // factor, placed.width // factor
 
     if tensor.shape[1:] != (wanted := sides(target.size)):
-        fits = any(tensor.shape[1:] == sides(size) for size in sizes)
+        fits = any(tensor.shape[1:] == sides(Size(*size)) for size in sizes)
         kind = OtherSizeError if fits else CacheError
         what = f"holds latents of {[*tensor.shape]}, not of {wanted[0]} x {wanted[1]}"
         raise kind(what, hint="check the resolutions of the run and `fit` of the dataset")
@@ -128,6 +142,8 @@ def _check_latents(
 
 def _is_turned(data: bytes, path: str) -> bool:
     """Whether an image is displayed otherwise than it is stored (EXIF), as ai-training takes it."""
+    from PIL import ExifTags, Image  # planning does without
+
     with opened_image(io.BytesIO(data), path, None) as image:
         exif = Image.Image.getexif(image)  # of what stands before the pixels
         return image.format != "TIFF" and exif.get(ExifTags.Base.Orientation, 1) in range(2, 9)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 
+from latentmake import digest
 from latentmake.errors import CacheError, ConfigError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts import layout
@@ -173,8 +174,11 @@ def _export(order: ExportOrder, file: _File) -> str:
         header, own = cachefile.read_header(file.cache), cachefile.header_of(file.path)
         if own is not None and own.key == header.key:
             return _SAME
-        if own is None and file.path.is_file() and not order.overwrite:
-            return _LEFT
+        if own is None and file.path.is_file():
+            if header.adopted and header.adopted == digest.of_file(file.path):
+                return _SAME  # the cache was taken from it
+            if not order.overwrite:
+                return _LEFT
         with safe_open(file.cache, framework="pt") as cache:
             tensor = cache.get_tensor(file.tensor).to(getattr(torch, file.dtype))
             recipe = cache.metadata()[cachefile.RECIPE]

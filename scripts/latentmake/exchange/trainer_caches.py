@@ -23,10 +23,10 @@ from latentmake.exchange import ai_training
 from latentmake.files import npz
 from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import Tensor, parse_head
-from latentmake.geometry.buckets import Size, crop_ltrb
-from latentmake.layouts.layout import array_name, frames_and_sides, layout_of
+from latentmake.geometry.buckets import crop_ltrb
+from latentmake.layouts.layout import array_name, frames_and_sides, layout_of, parsed
 from latentmake.models.files import text_width
-from latentmake.plan.orders import Order, Target
+from latentmake.plan.orders import Order, Part, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,8 +83,17 @@ def candidates(folders: Iterable[str], order: Order, stem: str, target: Target) 
     return [path for path in paths if path.is_file()]
 
 
+def sizes_of(parts: Iterable[Part]) -> list[tuple[int, int]]:
+    """Return the resolutions of the latents among some parts."""
+    return [size for part in parts if (size := parsed(part.name).size)]
+
+
 def check(
-    data: bytes, order: Order, reading: Reading, target: Target, sizes: Collection[Size]
+    data: bytes,
+    order: Order,
+    reading: Reading,
+    target: Target,
+    sizes: Collection[tuple[int, int]],
 ) -> bool:
     """Check what a file holds; return whether it tells what it was made of: a caption does.
 
