@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from latentmake import digest
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError
+from latentmake.errors import CacheError, ConfigError
 from latentmake.exchange.export import ExportOrder, export, plan_export
 from latentmake.files import cachefile
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from order_world import silent
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 LATENTS, T5, CLIP = ".img_sdxl", ".txt_t5cache", ".txt_clipl"
 
@@ -51,6 +52,25 @@ def test_t5_is_exported_in_bfloat16_and_clip_in_float32(
     first, second = states.values()
     assert t5.dtype == torch.bfloat16 and t5.equal(first.to(torch.bfloat16))
     assert clip.dtype == torch.float32 and clip.equal(second)
+
+
+def test_a_file_that_a_cache_was_taken_from_is_left_and_any_other_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    latents = {"latents": torch.rand(4, 2, 2)}
+    save_file({"latent": latents["latents"]}, "a.img_sdxl")
+    adopted = {cachefile.ADOPTED: digest.of_file(Path("a.img_sdxl"))}
+    stamp = cachefile.stamp(key="k", source="s", recipe={})
+    Path("a.safetensors").write_bytes(cachefile.serialize(latents, {**stamp, **adopted}))
+    row = {"dataset": "cats", "stem": "a", "source": "a.png", "latents": {"16": "a.safetensors"}}
+    Path("manifest.jsonl").write_text(json.dumps({**row, "text": None}))
+    values: dict[str, Any] = {"run": "cats", "manifest": "manifest.jsonl", "folder": None}
+    values |= {"part": "16", "ending": LATENTS, "texts": [], "overwrite": False}
+    assert export(ExportOrder(**values), say=silent) == {"up to date": 1}
+    save_file({"latent": latents["latents"] + 1}, "a.img_sdxl")
+    with pytest.raises(CacheError, match="not of latentmake's making"):
+        export(ExportOrder(**values), say=silent)
 
 
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -26,6 +26,7 @@ from latentmake.files.workspace import System
 from latentmake.training.external import publish
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import MusubiPublication
+from latentmake.training.external.order import Resume
 from publish_world import ATTENTION, NEEDED, check_flags, fill, order_of, put, value
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -361,6 +362,15 @@ def test_folders_results_and_batch_files_lie_where_the_user_wants_them() -> None
     published(mapped(order_of()))
     assert not [*Path("bats").iterdir()] and (folder / "train_gove-1.0.bat").is_file()
     assert not (folder / "gove").exists()
+
+
+def test_a_training_of_steps_counts_no_epochs() -> None:
+    order = order_of(trainer={"max_train_steps": 300})
+    arguments = training(order, "linux")
+    assert value(arguments, "--max_train_steps") == "300"
+    assert "--max_train_epochs" not in arguments
+    assert order.settings_digest() != order_of().settings_digest()
+    assert not order.can_resume(Resume(Path("state"), done=2, counted=True))  # where it would end
 
 
 def test_folders_that_would_share_a_name_are_refused() -> None:
