@@ -123,7 +123,7 @@ CHANGES: dict[Key, Change] = {
     },
     ("runs", "generate", "image"): refused("first.png", "draws from text only"),
     # -- datasets
-    ("datasets", "adopt_from"): refused("data/same", "adopt_from"),
+    ("datasets", "adopt_from"): nothing("data/same", "latentmake adopt alone reads it"),
     ("datasets", "bucket_reso_steps"): Change(16),
     ("datasets", "min_bucket_reso"): refused(64, "min_bucket_reso"),
     ("datasets", "max_bucket_reso"): refused(512, "max_bucket_reso"),
