@@ -120,18 +120,28 @@ def lora_bytes(network: Any, prefix: str) -> bytes:
 
 
 def kohya_bytes(
-    network: Any, place: Callable[[str], str], metadata: Mapping[str, str] | None = None
+    network: Any,
+    place: Callable[[str], str],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    scaled: str = "",
 ) -> bytes:
     """Return the file in the names of kohya's scripts and those that follow them.
 
-    `place` returns the name there of a layer, of peft's name.
+    `place` returns the name there of a layer, of peft's name. The layer `scaled` has no alpha, and
+    is scaled by it: readers take the rank for a missing one.
     """
-    alpha = float(network.peft_config[ADAPTER].lora_alpha)
+    config = network.peft_config[ADAPTER]
+    alpha = float(config.lora_alpha)
     named: dict[str, torch.Tensor] = {}
     for name, value in lora_tensors(network).items():
         layer, matrix, _ = name.rsplit(".", 2)  # mid_block.attentions.0.proj_in, lora_A, weight
-        named[f"{place(layer)}.{_MATRICES[matrix]}.weight"] = value.detach().cpu().float()
-        named[f"{place(layer)}.alpha"] = torch.tensor(alpha)
+        value = value.detach().cpu().float()
+        if layer != scaled:
+            named[f"{place(layer)}.alpha"] = torch.tensor(alpha)
+        elif matrix == "lora_B":
+            value = value * (alpha / config.r)
+        named[f"{place(layer)}.{_MATRICES[matrix]}.weight"] = value
     return cachefile.serialize(named, {"format": "pt", **(metadata or {})})
 
 

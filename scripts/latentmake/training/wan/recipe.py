@@ -48,6 +48,7 @@ from latentmake.training.lora import (
 from latentmake.training.wan.dit import (
     HINT,
     IGNORED,
+    LAST,
     PLACES,
     PREFIX,
     WanOrder,
@@ -190,7 +191,9 @@ def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = Fal
     names = lora_names(high_noise=high_noise)
     atomic.write(folder / names.diffusers, lora_bytes(transformer, PREFIX))
     atomic.write(folder / names.musubi, kohya_bytes(transformer, musubi_place))
-    atomic.write(folder / names.comfyui, kohya_bytes(transformer, comfyui_place))
+    # diffusers reads this file, too, and refuses an alpha of that layer.
+    comfyui = kohya_bytes(transformer, comfyui_place, scaled=LAST)
+    atomic.write(folder / names.comfyui, comfyui)
 
 
 _LEAST = 1e-5  # of a share: a normal number is infinite at 0 and 1

@@ -93,6 +93,21 @@ def test_every_file_does_in_diffusers_what_our_network_does(
         assert torch.allclose(found, expected, rtol=0, atol=1e-5), name
 
 
+@pytest.mark.parametrize("alpha", [2, 4, 16.0])
+def test_a_lora_of_the_last_layer_does_the_same_in_diffusers(tmp_path: Path, alpha: float) -> None:
+    ours = trained(tiny_dit(), alpha=alpha, targets=[*TARGETS, "proj_out"])
+    write_lora(ours, tmp_path)
+    given, loader = inputs(ours), WanPipeline
+    expected = ours(**given).sample
+    for name in (lora_names().diffusers, lora_names().comfyui):
+        state, metadata = loader.lora_state_dict(
+            tmp_path, weight_name=name, return_lora_metadata=True
+        )
+        other = tiny_dit()
+        loader.load_lora_into_transformer(state, other, metadata=metadata)
+        assert torch.allclose(other(**given).sample, expected, rtol=0, atol=1e-5), name
+
+
 def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
     ours = trained(tiny_dit(), alpha=3.5)
     write_lora(ours, tmp_path)
