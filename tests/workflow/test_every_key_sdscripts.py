@@ -152,9 +152,11 @@ CHANGES: dict[Key, Change] = {
     ),
     ("runs", "model"): Change("other", makes=frozenset({"latents", "text"}), why="under its name"),
     ("runs", "resolutions"): Change([128, 64]),
-    ("runs", "validation", "items"): refused(1, "validation"),
-    ("runs", "validation", "clips"): refused(1, "validation"),
-    ("runs", "validation", "every"): refused(1, "validation"),
+    ("runs", "validation", "items"): Change(
+        2, before={"items": 1}, makes=frozenset({"manifest"}), why="no setting of the trainer"
+    ),
+    ("runs", "validation", "clips"): refused(1, "draws no held-out items", before={"items": 1}),
+    ("runs", "validation", "every"): Change(2, before={"items": 1}),
     # -- its trainer
     ("runs", "trainer", "kind"): refused("sd", "unknown key"),
     ("runs", "trainer", "script"): Change("sdxl_train"),

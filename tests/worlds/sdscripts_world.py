@@ -135,6 +135,7 @@ VALUES = (
     *("max_train_epochs", "dynamo_backend", "zero_stage", "save_every_n_epochs", "clip_skip"),
     *("max_token_length", "t5xxl_max_token_length", "ae", "clip_l", "clip_g", "t5xxl"),
     *("save_last_n_epochs_state", "resume", "initial_step"),
+    *("validate_every_n_steps", "validate_every_n_epochs"),
     *("vae", "vae_batch_size", "text_encoder_batch_size"),
     *("gemma2", "system_prompt", "gemma2_max_token_length", "tokenizer_cache_dir"),
     "timestep_sampling",
@@ -143,7 +144,7 @@ _PROGRAM = """
 import argparse, json, os, re, struct, sys, tomllib, zipfile
 
 DATASET = {{"resolution", "batch_size", "enable_bucket", "min_bucket_reso", "max_bucket_reso",
-           "bucket_reso_steps", "bucket_no_upscale", "subsets"}}
+           "bucket_reso_steps", "bucket_no_upscale", "subsets", "validation_split"}}
 SUBSET = {{"image_dir", "metadata_file", "num_repeats", "flip_aug", "alpha_mask"}}
 LATENTS, TEXT, CACHED = {latents!r}, {text!r}, {cached!r}
 
@@ -159,6 +160,8 @@ def look(config):
     items = []
     for block in config["datasets"]:
         assert set(block) <= DATASET, block
+        if "validation_split" in block:
+            continue
         (subset,) = block["subsets"]
         assert set(subset) <= SUBSET, subset
         for key, entry in json.load(open(subset["metadata_file"], encoding="utf-8")).items():

@@ -265,6 +265,7 @@ class SdScriptsTrainer(Trainer):
     """Models that sd-scripts trains, from caches in its layout."""
 
     layout: ClassVar[str] = "sdscripts"
+    holds_out: ClassVar[bool] = True
     network: ClassVar[str] = "checkpoint"
     absent: ClassVar[Mapping[str, str]] = {}
 

@@ -60,7 +60,9 @@ class Validation(Closed, shapes=Shapes("manifest", "weights")):
     every: Number | None = shaped(None, MACHINE, ge=1)
     """Steps between two losses of the held-out items along a training, from its start to its end:
     `validation_loss` in TensorBoard and `curves.png`, and `validation_loss/cats` of the items in a
-    folder `cats` of their dataset. By default it computes none."""
+    folder `cats` of their dataset. By default it computes none. With the trainer `sdscripts`:
+    `loss/validation/step_average`, and a last one at the end of the training; by default
+    `loss/validation/epoch_average` after each epoch."""
 
 
 class Run(Closed):
@@ -92,7 +94,8 @@ class Run(Closed):
     """[Clips or pictures](generate.md) that `generate_{run}` draws, with the trainers `sd` and
     `wan`."""
     validation: Validation | None = None
-    """[Items held out](validation.md) of the training, with the trainers `sd` and `wan`."""
+    """[Items held out](validation.md) of the training, with the trainers `sd`, `wan` and
+    `sdscripts`."""
 
 
 Fault: TypeAlias = tuple[str, str, str]
@@ -126,12 +129,16 @@ def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
         if all(getattr(model, key) is None for key in keys):
             hint = f"add `{keys[0]}` to models.{run.model}, or leave out the run's `trainer`"
             yield f"{where}.model", f"the model {run.model} has no `{keys[0]}` to train", hint
-    if run.validation is not None and not (trainer and trainer.ours):
+    if run.validation is None:
+        return
+    if trainer is None or not trainer.holds_out:
         what = "the run has no trainer that could leave items out"
         if trainer is not None:
-            what = f"the trainer {trainer.kind} holds no items out; sd and wan do"
+            what = f"the trainer {trainer.kind} has no held-out loss; sd, wan and sdscripts do"
         hint = "leave it out, or hold images or videos out by a dataset of their own"
         yield f"{where}.validation", what, hint
+    elif not trainer.ours and run.validation.first_set("clips"):
+        yield f"{where}.validation.clips", f"{trainer.kind} draws no held-out items", _LEAVE
 
 
 def _faults_of_regularisation(
@@ -337,6 +344,11 @@ def _faults_of_sdscripts(
     key = trainer.first_set("network_module", "network_args")
     if key and script in strategies.complete:
         yield f"{where}.{key}", f"{script} trains the complete network", _LEAVE
+    if run.validation is not None and script in strategies.complete:
+        yield f"{run_key}.validation", f"{script} has no held-out loss", _LEAVE
+    if run.validation is not None and not trainer.logging:
+        what = "the loss of held-out items is seen in TensorBoard's files only"
+        yield f"{run_key}.validation", what, "leave it out, or `logging: false`"
     for flag in flags_of(trainer.arguments):
         if model.spec.caches_text and flag in OF_CAPTIONS:
             hint = "leave it out, and see the dataset's `captions`"

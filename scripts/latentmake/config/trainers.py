@@ -49,7 +49,8 @@ class Trainer(Closed, shapes=WEIGHTS):
     layout: ClassVar[str]  # whose caches it reads
     network: ClassVar[str]  # the model's key that names what is trained
     alternatives: ClassVar[tuple[str, ...]] = ()  # keys that may be set in its place
-    ours: ClassVar[bool] = False  # whether it is no other program: it holds items out, and draws
+    ours: ClassVar[bool] = False  # whether it is no other program: it draws, and evaluates
+    holds_out: ClassVar[bool] = False  # whether it computes the loss of held-out items
 
     @property
     def prompts(self) -> list[str]:
@@ -104,6 +105,7 @@ class LoopTrainer(Trainer):
 
     draws_captions: ClassVar[bool] = True  # whether its samples are of captions without `prompts`
     ours: ClassVar[bool] = True
+    holds_out: ClassVar[bool] = True
     # Defaults of earlier releases, which digests of settings leave out.
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 

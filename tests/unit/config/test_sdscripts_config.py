@@ -151,6 +151,31 @@ def test_regularisation_images_without_an_effect_are_refused(
     assert line(regular(architecture, trainer, **dataset)).startswith(begins)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "validation", "begins"),
+    [
+        ({"script": "sdxl_train"}, {}, "runs.first.validation: sdxl_train has no held-out loss"),
+        ({"logging": False}, {}, "runs.first.validation: the loss of held-out items is seen in"),
+        ({}, {"clips": 2}, "runs.first.validation.clips: sdscripts draws no held-out items"),
+    ],
+)
+def test_items_held_out_without_an_effect_are_refused(
+    trainer: dict[str, Any], validation: dict[str, Any], begins: str
+) -> None:
+    asked = regular(trainer=trainer)
+    asked["runs"]["first"]["validation"] = {"items": 2, **validation}
+    assert line(asked).startswith(begins)
+    del asked["runs"]["first"]["validation"]
+    parse(asked)
+
+
+def test_another_network_than_a_lora_needs_a_script_that_trains_one() -> None:
+    asked = regular(trainer={"script": "sdxl_train", "network_args": "conv_dim=4"})
+    said = "runs.first.trainer.network_args: sdxl_train trains the complete network"
+    assert line(asked).startswith(said)
+    parse(regular(trainer={"network_module": "lycoris.kohya", "network_args": "algo=loha"}))
+
+
 def test_a_weight_without_regularisation_images_is_refused() -> None:
     asked = regular(trainer={"prior_loss_weight": 0.5})
     del asked["datasets"]["man"]["is_reg"]

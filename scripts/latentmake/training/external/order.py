@@ -18,7 +18,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer, flags_of
 from latentmake.config.machines import Publish
 from latentmake.config.models import Model
-from latentmake.config.root import Config
+from latentmake.config.root import Config, Validation
 from latentmake.errors import ModelError
 from latentmake.files.workspace import is_windows
 from latentmake.index.memo import Memo
@@ -83,6 +83,7 @@ class ExternalOrder(RunOrder):
         trainer: its section, with the defaults of the architecture's guide.
         defaults: those defaults: keys, and further flags of the training script.
         weights: digest of the networks that are trained; "" where nobody has asked.
+        validation: items that the manifest holds out, where it holds out any.
     """
 
     name: ClassVar[str]
@@ -97,6 +98,7 @@ class ExternalOrder(RunOrder):
     defaults: dict[str, Setting] = Field({})
     weights: str = ""
     publish: Publish
+    validation: Validation | None = None
 
     @classmethod
     def of_run(cls, config: Config, name: str) -> Self:
@@ -114,6 +116,7 @@ class ExternalOrder(RunOrder):
             model=model,
             trained=run.trainer is not None,
             publish=config.publish,
+            validation=run.validation,
         )
         return order.settled(f"runs.{name}.trainer")
 

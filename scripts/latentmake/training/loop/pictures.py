@@ -85,7 +85,7 @@ def curves_png(events: Path, *, title: str = "") -> bytes | None:
         axes.plot(steps, values, color=_COLOUR, linewidth=1.6, marker=marker)
         # Names are texts, never markup: a dollar sign would begin a formula.
         axes.set_title(name, loc="left", fontsize=12, fontweight="bold", parse_math=False)
-        axes.set(xlabel="steps", ylabel=_UNITS.get(name, "value"))
+        axes.set(xlabel="steps", ylabel=_UNITS.get(name, "loss" if "loss" in name else "value"))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         axes.grid(color="#d0d7de", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)

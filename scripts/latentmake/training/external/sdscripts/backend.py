@@ -64,6 +64,9 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
     def edited(
         self, base: str, old: Path, new: Path | bytes | None
     ) -> Iterator[tuple[str, Sequence[Kind]]]:
+        if base.endswith(deploy.CAPTION):  # of an item that is held out
+            yield base.removesuffix(deploy.CAPTION), ["text"]
+            return
         if base != deploy.METADATA:
             yield str(PurePosixPath(base).with_suffix("")), ["latents"]
             return

@@ -8,17 +8,22 @@ sd-scripts knows no regularisation images beside a `metadata.json`. A run that h
 images of each block, with captions and sizes, in a `metadata_cache.json`, by the absolute paths of
 the machine that trains; and datasets of the same buckets are one block of the TOML, within which
 sd-scripts balances them.
+
+Items that are held out lie in a folder `held_out` below that of their block, under names of equal
+length, each with its caption in a file: with `validation_split = 1.0` sd-scripts computes their
+loss, and shuffles them apart from the captions of a `metadata_cache.json`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import tomli_w
 
+from latentmake import digest
 from latentmake.config.fields import resolution_name
 from latentmake.data.texts import caption_of, read_text
 from latentmake.errors import CacheError, SourceError
@@ -29,6 +34,8 @@ from latentmake.training.external.publish import Files, block_name
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
 
 METADATA = "metadata.json"
+CAPTION = ".txt"  # of an item that is held out
+_HELD_OUT = "held_out"
 _LISTED = "listed"
 Blocks = Callable[[str, tuple[int, int]], str]
 _LISTING = "metadata_cache.json"  # `DreamBoothDataset.IMAGE_INFO_CACHE_FILE`
@@ -68,6 +75,17 @@ def deployed(order: SdScriptsOrder, *, caches: bool = True, named: Blocks = bloc
             sized = SIZED.fullmatch(latents.removesuffix(layout.latents_ending))
             assert sized is not None
             found = row.texts_at(part) or [""] * len(texts)  # of each text, its embedding if any
+            size = [int(sized[2]), int(sized[3])]
+            if row.validation:
+                stem = f"{block}/{_HELD_OUT}/{digest.of_value(row.stem)[:16]}"
+                files[f"{stem}.png"] = Path(row.source)  # sd-scripts looks for few endings
+                if texts[0]:
+                    files[f"{stem}{CAPTION}"] = f"{texts[0]}\n".encode()
+                if caches:
+                    files[f"{stem}_{sized[2]}x{sized[3]}{layout.latents_ending}"] = Path(latents)
+                if caches and found[0]:
+                    files[f"{stem}{layout.text_ending}"] = Path(found[0])
+                continue
             for number, (text, cache) in enumerate(zip(texts, found, strict=False)):
                 stem = f"{row.stem}.v{number}" if number else row.stem
                 lie = {f"{stem}{suffix}": row.source}
@@ -76,7 +94,6 @@ def deployed(order: SdScriptsOrder, *, caches: bool = True, named: Blocks = bloc
                 if caches and cache:
                     lie[f"{stem}{layout.text_ending}"] = cache
                 _add(files, {f"{block}/{name}": Path(path) for name, path in lie.items()})
-                size = [int(sized[2]), int(sized[3])]
                 metadata[block][f"{stem}{suffix}"] = {"caption": text, "image_size": size}
     for block, entries in metadata.items():
         listed = json.dumps(entries, indent=1, sort_keys=True)
@@ -170,7 +187,26 @@ def dataset_toml(
                 repeated = {"num_repeats": dataset.num_repeats, "flip_aug": dataset.flip_aug}
                 subsets.append({"image_dir": place, **listed, **repeated, **masked})
             sections.append({**size, **buckets_of(order, names[0]), "subsets": subsets})
+    sections += _held_out_sections(order, directory)
     return tomli_w.dumps({"general": {"shuffle_caption": False}, "datasets": sections})
+
+
+def _held_out_sections(
+    order: SdScriptsOrder, directory: Callable[[str], str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the blocks of a TOML for items that are held out; one that has none is passed over."""
+    names = [name for name, each in order.datasets.items() if not each.is_reg]
+    for name in names if order.validation else ():
+        masked = {"alpha_mask": True} if order.datasets[name].alpha_mask else {}
+        for resolution in order.resolutions:
+            place = directory(f"{block_name(name, resolution)}/{_HELD_OUT}")
+            yield {
+                "resolution": list(resolution),
+                "batch_size": order.trainer.train_batch_size,
+                **buckets_of(order, name),
+                "validation_split": 1.0,
+                "subsets": [{"image_dir": place, "caption_extension": CAPTION, **masked}],
+            }
 
 
 def buckets_of(order: SdScriptsOrder, name: str) -> dict[str, Any]:

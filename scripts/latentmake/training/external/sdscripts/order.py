@@ -314,6 +314,7 @@ def training_arguments(
             "--resume": None if resume.state is None else absolute(resume.state),
             "--initial_step": resume.done * resume.steps if resume.counted else None,
             **sampling(order, places.prompts),
+            **_validating(order),
             **order.flags,
         }
     )
@@ -338,6 +339,17 @@ def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
         "--t5xxl_max_token_length": model.text[-1].max_length or T5_LENGTH if has_t5 else None,
         "--apply_lg_attn_mask": model.apply_lg_attn_mask,
         "--apply_t5_attn_mask": model.apply_t5_attn_mask,
+    }
+
+
+def _validating(order: SdScriptsOrder) -> dict[str, Setting]:
+    """Return the options about the loss of held-out items; it ends each epoch, or the training."""
+    if order.validation is None:
+        return {}
+    every, last = order.validation.every, order.epochs or order.trainer.max_train_steps
+    return {
+        "--validate_every_n_steps": every,
+        "--validate_every_n_epochs": 1 if every is None else last,
     }
 
 

@@ -16,6 +16,7 @@ from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.fields import shaping
 from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
+from latentmake.config.root import Validation
 from latentmake.errors import CacheError, ModelError, SourceError, TrainingError
 from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training import previous
@@ -459,3 +460,57 @@ def test_a_folder_of_one_variant_is_named_where_sd_scripts_cannot_read_it() -> N
         assert first.fault.startswith(named) != readable
     (part / "diffusion_pytorch_model.safetensors").touch()
     assert not next(iter(model_files(order("sd1", model={"checkpoint": "base"})))).fault
+
+
+# -- items that are held out ----------------------------------------------------------------------
+
+
+def with_held_out(**settings: Any) -> SdScriptsOrder:
+    asked = order("flux", trainer={"max_train_epochs": 5, **settings.pop("trainer", {})})
+    return asked.model_copy(update={"validation": Validation(items=1, **settings)})
+
+
+def test_held_out_items_lie_apart_and_are_validated_alone() -> None:
+    asked = with_held_out()
+    trained, held = row("sub/x", "flux"), row("held/y", "flux", validation=True)
+    write_manifest(trained, held)
+    files = deployed(asked)
+    (image,) = (name for name in files if "a_512/held_out" in name and name.endswith(".png"))
+    stem = image.removesuffix(".png")
+    assert files[image] == Path(held["source"])
+    assert files[f"{stem}.txt"] == b"data/held/y.txt\n"
+    assert files[f"{stem}_0040x0030_flux.npz"] == Path(held["latents"]["512"])
+    assert files[f"{stem}_flux_te.npz"] == Path(held["text"])
+    assert [*json.loads(files["a_512/metadata.json"])] == ["sub/x.png"]
+    blocks = tomllib.loads(dataset_toml(asked, lambda name: f"/run/{name}"))["datasets"]
+    apart = [each for each in blocks if "validation_split" in each]
+    assert [each["subsets"][0]["image_dir"] for each in apart] == [
+        "/run/a_512/held_out",
+        "/run/a_512x768/held_out",
+    ]
+    assert all(each["validation_split"] == 1 for each in apart)
+    assert len(blocks) == 4
+    write_manifest(trained)
+    none = asked.model_copy(update={"validation": None})
+    assert "validation_split" not in dataset_toml(none, str)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "epochs"),
+    [
+        ({}, None, "1"),
+        ({"every": 50}, "50", "5"),
+        ({"every": 50, "trainer": {"max_train_epochs": None, "max_train_steps": 80}}, "50", "80"),
+    ],
+)
+def test_their_loss_is_computed_after_epochs_or_steps_and_at_the_end(
+    settings: dict[str, Any], steps: str | None, epochs: str
+) -> None:
+    asked = with_held_out(**settings)
+    found = arguments(asked)
+    assert value(found, "--validate_every_n_epochs") == epochs
+    assert ("--validate_every_n_steps" in found) == (steps is not None)
+    assert steps is None or value(found, "--validate_every_n_steps") == steps
+    none = asked.model_copy(update={"validation": None})
+    assert asked.settings_digest() == none.settings_digest()
+    assert not [each for each in arguments(none) if each.startswith("--validat")]
