@@ -463,11 +463,14 @@ def test_caches_go_when_they_are_no_longer_published_and_come_back() -> None:
 def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) -> None:
     put("prompts.txt", "a cat")
     maps = [{"linux": str(tmp_path), "windows": "D:/training"}]
-    order = order_of(trainer={"arguments": ["--sample_prompts", "prompts.txt"]})
+    network = {"network_module": "lycoris.kohya", "network_args": ["preset=./prompts.txt"]}
+    order = order_of(trainer={"arguments": ["--sample_prompts", "prompts.txt"], **network})
     order = with_publish(order, path_maps=maps)
     linux, windows = training(order, "linux"), training(order, "windows")
     assert value(linux, "--sample_prompts") == f"{tmp_path}/prompts.txt"
     assert value(windows, "--sample_prompts") == "D:/training/prompts.txt"
+    assert value(windows, "--network_module") == "lycoris.kohya"
+    assert value(windows, "--network_args") == "preset=D:/training/prompts.txt"
 
 
 # -- the checklist --------------------------------------------------------------------------------

@@ -495,6 +495,24 @@ def test_held_out_items_lie_apart_and_are_validated_alone() -> None:
     assert "validation_split" not in dataset_toml(none, str)
 
 
+def test_caches_of_held_out_items_made_there_go_with_what_they_came_from() -> None:
+    asked = with_held_out()
+    asked = asked.model_copy(update={"publish": Publish(path="out", caches=False)})
+    write_manifest(row("x", "flux"), row("y", "flux", validation=True))
+    publish([SdScriptsPublication(asked)], print)
+    (image,) = Path("out/cats/a_512/held_out").glob("*.png")
+    made = [
+        image.with_name(f"{image.stem}{end}") for end in ("_0040x0030_flux.npz", "_flux_te.npz")
+    ]
+    put(*map(str, made))
+    Path("data/y.txt").write_text("another caption")
+    publish([SdScriptsPublication(asked)], print)
+    assert [path.exists() for path in made] == [True, False]
+    Path("data/y.png").write_bytes(b"another picture")
+    publish([SdScriptsPublication(asked)], print)
+    assert [path.exists() for path in made] == [False, False]
+
+
 @pytest.mark.parametrize(
     ("settings", "steps", "epochs"),
     [
