@@ -104,7 +104,7 @@ def _refuse_decided(trainer: Any) -> Any:
     return trainer
 
 
-NetworkModule = Annotated[str, StringConstraints(pattern=MODULE)]
+NetworkModule = Annotated[str, StringConstraints(pattern=MODULE, max_length=200)]
 
 _SCALED = Applies("needs `fp8_base: true`", when=lambda trainer: trainer.fp8_base)
 _COMPILED = Applies("needs `torch_compile: true`", when=lambda trainer: trainer.torch_compile)

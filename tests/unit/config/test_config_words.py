@@ -95,7 +95,7 @@ PLACES = {
         ("sd", "dataset", "trigger_word", "`captions: {caption_prefix: ...}`"),
         ("musubi", "dataset", "image_jsonl_file", "write the list as `path` in datasets.NAME"),
         ("sd", "trainer", "lora_weights", "did you mean `init_lora`?"),
-        ("musubi", "trainer", "lora_weights", "write `arguments: [--network_weights, FILE]`"),
+        ("musubi", "trainer", "lora_weights", "`arguments: [--network_weights, FILE]` in one of"),
         ("sdscripts", "trainer", "masked_loss", "`alpha_mask: true` in datasets.NAME and `arg"),
         ("musubi", "trainer", "network_type", "did you mean `network_module`?"),
         ("sd", "trainer", "network_module", "sd and wan train LoRAs only"),
