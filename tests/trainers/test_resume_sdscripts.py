@@ -160,7 +160,6 @@ def test_a_training_killed_twice_is_resumed_by_number_and_ends_with_its_last_epo
     [
         (None, ["conv_dim=2", "conv_alpha=1"], "resnets_0_conv1.lora_up.weight"),
         ("lycoris.kohya", ["algo=loha", "preset=attn-mlp"], ".hada_w1_a"),
-        ("lycoris.kohya", ["algo=lokr", "factor=4", "preset=attn-mlp"], ".lokr_w1"),
     ],
 )
 def test_another_network_is_trained_and_accepted(

@@ -153,7 +153,7 @@ CHANGES: dict[Key, Change] = {
     ("runs", "model"): Change("other", makes=frozenset({"latents", "text"}), why="under its name"),
     ("runs", "resolutions"): Change([128, 64]),
     ("runs", "validation", "items"): Change(
-        2, before={"items": 1}, makes=frozenset({"manifest"}), why="no setting of the trainer"
+        1, makes=frozenset({"manifest"}), why="no setting of the trainer"
     ),
     ("runs", "validation", "clips"): refused(1, "draws no held-out items", before={"items": 1}),
     ("runs", "validation", "every"): Change(2, before={"items": 1}),
