@@ -9,7 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from latentmake.training.loop.cached_clips import CachedClipDataset, collate_fn
+    from latentmake.training.loop.cached_clips import (
+        CachedClipDataset,
+        ClipDataset,
+        collate_fn,
+    )
 
 __version__ = "0.2.0"
 
@@ -17,10 +21,11 @@ PLAN_VERSION = 3
 """Raised when the same files and settings would be judged otherwise: which files make an item, how
 captions are read and composed, what is stale. No remembered state of before then counts."""
 
-__all__ = ["PLAN_VERSION", "CachedClipDataset", "__version__", "collate_fn"]
+__all__ = ["PLAN_VERSION", "CachedClipDataset", "ClipDataset", "__version__", "collate_fn"]
 
 _LAZY = {
     "CachedClipDataset": "latentmake.training.loop.cached_clips",
+    "ClipDataset": "latentmake.training.loop.cached_clips",
     "collate_fn": "latentmake.training.loop.cached_clips",
 }
 

@@ -46,9 +46,9 @@ def test_it_is_importable_everywhere_and_torch_waits_for_the_datasets(
 import sys
 import latentmake
 assert "torch" not in sys.modules
-from latentmake import CachedClipDataset, collate_fn
+from latentmake import CachedClipDataset, ClipDataset, collate_fn
 from torch.utils.data import Dataset
-assert issubclass(CachedClipDataset, Dataset)
+assert issubclass(CachedClipDataset, Dataset) and issubclass(ClipDataset, Dataset)
 assert callable(collate_fn)
 print(latentmake.__file__)
 try:

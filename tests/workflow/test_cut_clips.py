@@ -18,7 +18,7 @@ from diffusers import WanTransformer3DModel
 from latentmake.errors import UserError
 from latentmake.index.memo import MEMO, Memo
 from latentmake.plan.receipts import Past, learn_job
-from latentmake.training.loop.cached_clips import CachedClipDataset, collate_fn
+from latentmake.training.loop.cached_clips import CachedClipDataset, ClipDataset, collate_fn
 from project import Project
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
@@ -104,16 +104,16 @@ def test_clips_are_cut_without_the_models(template: Project, tmp_path: Path) -> 
 
 
 def test_each_clip_is_an_array_of_its_frames_and_a_row_that_says_where_it_is_from(
-    cut: Project,
+    cut: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     listed = rows(cut)
     names = [f"{stem}_{start:05d}-005.npz" for stem in CAPTIONS for start in (0, 5)]
-    assert [row["video"] for row in listed] == names
     assert set(files(cut)) == {*names, "train.jsonl"}
     for row, name in zip(listed, names, strict=True):
         stem, start = name[:-14], int(name[-13:-8])
         assert row == {
-            "video": name,
+            "npz": f"clips/{RUN}/{name}",
+            "video": f"clips/{RUN}/{name}",
             "prompt": CAPTIONS[stem],
             "source_video": f"data/films/{stem}.mp4",
             "source_first_frame": 2 * start,
@@ -128,6 +128,16 @@ def test_each_clip_is_an_array_of_its_frames_and_a_row_that_says_where_it_is_fro
             cv2.resize(each, (48, 40), interpolation=cv2.INTER_AREA)[4:36] for each in decoded
         ]
         assert np.array_equal(found, np.stack(wanted))
+    for place in (cut.folder, tmp_path):  # the list's own working directory, and another one
+        monkeypatch.chdir(place)
+        clips = ClipDataset(cut / f"clips/{RUN}")
+        batches = list(DataLoader(clips, 4, num_workers=1, multiprocessing_context="spawn"))
+        assert [batch["frames"].shape[0] for batch in batches] == [4, 2]
+        assert [x for batch in batches for x in batch["prompts"]] == [x["prompt"] for x in listed]
+        made = torch.from_numpy(found).permute(0, 3, 1, 2).float() / 127.5 - 1
+        assert torch.equal(batches[-1]["frames"][-1], made)
+    with pytest.raises(UserError, match=r"none.jsonl: is no list of clips; run `snakemake clips_"):
+        ClipDataset("none.jsonl")
 
 
 def test_only_what_is_stale_is_cut_again_and_files_of_what_is_gone_go(
@@ -189,7 +199,7 @@ def test_the_list_of_cut_clips_is_a_dataset_with_the_same_latents(
             for path in row["latents"]["48x32"]
         }
 
-    rows_of_cut = {f"clips/{RUN}/{row['video']}": row for row in rows(project)}
+    rows_of_cut = {row["npz"]: row for row in rows(project)}
     assert {row["row"]["source_video"] for row in project.manifest("again")} == {
         f"data/films/{stem}.mp4" for stem in CAPTIONS
     }

@@ -488,11 +488,19 @@ class _List:
         return self.stat(path) != NO_FILE or Path(path).is_symlink()
 
     def _path(self, name: str) -> str:
-        """Return the path that a row names: absolute, below the list's folder, or from here."""
+        """Return the path that a row names: absolute, below the list's folder, or from here.
+
+        A list of clips that `clips_{run}` wrote in another working directory names them from there.
+        """
         path = path_of(name, self.root, self._roots)
         here = path.removeprefix(f"{self.root}/")
-        if isabs(name) or self.stat(path) != NO_FILE or not os.path.isfile(here):  # noqa: PTH113
+        if isabs(name) or self.stat(path) != NO_FILE:
             return path
+        if not os.path.isfile(here):  # noqa: PTH113
+            folder, _, file = here.rpartition("/")
+            beside = f"{self.root}/{file}"
+            own = folder and any(root.endswith(f"/{folder}") for root in self._roots)
+            return beside if own and self.stat(beside) != NO_FILE else path
         below = name_of(os.path.abspath(here), self._roots)  # noqa: PTH100 -- links stay
         return f"./{here}" if below.startswith("/") else f"{self.root}/{below}"
 

@@ -121,8 +121,12 @@ def _cut_source(
 
 
 def _row(order: ClipsOrder, file: ClipFile) -> dict[str, Any]:
-    """Return a clip's row of the list: its file, prompt, further columns, and where it is from."""
-    own = {"video": f"{file.name}.npz", "prompt": prompt_of(file.item)}
+    """Return a clip's row of the list: its file, prompt, further columns, and where it is from.
+
+    Some programs look for the file as `npz`, others as `video`, from the working directory.
+    """
+    place = order.path(file).as_posix()
+    own = {"npz": place, "video": place, "prompt": prompt_of(file.item)}
     return {**own, **(file.item.row or {}), **own, **order.origin(file)}
 
 

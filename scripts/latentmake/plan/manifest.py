@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from posixpath import splitext
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -267,7 +268,23 @@ class Row(BaseModel, extra="allow"):
     layers: list[str] = []  # further target images
     validation: bool = False  # whether it is held out: evaluated, and never trained on
     is_reg: bool = False  # whether it is a regularisation image
+    row: dict[str, Any] = {}  # further columns of its list
     aside: str | None = None
+
+    @property
+    def group(self) -> str:
+        """Its `label`, or the first folder of its file below the dataset's; "" without both."""
+        if (label := self.row.get("label")) not in (None, ""):
+            return str(label)
+        if "/" in self.stem:
+            return self.stem.split("/")[0]
+        path = splitext(self.source)[0]  # the stem of one of several videos has `_` for `/`
+        for at in (0, *(place + 1 for place, letter in enumerate(path) if letter == "/")):
+            *folders, _ = (below := path[at:]).split("/")
+            if folders and self.stem.startswith(below.replace("/", "_")):
+                is_outside = path[:at] == "/"  # the folder of its list: its name has all folders
+                return folders[-1 if is_outside else 0]
+        return ""
 
     @property
     def learned(self) -> bool:

@@ -6,10 +6,11 @@ Clips lie beside the page, which names them: they play from a disk, without a se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from latentmake import digest
@@ -33,6 +34,7 @@ from latentmake.training.loop.clips import (
     METRICS,
     GenerationIndex,
     Metrics,
+    Result,
     evaluation_folder,
 )
 from latentmake.training.order import AnyRecord
@@ -120,6 +122,7 @@ def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any
         "rows": [
             {
                 "title": result.name,
+                "note": result.group,
                 "caption": result.caption,
                 "clips": [
                     {
@@ -144,13 +147,32 @@ def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
     for number, timestep in enumerate(metrics.timesteps):
         by_kind = metrics.loss_by_timestep.items()
         losses[f"{timestep:.4g}"] = {kind: values[number] for kind, values in by_kind}
-    rows = [
+    heads = [_LABELS["base"], _LABELS["adapter"], "change"]
+    yield table("loss", "Loss by timestep", _LOSS, ["timestep", *heads], _loss_rows(losses))
+    groups: dict[str, list[Result]] = {}
+    for result in metrics.results:
+        groups.setdefault(result.group or "others", []).append(result)
+    if any(result.group for result in metrics.results):
+        means = {
+            f"{name} ({len(several)})": {kind: _mean(several, kind) for kind in metrics.loss}
+            for name, several in sorted(groups.items())
+        }
+        words = "The mean over the items of each label or folder, with their number."
+        yield table("groups", "Loss by group", words, ["group", *heads], _loss_rows(means))
+    yield table("settings", "Settings", "", ["setting", "value"], metrics.settings.items())
+
+
+def _loss_rows(losses: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Return the rows of a table of losses: name, base, adapter and the change."""
+    return [
         [name, _number(each["base"]), _number(each["adapter"]), _change(**each)]
         for name, each in losses.items()
     ]
-    heads = ["timestep", _LABELS["base"], _LABELS["adapter"], "change"]
-    yield table("loss", "Loss by timestep", _LOSS, heads, rows)
-    yield table("settings", "Settings", "", ["setting", "value"], metrics.settings.items())
+
+
+def _mean(results: Sequence[Result], kind: str) -> float:
+    """Return the mean loss of some items by one network."""
+    return fmean(value for result in results for value in result.losses[kind].values)
 
 
 def _number(value: float) -> str:

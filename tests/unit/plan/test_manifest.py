@@ -20,6 +20,7 @@ from latentmake.plan.manifest import (
     Lock,
     ManifestOrder,
     Member,
+    Row,
     balanced,
     keys_digest,
     lock_digest,
@@ -31,6 +32,18 @@ from order_world import silent
 from safetensors.torch import save_file
 
 PARTS = ("64", "text")
+GROUPS = [
+    ("rain/a", "data/films/rain/a.mp4", "rain"),
+    ("rain/light/a", "data/films/rain/light/a.png", "rain"),
+    ("rain_a", "data/films/rain/a.mp4", "rain"),  # one of several of its name
+    ("rain_light_a.f0-5", "data/films/rain/light/a.mp4", "rain"),  # of a list
+    ("films_rain_a", "./films/rain/a.mp4", "films"),
+    ("mnt_rain_a.s1-2", "/mnt/rain/a.mp4", "rain"),  # outside of the list's folder
+    ("rain_a", "data/films/rain_a.mp4", ""),
+    ("a", "data/films/a.mp4", ""),
+    ("a", "data/films/rain/a.mp4", ""),  # of a flat list
+    ("rain/a", "s3://films/rain/a.png", "rain"),
+]
 FOLDER = Path("runs/first")
 
 
@@ -348,3 +361,11 @@ def test_the_lock_of_a_run_that_holds_nothing_out_is_as_it_always_was() -> None:
     found = json.loads((FOLDER / "dataset.lock").read_bytes())
     assert sorted(found) == ["aside", "counts", "digest", "images", "manifest", "parts", "repeats"]
     assert found["digest"] == "9f483929c019d673fc30177ca60362c3c36ac499e6b65766d4e116afeb667d5e"
+
+
+@pytest.mark.parametrize(("stem", "source", "group"), GROUPS)
+def test_an_items_group_is_its_label_or_its_folder(stem: str, source: str, group: str) -> None:
+    row = Row(dataset="films", stem=stem, source=source)
+    assert row.group == group
+    assert row.model_copy(update={"row": {"label": 3}}).group == "3"
+    assert row.model_copy(update={"row": {"label": ""}}).group == group

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from latentmake.files import cachefile, npz
-from latentmake.reports.following import training_section
+from latentmake.reports.following import training_section, write_evaluation
 from latentmake.reports.report import _size
+from latentmake.training.loop.clips import METRICS, Losses, Metrics, Result
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
@@ -79,3 +80,31 @@ def test_curves_of_a_trainer_that_draws_none_are_drawn_from_its_newest_events() 
     Path("runs/r/output/logs/second/events.out.tfevents.empty").touch()
     assert pictures()["Curves"].width == 1200
     assert not Path("runs/r/curves.png").exists()
+
+
+def test_the_page_of_an_evaluation_has_the_losses_of_each_group() -> None:
+    def result(name: str, group: str, base: float) -> Result:
+        both = {"base": base, "adapter": base / 2}
+        losses = {kind: Losses(key=name, values=[loss, loss]) for kind, loss in both.items()}
+        return Result(name=name, source=name, caption="", group=group, losses=losses)
+
+    found = [("a", "rain", 1.0), ("b", "sun", 2.0), ("c", "rain", 4.0), ("d", "", 8.0)]
+    metrics = Metrics(
+        run="waves",
+        wanted="w",
+        timesteps=[900.0, 100.0],
+        loss={"base": 3.75, "adapter": 1.875},
+        loss_by_timestep={"base": [3.75, 3.75], "adapter": [1.875, 1.875]},
+        fps=24,
+        settings={},
+        results=[result(*each) for each in found],
+    )
+    metrics.write(Path(METRICS))
+    write_evaluation(Path(), Path("page.html"), lambda line: None)
+    text = Path("page.html").read_text()
+    for name, base in (("rain (2)", 2.5), ("sun (1)", 2.0), ("others (1)", 8.0)):
+        assert f'["{name}","{base:#.4g}","{base / 2:#.4g}","-50.00 %"]' in text
+    alone = [each.model_copy(update={"group": ""}) for each in metrics.results]
+    metrics.model_copy(update={"results": alone}).write(Path(METRICS))
+    write_evaluation(Path(), Path("page.html"), lambda line: None)
+    assert "Loss by group" in text and "Loss by group" not in Path("page.html").read_text()

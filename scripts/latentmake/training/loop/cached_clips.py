@@ -1,17 +1,20 @@
-"""Caches of clips as a torch dataset for training loops of your own; `collate_fn`."""
+"""Caches of clips, and cut clips, as torch datasets for training loops of your own."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from latentmake.errors import DatasetError
+from latentmake.errors import DatasetError, SourceError
+from latentmake.files import npz
 from latentmake.files.safetensors import read_head
 from latentmake.models.files import T5_LENGTH
 from latentmake.plan.manifest import rows_of
@@ -101,6 +104,45 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
             "prompt": caption_in(self._caches.examples[number].text.path),
             "row": self._caches.rows[number].model_dump(exclude_unset=True),
         }
+
+
+class ClipDataset(TorchDataset[dict[str, Any]]):
+    """Clips that `clips_{run}` has cut, in the order of `clips/{run}/train.jsonl`.
+
+    Clips of one shape need no `collate_fn`. It can be pickled, and holds no open file.
+
+    Args:
+        source: that list, or its folder.
+
+    Raises:
+        DatasetError: the list is missing, damaged or another one.
+    """
+
+    def __init__(self, source: str | os.PathLike[str]) -> None:
+        path = Path(source)
+        path = path / "train.jsonl" if path.is_dir() else path
+        self._folder = path.parent
+        try:
+            rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+            self.clips = [(Path(row["npz"]), str(row["prompt"])) for row in rows]
+        except (OSError, ValueError, LookupError, TypeError):
+            hint = "run `snakemake clips_{run}`, which writes it"
+            raise DatasetError("is no list of clips", where=path, hint=hint) from None
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return `frames`, float32 [F, 3, H, W] from -1 to 1, and `prompts`, the clip's caption."""
+        path, prompt = self.clips[index]
+        if not path.is_file():  # named from another working directory
+            path = self._folder / path.name
+        try:
+            frames = torch.from_numpy(npz.load(path)["frames"]).permute(0, 3, 1, 2)
+        except (OSError, ValueError, LookupError, BadZipFile):
+            hint = "run `snakemake clips_{run}`, which cuts it again"
+            raise SourceError("is missing or damaged", where=path, hint=hint) from None
+        return {"frames": frames.float() / 127.5 - 1.0, "prompts": prompt}
 
 
 def _names_in(path: Path) -> list[str]:

@@ -215,6 +215,7 @@ class Result(JsonFile):
     Attributes:
         name: dataset, stem and resolution.
         source: path of its image or video.
+        group: its label or folder; earlier releases have none.
         losses: `base` and `adapter`.
         clips: `real`, `base`, `adapter`; empty for items of which none are made.
     """
@@ -222,6 +223,7 @@ class Result(JsonFile):
     name: str
     source: str
     caption: str
+    group: str = ""
     losses: dict[str, Losses]
     clips: dict[Kind, EvaluatedClip] = Field({})
 

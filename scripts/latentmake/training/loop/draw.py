@@ -341,6 +341,7 @@ class _Evaluation:
                 name=name_of(self.caches, item),
                 source=row.source,
                 caption=caption_in(self.caches.examples[item].text.path),
+                group=row.group,
                 losses={kind: self.known.losses[self._loss_key(item, kind)] for kind in _MADE},
                 clips={
                     kind: self.known.clips[self._clip_key(item, kind)]

@@ -339,15 +339,15 @@ def item_losses(
 def held_out_losses(losses: LossesOf, caches: Caches, objective: Objective) -> dict[str, float]:
     """Return the mean loss of held-out items, each at the same timesteps, as `validation_loss`.
 
-    Behind it, as `validation_loss/NAME`, is that of each group: items in a folder of the dataset.
+    Behind it, as `validation_loss/NAME`, is that of each group, see `Row.group`.
     """
     timesteps = spread_timesteps(objective, _HELD_OUT)
     found: dict[str, list[float]] = {"validation_loss": []}
     for index, row in enumerate(caches.rows):
         values = [*item_losses(losses, caches, index, timesteps)]
         found["validation_loss"] += values
-        if "/" in row.stem:
-            found.setdefault(f"validation_loss/{row.stem.split('/')[0]}", []).extend(values)
+        if group := row.group:
+            found.setdefault(f"validation_loss/{group}", []).extend(values)
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
