@@ -60,9 +60,9 @@ class Validation(Closed, shapes=Shapes("manifest", "weights")):
     every: Number | None = shaped(None, MACHINE, ge=1)
     """Steps between two losses of the held-out items along a training, from its start to its end:
     `validation_loss` in TensorBoard and `curves.png`, and `validation_loss/cats` of the items in a
-    folder `cats` of their dataset. By default it computes none. With the trainer `sdscripts`:
-    `loss/validation/step_average`, and a last one at the end of the training; by default
-    `loss/validation/epoch_average` after each epoch."""
+    folder `cats` of their dataset, or with the `label` cats in their list. By default it computes
+    none. With the trainer `sdscripts`: `loss/validation/step_average`, and a last one at the end of
+    the training; by default `loss/validation/epoch_average` after each epoch."""
 
 
 class Run(Closed):

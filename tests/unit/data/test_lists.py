@@ -99,6 +99,21 @@ def test_a_path_that_is_not_below_the_list_is_one_from_the_working_directory(
         assert all("does not exist" in fault.what for fault in faults)
 
 
+def test_a_list_of_cut_clips_is_the_same_from_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "project/clips/films/a.npz")
+    place = "clips/films/a.npz"
+    row = {"npz": place, "video": place, "prompt": "x"}
+    path = write(tmp_path / "project/clips/films/train.jsonl", row)
+    for folder in (tmp_path / "project", tmp_path):
+        monkeypatch.chdir(folder)
+        for name in (path, Path(os.path.relpath(path))):
+            (item,), faults = find(name)
+            assert (item.stem, faults) == ("a", [])
+            assert Path(item.image).absolute() == path.with_name("a.npz")
+
+
 def test_a_caption_may_lie_beside_the_video(tmp_path: Path) -> None:
     put(tmp_path, "a.mp4", "a.txt", "b.mp4", "b.txt")
     found, faults = find(
