@@ -18,6 +18,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, BinaryIO
 
 from latentmake.errors import SourceError, unreadable
+from latentmake.files.metadata import orientation, pass_over_damaged
 from latentmake.geometry.buckets import Size, refuse_large
 from latentmake.geometry.clips import Media, Timing
 from latentmake.regular import open_regular
@@ -76,6 +77,7 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
     from PIL import Image, UnidentifiedImageError
 
     Image.MAX_IMAGE_PIXELS = None  # our own limit is checked before any pixel is decoded
+    pass_over_damaged()
     _refuse_empty(file, path)
     try:
         with warnings.catch_warnings():
@@ -124,17 +126,13 @@ def upright_size(data: bytes, path: str, max_pixels: int, *, turns: bool) -> Siz
     Raises:
         SourceError: it is empty, no image, or too large.
     """
-    from PIL import ExifTags
-    from PIL.Image import Image as Plain
-
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
         if not turns or image.format == "TIFF":  # Pillow turns a TIFF itself
             return Size(*image.size)
         # Pillow decodes a PNG for EXIF behind its pixels; not here, where no such chunk follows.
         behind = data.find(b"IDAT") if image.format == "PNG" else 0
-        skips = image.format == "PNG" and all(data.find(name, behind) < 0 for name in _PNG_TEXTS)
-        exif = Plain.getexif(image) if skips else image.getexif()
-        turned = exif.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+        decodes = image.format != "PNG" or any(data.find(x, behind) >= 0 for x in _PNG_TEXTS)
+        turned = orientation(image, decodes=decodes) >= 5
         return Size(*(image.size[::-1] if turned else image.size))
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.models import Model
-from latentmake.errors import ModelError, TrainingError
-from latentmake.files.media import IMAGE_FORMATS
+from latentmake.errors import ModelError, SourceError, TrainingError
+from latentmake.files.media import opened, opened_image
+from latentmake.files.metadata import orientation
 from latentmake.models.checks import ModelFile
 from latentmake.models.parameterization import Parameterization, scale_of
 
@@ -112,23 +113,30 @@ def accelerate_config(path: str | None) -> Iterator[Finding]:
         )
 
 
-def image_findings(paths: Iterable[str]) -> Iterator[Finding]:
+def image_findings(paths: Iterable[str], alpha: Container[str] = ()) -> Iterator[Finding]:
     """Warn of images that musubi-tuner and sd-scripts read otherwise than a viewer does.
 
-    Pillow's conversion to RGB, which both call, cuts 16-bit greyscale off at 255.
+    Pillow's conversion to RGB, which both call, cuts 16-bit greyscale off at 255, and drops the
+    alpha channel. `alpha` are images whose alpha channel they read.
     """
-    from PIL import ExifTags, Image
-
-    turned, white = 0, []
-    unreadable = OSError, ValueError, SyntaxError, Image.DecompressionBombError  # said elsewhere
+    turned, clear, white = 0, 0, []
     for path in paths:
-        with contextlib.suppress(*unreadable), Image.open(path, formats=IMAGE_FORMATS) as image:
+        with (
+            contextlib.suppress(SourceError),  # said elsewhere
+            opened(path) as file,
+            opened_image(file, path, None) as image,
+        ):
             white += [path] * image.mode.startswith("I")
-            if path.lower().endswith((".jpg", ".jpeg", ".webp")):  # a PNG's may follow its pixels
-                turned += image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+            clear += image.has_transparency_data and path not in alpha
+            # Pillow turns a TIFF itself, and the EXIF of a PNG may follow its pixels.
+            turned += image.format != "TIFF" and orientation(image, decodes=False) > 1
     if turned:
         note = f"{turned} images are stored turned (EXIF), and are trained on as they are stored"
         yield Finding("EXIF orientation", "warning", note)
+    if clear:
+        many = "1 image has" if clear == 1 else f"{clear} images have"
+        note = f"{many} an alpha channel, which is dropped: what is transparent gets the colour "
+        yield Finding("transparency", "warning", f"{note}stored under it, often black")
     if white:
         many = "1 image is" if len(white) == 1 else f"{len(white)} images are"
         names = ", ".join(white[:_SHOWN]) + ", ..." * (len(white) > _SHOWN)

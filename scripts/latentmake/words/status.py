@@ -132,10 +132,13 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     if backend is not None and plan.trainer is not None:
         yield from backend.check(plan.trainer, current=current)
     if not current and facts.layout(run.model).external:
-        items = (item for name in run.datasets for item in facts.items(name, run.model)[0])
-        yield from image_findings(
-            path for item in items for path in (item.image, *item.controls, *item.layers)
-        )
+        images, alpha = list[str](), set[str]()
+        for name in run.datasets:
+            for item in facts.items(name, run.model)[0]:
+                images += [item.image, *item.controls, *item.layers]
+                if item.layers or facts.config.datasets[name].alpha_mask:
+                    alpha |= {item.image, *item.layers}
+        yield from image_findings(images, alpha)
 
 
 def _of_items(facts: Facts, plan: RunPlan) -> Iterator[Finding]:

@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Iterator
 
 import numpy as np
-from PIL import ExifTags, Image, ImageColor
+from PIL import Image, ImageColor
 
 from latentmake.caches.inputs import Reading, Sample
 from latentmake.caches.pixels import Array
 from latentmake.config.datasets import Dataset
 from latentmake.files.media import load, opened_image
+from latentmake.files.metadata import orientation
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.plan.orders import Order
 
@@ -82,7 +83,7 @@ def decode(data: bytes, path: str, settings: Dataset, *, shrink: int = 1) -> Ima
             image.draft("RGB", (image.width // shrink, image.height // shrink))
         load(image, path)
         if settings.exif_rotation and image.format != "TIFF":  # Pillow turns a TIFF itself
-            method = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+            method = _UPRIGHT.get(orientation(image))
             image = image if method is None else image.transpose(method)
         return _to_rgb(image, settings.background)
 

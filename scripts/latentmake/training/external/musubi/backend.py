@@ -45,8 +45,9 @@ class Musubi(Launched[MusubiOrder]):
         sound = f"{without} of them without a caption file" if without else "each with its caption"
         faults = [] if rows else ["no item is left to train on"]
         yield of_faults("images and captions", faults, f"{len(rows)} items, {sound}")
+        layers = {x for row in rows if row.layers for x in (row.source, *row.layers)}
         yield from image_findings(
-            x for row in rows for x in (row.source, *row.control_files, *row.layers)
+            (x for row in rows for x in (row.source, *row.control_files, *row.layers)), layers
         )
         strays = strays_of(order, rows)
         faults = [f"{path} is not in the manifest, but would be trained on" for path in strays]

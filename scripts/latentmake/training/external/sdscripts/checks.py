@@ -61,11 +61,12 @@ def data_findings(order: SdScriptsOrder) -> Iterator[Finding]:
     """Check that images and caches of a training can be read."""
     what = "images and caches"
     try:
-        images = [row.source for row in rows_of(Path(order.manifest))]
+        rows = [*rows_of(Path(order.manifest))]
         files = deploy.deployed(order)
     except UserError as error:
         yield Finding(what, "failed", str(error))
         return
-    sound = f"{len(images)} items, {len(files)} files"
-    yield of_faults(what, [] if images else ["no item is left to train on"], sound)
-    yield from image_findings(images)
+    sound = f"{len(rows)} items, {len(files)} files"
+    yield of_faults(what, [] if rows else ["no item is left to train on"], sound)
+    masked = {row.source for row in rows if order.datasets[row.dataset].alpha_mask}
+    yield from image_findings((row.source for row in rows), masked)

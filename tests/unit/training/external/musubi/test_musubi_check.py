@@ -121,6 +121,13 @@ def test_images_that_are_stored_turned_are_counted(root: Path, tuner: Path) -> N
     assert of(check(order), "EXIF orientation").note.startswith("1 images")
 
 
+def test_images_whose_transparency_is_dropped_are_counted(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    assert not [each for each in check(order) if each.what == "transparency"]
+    Image.new("RGBA", (80, 64)).save(f"data/{RUN}/red.png")
+    assert of(check(order), "transparency").note.startswith("1 image has an alpha channel, which")
+
+
 def test_images_of_16_bits_that_become_white_are_named(root: Path, tuner: Path) -> None:
     order = make_run(root, tuner=tuner)
     assert not [each for each in check(order) if each.what == "16-bit images"]
