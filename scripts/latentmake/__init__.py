@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 """Raised when the same files and settings would be judged otherwise: which files make an item, how
 captions are read and composed, what is stale. No remembered state of before then counts."""
 

@@ -127,6 +127,23 @@ class Datasets:
         exact = self.layout(model).like_sdscripts
         return [f"datasets.{dataset}.captions: {x}" for x in doubts(settings, exact)]
 
+    def unread(self, dataset: str) -> str:
+        """Return a line on the files of a dataset's folder that are left out; "" for none."""
+        settings, scan = self.config.datasets[dataset], self.scan(dataset)
+        if scan.items is not None:
+            return ""
+        folder = {x: y for x, y in self.config.datasets.items() if y.path == settings.path}
+        others = [each for name, each in folder.items() if name != dataset]
+
+        def find() -> tuple[str, tuple[()]]:
+            from latentmake.data.unread import unread
+
+            return unread(settings, others, [path for path, *_ in scan.entries]), ()
+
+        asked = [each.model_dump() for each in (settings, *others)]
+        found = self.memo.remembered(["unread", scan.fingerprint, asked], find)
+        return f"datasets.{dataset}: {found}" if found else ""
+
     def add_faults(self, dataset: str, unreadable: Mapping[str, Fault]) -> None:
         """Count the items whose sources cannot be used as faulty from now on."""
         self.unreadable.setdefault(dataset, {}).update(unreadable)

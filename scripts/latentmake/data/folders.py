@@ -22,6 +22,7 @@ from latentmake.data.item import (
     IMAGE_EXTENSIONS,
     LAYER,
     NO_FILE,
+    PREVIEWS,
     TAGS,
     Entry,
     Fault,
@@ -32,14 +33,13 @@ from latentmake.data.item import (
     missing_file,
     unusable_name,
 )
+from latentmake.data.unread import left_out, unread
 from latentmake.digest import SourceStat, source_stat
 from latentmake.errors import DatasetError, SourceError
-from latentmake.files.media import UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
+from latentmake.files.media import VIDEO_EXTENSIONS, unread_fault
 from latentmake.files.workspace import is_remote
 from latentmake.geometry.clips import Span
 
-# Previews of latents, which ai-training's scripts write beside images (--writepreview).
-_PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
 _VIDEOS = tuple(VIDEO_EXTENSIONS)
 
 
@@ -123,22 +123,25 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
     images: dict[str, list[File]] = {}
     texts: dict[str, dict[str, File]] = {CAPTION: {}, TAGS: {}}
-    unread: dict[str, tuple[str, str | None]] = {}  # path and format by stem
+    faulty: dict[str, tuple[str, tuple[str, str]]] = {}  # stem -> path and fault
     faults: set[Fault] = set()
     # One ending may end in another: `.tags.txt` in `.txt`.
     pairs = ((dataset.caption_extension, CAPTION), (dataset.tags_extension, TAGS))
     endings = sorted(((x, role) for x, role in pairs if x), key=lambda x: -len(x[0]))
+    left = left_out(dataset, [path for path, *_ in scanned.entries])
     for entry in sorted(scanned.entries):
         below, *values = entry
         path, stat = f"{root}/{below}", SourceStat(*values)
         stem, dot, extension = below.rpartition(".")
         extension = f"{dot}{extension.lower()}"
-        is_image = dot and extension in extensions and not below.endswith(_PREVIEWS)
+        is_image = dot and extension in extensions and not below.endswith(PREVIEWS)
         ending, role = next((each for each in endings if below.endswith(each[0])), ("", ""))
-        if not is_image and not ending:
+        if below in left and stat != NO_FILE:
+            left.add(stem)
+        elif not is_image and not ending:
             faults.update(broken_links(root, [entry], flat=dataset.flat))
-            if not dataset.video and extension in UNREAD_FORMATS:
-                unread[stem] = path, UNREAD_FORMATS[extension]
+            if (unfit := unread_fault(extension)) is not None:
+                faulty[stem] = path, unfit
         elif fault := unusable_name(below):
             shown = repr(below)[1:-1]
             faults.add(Fault(f"{root}/{shown}", shown, fault, "rename it"))
@@ -150,8 +153,8 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         hint = f"put {kind}s there ({', '.join(sorted(extensions))})"
         if not dataset.video and any(x[0].lower().endswith(_VIDEOS) for x in scanned.entries):
             hint = "it holds videos: set target_frames, for a model that takes them"
-        elif unread:
-            hint = f"convert its {min(unread.values())[1]} images to PNG or JPEG"
+        elif told := unread(dataset, (), [path for path, *_ in scanned.entries]):
+            hint = told
         what = f"the dataset folder {root} holds no {kind}"
         raise DatasetError(what, where=f"datasets.{name}.path", hint=hint)
     found: list[Item] = []
@@ -170,10 +173,11 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             faults.add(Fault(several[0].path, stem, error.what, error.hint))
     hint = f"add the {kind} it describes, or remove it"
     for role, noun in ((CAPTION, "caption"), (TAGS, "file of tags")):
-        what = f"is a {noun} without {'a video' if dataset.video else 'an image'}"
+        unfit = f"is a {noun} without {'a video' if dataset.video else 'an image'}", hint
         for stem, file in texts[role].items():
-            path, other = unread.get(stem, (file.path, None))
-            faults.add(Fault(path, stem, *(unread_format(other) if other else (what, hint))))
+            if stem in faulty or stem not in left:
+                path, (what, how) = faulty.get(stem, (file.path, unfit))
+                faults.add(Fault(path, stem, what, how))
     return sorted(found), sorted(faults)
 
 

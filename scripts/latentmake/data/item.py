@@ -31,6 +31,8 @@ class Row(NamedTuple):
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
 )
+PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
+"""Endings of previews of latents, which ai-training's scripts write beside images."""
 IMAGE, CAPTION, TAGS, CONTROL, LAYER = "image", "caption", "tags", "control", "layer"
 """Roles of files. An image is the image or video that an item is named by."""
 BUCKET = "bucket"

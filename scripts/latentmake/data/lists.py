@@ -54,7 +54,7 @@ from latentmake.data.item import (
 )
 from latentmake.digest import SourceStat, source_stat
 from latentmake.errors import DatasetError, shortened
-from latentmake.files.media import NPZ, UNREAD_FORMATS, VIDEO_EXTENSIONS, unread_format
+from latentmake.files.media import NPZ, VIDEO_EXTENSIONS, unread_fault
 from latentmake.files.workspace import is_text
 from latentmake.geometry.clips import Span
 from latentmake.regular import read_regular
@@ -449,8 +449,8 @@ class _List:
             what = f"is no {'video' if dataset.video else 'image'}"
             if not dataset.video and ending in _VIDEOS:
                 what += ": set target_frames for videos, for a model that takes them"
-            elif not dataset.video and ending in UNREAD_FORMATS:
-                what = ": ".join(unread_format(UNREAD_FORMATS[ending]))
+            elif unfit := unread_fault(ending):
+                what = ": ".join(unfit)
             raise ValueError(f"{path} {what}")
         stem = beside.removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
         stem = basename(stem) if dataset.flat else stem

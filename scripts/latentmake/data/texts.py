@@ -302,7 +302,7 @@ def with_texts(
     """
     rows, faults = scan.rows, list[Fault]()
     if settings.metadata_file is not None:
-        rows, faults = _listed(name, settings, settings.metadata_file, scan.root, items)
+        rows, faults = _listed(name, settings, scan, items)
     reads = settings.composed or like_sdscripts
     read = _reader(memo, items if reads else ())
     found: list[Item] = []
@@ -339,14 +339,20 @@ def _of_lists(lists: Mapping[str, int], *, like_sdscripts: bool) -> Iterator[str
 
 
 def _listed(
-    name: str, settings: Dataset, file: str, root: str, items: Iterable[Item]
+    name: str, settings: Dataset, scan: Scan, items: Iterable[Item]
 ) -> tuple[dict[str, Row], list[Fault]]:
-    """Return the rows of a metadata file by the stems of items, and a fault for all others."""
-    from latentmake.data.lists import metadata_of
+    """Return the rows of a metadata file by the stems of items, and a fault for all others.
 
-    joint = settings.captions.joint if settings.captions else ", "
-    listed, faults = metadata_of(name, file, root, joint)
-    start, here = len(root) + 1, os.path.relpath(root)
+    A row may name a file that is left out, such as a video beside the images.
+    """
+    from latentmake.data.lists import metadata_of
+    from latentmake.data.unread import left_out
+
+    file, joint = settings.metadata_file or "", ", "
+    if settings.captions:
+        joint = settings.captions.joint
+    listed, faults = metadata_of(name, file, scan.root, joint)
+    start, here = len(scan.root) + 1, os.path.relpath(scan.root)
     pairs = [(item.stem, below) for item in items for below in (item.stem, item.image[start:])]
     names = {below for _, below in pairs}
     used = {
@@ -357,6 +363,9 @@ def _listed(
     }
     rows = {stem: listed[key] for stem, key in used.items()}
     strangers = listed.keys() - used.values()
+    if strangers:
+        left = left_out(settings, [path for path, *_ in scan.entries])
+        strangers -= left | {splitext(path)[0] for path in left}
     if not strangers:
         return rows, faults
     more, first = len(strangers) - 1, min(strangers)  # one line: there may be a million

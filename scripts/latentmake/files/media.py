@@ -36,8 +36,27 @@ IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
 No other format is tried, whatever a file is called: Pillow would start Ghostscript for PostScript.
 """
 
-UNREAD_FORMATS = {".heic": "HEIC", ".heif": "HEIC", ".jxl": "JPEG XL"}
+RENAMED = {".jfif": ".jpg", ".jpe": ".jpg", ".jif": ".jpg", ".mpo": ".jpg", ".apng": ".png"}
+"""Endings of images that could be read, but that neither a dataset nor the trainers take."""
+
+UNREAD_IMAGES = frozenset(
+    (
+        *(".heic", ".heif", ".hif", ".jxl", ".jp2", ".j2k", ".jpf", ".jpx", ".tga", ".ico"),
+        *(".icns", ".psd", ".xcf", ".svg", ".exr", ".hdr", ".dds", ".dib", ".pcx", ".ppm", ".pgm"),
+        *(".pbm", ".pnm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
+    )
+)
 """Endings of images that cannot be read: Pillow alone does not, nor do the trainers."""
+
+UNREAD_VIDEOS = frozenset(
+    (
+        *(".ts", ".mts", ".m2ts", ".m2v", ".3gp", ".3g2", ".ogv", ".vob", ".asf", ".f4v", ".mxf"),
+        *(".rm", ".rmvb", ".divx", ".qt"),
+    )
+)
+"""Endings of videos that neither a dataset nor musubi-tuner takes."""
+
+_NAMES = {".heic": "HEIC", ".heif": "HEIC", ".hif": "HEIC", ".jxl": "JPEG XL"}
 
 _UNREAD = {
     "HEIC": re.compile(rb"....ftyp(he[iv].|m[is]f1)", re.DOTALL),
@@ -103,8 +122,23 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
 
 
 def unread_format(kind: str) -> tuple[str, str]:
-    """Return the fault of an image of a format of `UNREAD_FORMATS`, and the hint."""
+    """Return the fault of an image of a format that is not read, and the hint."""
     return f"is a {kind} image, which cannot be read", "convert it to PNG or JPEG, or remove it"
+
+
+def unread_fault(ending: str) -> tuple[str, str] | None:
+    """Return the fault that a file has by its ending, and the hint; None where it has none."""
+    if ending in _NAMES:
+        return unread_format(_NAMES[ending])
+    if ending in RENAMED:
+        hint = f"rename it to {RENAMED[ending]}"
+    elif ending in UNREAD_IMAGES:
+        hint = "convert it to PNG or JPEG, or remove it"
+    elif ending in UNREAD_VIDEOS:
+        hint = "convert it to MP4, or remove it"
+    else:
+        return None
+    return f"has the ending {ending}, which is not read", hint
 
 
 def load(image: Image.Image, path: str) -> None:

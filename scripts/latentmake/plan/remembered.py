@@ -16,6 +16,7 @@ from typing import Any
 import latentmake
 from latentmake import digest
 from latentmake.data.item import Item
+from latentmake.data.unread import in_masks
 from latentmake.digest import TargetStat
 from latentmake.files.workspace import is_remote
 from latentmake.index.memo import Folder, Listing, packed, unpacked
@@ -241,6 +242,8 @@ class Remembered:
             changes.append(set() if same else _difference(then, now))
         files, caches = changes[0], {f"{folder}/{name}" for folder, name, *_ in changes[1]}
         if len(files) + len(caches) > most or any(size < 0 for _, _, size, *_ in files):
+            return None
+        if files and any(in_masks(path) for path, *_ in scan.entries):
             return None
         stems, owners = set[str](), set[str]()
         endings = [x.lower() for x in (settings.caption_extension, settings.tags_extension) if x]

@@ -12,6 +12,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.data.folders import items, scan
 from latentmake.data.item import CAPTION, IMAGE, IMAGE_EXTENSIONS, Fault, File, Item, Scan
 from latentmake.data.texts import with_texts
+from latentmake.data.unread import unread
 from latentmake.digest import source_stat
 from latentmake.errors import DatasetError
 from latentmake.index.memo import Memo
@@ -114,7 +115,7 @@ def test_an_image_of_a_format_that_is_not_read_is_named_and_not_its_caption(tmp_
         f"{tmp_path}/sub/b.HEIC: is a HEIC image, which cannot be read; "
         "convert it to PNG or JPEG, or remove it"
     )
-    with pytest.raises(DatasetError, match="holds no image; convert its HEIC images to PNG"):
+    with pytest.raises(DatasetError, match=r"no image; 1 file is not read: 1 \.HEIC"):
         find(tmp_path / "sub")
 
 
@@ -297,3 +298,62 @@ def test_each_image_is_an_item_or_in_a_fault_and_never_both(seed: int, missing: 
             assert (name in made) != in_fault, name
     assert not {item.stem for item in found} & faulty
     assert [item.stem for item in found] == sorted({item.stem for item in found})
+
+
+# -- files that are no items ----------------------------------------------------------------------
+
+
+def sentence(root: Path, *others: Dataset, **changes: object) -> str:
+    settings_ = Dataset(path=str(root), **changes)  # type: ignore[arg-type]
+    return unread(settings_, others, [path for path, *_ in scan("cats", settings_).entries])
+
+
+def test_a_caption_of_the_other_kind_is_no_fault(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.txt", "film.mp4", "film.txt", "film.tags")
+    assert stems(tmp_path, tags_extension=".tags") == ["a"]
+    assert stems(tmp_path, target_frames=[1]) == ["film"]
+    rows = ['{"file_name": "a.png", "text": "x"}', '{"file_name": "film.mp4", "text": "y"}']
+    (tmp_path / "metadata.jsonl").write_text("\n".join(rows))
+    listed = str(tmp_path / "metadata.jsonl")
+    assert stems(tmp_path, metadata_file=listed, caption_extension=".none") == ["a"]
+    put(tmp_path, "photo.heic", "photo.mov", "photo.txt")
+    assert "photo.heic: is a HEIC image" in fault(tmp_path)
+
+
+def test_masks_of_other_trainers_are_no_items(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.txt", "a-masklabel.png", "a-condlabel.PNG", "a-masklabel.txt")
+    put(tmp_path, "masks/a.png", "s/b.jpg", "s/b.txt", "s/Mask/b.png", "masks/s/b.png")
+    put(tmp_path, "masks/venice.png", "masks/venice.txt", "s/mask/b.jpg", "s/mask/b.txt")
+    assert stems(tmp_path) == ["a", "masks/venice", "s/b", "s/mask/b"]
+    assert sentence(tmp_path) == (
+        "5 files are not read: 3 *.png in masks/, 1 -condlabel.PNG, 1 -masklabel.png "
+        "(masks, which are not used)"
+    )
+
+
+def test_files_that_are_not_read_are_counted_in_one_sentence(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.txt", "b.JPG", "b.TXT", "a.caption", "notes.caption", "film.mp4")
+    assert sentence(tmp_path) == (
+        "3 files are not read: 1 .caption, 1 .TXT (captions: see caption_extension), "
+        "1 .mp4 (videos)"
+    )
+    assert "mp4" not in sentence(tmp_path, Dataset(path=str(tmp_path), target_frames=[1]))
+    put(tmp_path, "1.HEIC", "2.heic", "3.heic", "c.jfif", "d.jpe", "e.tga", "f.3gp")
+    put(tmp_path, "captions.csv", "a.json", "s/metadata.jsonl", "b.npz", "README.md", "a.img_sdxl")
+    found = sentence(tmp_path, metadata_file=str(tmp_path / "captions.csv"))
+    assert found.startswith("12 files are not read: 2 .heic, 1 .HEIC, 1 .tga (convert to PNG or JP")
+    assert "1 .jfif, 1 .jpe (rename to .jpg), " in found
+    assert "1 .3gp (convert to MP4), " in found
+    assert "1 .json, metadata.jsonl (captions: see metadata_file)" in found
+    put(tmp_path, *(f"{number}.csv" for number in range(99)), f"{'long' * 50}.csv")
+    assert " and 100 more (captions: see" in sentence(tmp_path)
+    assert len(sentence(tmp_path)) < 400
+
+
+def test_a_faulty_file_is_not_counted_again(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "a.txt", "b.heic", "b.txt", "c.jfif", "c.txt", "a.heic")
+    assert [each.line.partition(": ")[2] for each in find(tmp_path)[1]] == [
+        "is a HEIC image, which cannot be read; convert it to PNG or JPEG, or remove it",
+        "has the ending .jfif, which is not read; rename it to .jpg",
+    ]
+    assert sentence(tmp_path) == "1 file is not read: 1 .heic (convert to PNG or JPEG)"

@@ -116,7 +116,8 @@ def seen(world: World, memo: Memo) -> object:
         plan = world.plan(memo).runs["cats"]
     except UserError as error:
         return str(error)
-    return {part.name: _state(plan, part) for part in plan.parts}, plan.images, plan.faults
+    states = {part.name: _state(plan, part) for part in plan.parts}
+    return states, plan.images, plan.faults, plan.warnings
 
 
 def _state(plan: RunPlan, part: Any) -> object:
@@ -179,6 +180,16 @@ def _folder(world: World, stem: str) -> None:
     Path("data", f"{stem}.png.png/x.png").write_bytes(b"x")
 
 
+def _mask(world: World, stem: str) -> None:
+    world.image(f"{stem}-masklabel")
+    world.image(f"masks/{stem}")
+
+
+def _unread(world: World, stem: str) -> None:
+    for ending in ("mp4", "heic"):
+        world.caption(stem, ending)
+
+
 def _lose(world: World, stem: str) -> None:
     for path in world.caches()[:: 1 + len(stem)]:
         path.unlink()
@@ -203,7 +214,7 @@ def _stray(world: World, stem: str) -> None:
 
 EDITS: list[Callable[[World, str], None]] = [
     _edit_image, _edit_caption, _tags, _empty, _older, _touch, World.add, _remove, _rename,
-    _upper, _folder, _lose, _swap, _damage, _stray,
+    _upper, _folder, _mask, _unread, _lose, _swap, _damage, _stray,
 ]  # fmt: skip
 STEPS = st.lists(
     st.tuples(st.sampled_from([*EDITS, World.build]), st.sampled_from(STEMS)),
