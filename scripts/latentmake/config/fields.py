@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -132,6 +133,12 @@ def expanded(path: str) -> str:
     if ("://" in found or _SCHEME.match(found)) and not _URL.match(found):
         raise ValueError("should be a URL such as s3://bucket/folder")  # and no local path
     return found
+
+
+def literal(path: str | Path) -> str:
+    """Return a path as a configuration has it, so that `expanded` gives the same path."""
+    text = str(path).replace("$", "$$")
+    return f"./{text}" if text.startswith("~") or _SCHEME.match(text) else text
 
 
 _VARIABLE = re.compile(r"\$(\$|[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")

@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.datasets import Captions, Dataset
+from latentmake.config.fields import literal
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError, unreadable
 from latentmake.layouts.layout import layout_of
@@ -233,12 +234,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"is not TOML: {error}", where=path, hint="correct it") from None
 
 
-def _as_path(path: Path) -> str:
-    """Return a path for our configuration, which replaces `~` and `$NAME`."""
-    text = str(path).replace("$", "$$")
-    return f"./{text}" if text.startswith("~") else text
-
-
 def _dotted(ending: str) -> str:
     return f".{ending.removeprefix('.')}"
 
@@ -260,19 +255,19 @@ def _blocks_of_musubi(found: Imported, file: _Keys) -> Iterator[Block]:
 
 
 def _block_of_musubi(found: Imported, keys: _Keys, key: str, path: Path) -> Block:
-    values: dict[str, Any] = {"path": _as_path(path), "flat": True, "empty_caption": "allow"}
+    values: dict[str, Any] = {"path": literal(path), "flat": True, "empty_caption": "allow"}
     video = key.startswith("video")
     if key.endswith("directory"):
         values["caption_extension"] = _dotted(keys.caption_extension or "txt")
         values |= {} if video else {"on_error": "skip"}
     if keys.control_directory:
-        values["control_directory"] = _as_path(found.find(keys.control_directory))
+        values["control_directory"] = literal(found.find(keys.control_directory))
     if video:
         lengths = {(frames - 1) // 4 * 4 + 1 for frames in keys.target_frames if frames > 0}
         values["target_frames"] = sorted(lengths) or [1]
     values |= keys.take(*_VIDEOS) if video else keys.fit | keys.take(*_IMAGES)
     folder = found.find(keys.cache_directory) if keys.cache_directory else path
-    caches = _as_path(folder) if any(folder.glob("*.safetensors")) else None
+    caches = literal(folder) if any(folder.glob("*.safetensors")) else None
     return Block(values, keys.sides or (960, 544), keys.batch_size, caches)
 
 
@@ -311,9 +306,9 @@ def _block_of_sdscripts(found: Imported, keys: _Keys, where: str) -> Block:
         hint = "add image_dir, the folder that holds all of its images"
         raise ConfigError("names no image_dir beside its metadata_file", where=place, hint=hint)
     folder = found.find(keys.image_dir)
-    values: dict[str, Any] = {"path": _as_path(folder)}
+    values: dict[str, Any] = {"path": literal(folder)}
     if keys.metadata_file:
-        values |= {"metadata_file": _as_path(found.find(keys.metadata_file))}
+        values |= {"metadata_file": literal(found.find(keys.metadata_file))}
         values |= {"caption_extension": ".none", "empty_caption": "allow", "on_error": "skip"}
     else:
         ending, tokens = _dotted(keys.caption_extension or "caption"), keys.class_tokens

@@ -1,4 +1,4 @@
-"""Datasets and models on a disk, as `latentmake init` finds them.
+"""Models on a disk, as `latentmake init` finds them.
 
 Headers tell each network, so nothing is loaded, and names of files hardly count: they choose
 between models of the same network, such as Qwen-Image and Qwen-Image-Edit.
@@ -8,164 +8,25 @@ from __future__ import annotations
 
 import os
 import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from latentmake.config import weights
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture, Version
+from latentmake.config.fields import literal
 from latentmake.config.weights import fetching
-from latentmake.data.item import IMAGE_EXTENSIONS
-from latentmake.data.lists import metadata_of
-from latentmake.errors import DatasetError, ModelError, SourceError
-from latentmake.files.media import VIDEO_EXTENSIONS, probe_image, probe_video
+from latentmake.errors import ModelError
 from latentmake.files.safetensors import Tensor
-from latentmake.geometry.clips import Timing
 from latentmake.models.files import STEMS, variants
 from latentmake.models.headers import LORA, SUFFIXES, kinds_of, one, tensors_of
-from latentmake.reports.plan_report import counted
+from latentmake.words.dataset_folders import Found
 
-_CAPTIONS = (".txt", ".caption")
-_LISTS = ("metadata.jsonl", "metadata.csv")
-_REPEATS = re.compile(r"([1-9]\d{0,5})_(.*\S)")
-_PROBED_IMAGES, _PROBED_VIDEOS = 500, 50
-_LONGEST = 33  # frames of a clip: two seconds of Wan
-_LONGEST_NAME = 100  # characters of a name for the configuration
+FIRST = Path("models/stable-diffusion-v1-5")
+"""Model of a new configuration where none is named."""
 
-
-class Found(NamedTuple):
-    """A dataset in a folder.
-
-    Attributes:
-        name: for the configuration.
-        words: the folder's name as a caption: `10_sks man` and `sks_man` are `sks man`.
-        path: the folder.
-        repeats: of kohya's `10_sks man`.
-        video: whether it holds videos.
-        items: number of images, or of videos.
-        captioned: number of those with a caption file, or with an entry of `listed`.
-        ending: of the caption files.
-        listed: name of its metadata file, if any.
-        sizes: width and height of those that were probed, in pixels, the smallest first.
-        clips: frames, and frames a second, of the videos among them.
-    """
-
-    name: str
-    words: str
-    path: Path
-    repeats: int
-    video: bool
-    items: int
-    captioned: int
-    ending: str
-    listed: str | None
-    sizes: list[tuple[int, int]]
-    clips: list[tuple[int, float]]
-
-    @property
-    def counted(self) -> str:
-        """Its items for people: `30 images`."""
-        return counted(self.items, "video" if self.video else "image")
-
-    @property
-    def described(self) -> str:
-        """One line for people: `30 images, 28 captions, 640 x 480 to 1920 x 1080 pixels`."""
-        ends = dict.fromkeys(f"{w} x {h}" for w, h in (*self.sizes[:1], *self.sizes[-1:]))
-        sizes = f", {' to '.join(ends)} pixels" if ends else ""
-        return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
-
-    @property
-    def fps(self) -> float | None:
-        """Frames a second of its videos; None where they differ, or are not known."""
-        rates = {rate for _, rate in self.clips}
-        return rates.pop() or None if len(rates) == 1 else None
-
-    def target_frames(self, fps: float) -> int:
-        """Return the length of a clip, 4 n + 1 frames, that nine of ten videos have.
-
-        Args:
-            fps: frames a second that the model knows.
-        """
-        lengths = sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
-        shortest = lengths[len(lengths) // 10] if lengths else 1
-        return max(1, (min(shortest, _LONGEST) - 1) // 4 * 4 + 1)
-
-
-def slug(name: str) -> str:
-    """Return a name for the configuration: `Michael Gove` becomes `michael_gove`."""
-    plain = unicodedata.normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore")
-    words = re.sub(r"[^a-z0-9]+", "_", plain.decode().lower()).strip("_")
-    return words[:_LONGEST_NAME].strip("_") or "dataset"
-
-
-def _kohya(folder: Path) -> tuple[int, str] | None:
-    """Return repeats and words of a folder that is named as kohya's are; None of others.
-
-    Source: `extract_dreambooth_params` of sd-scripts' library/config_util.py.
-    """
-    match = _REPEATS.fullmatch(folder.name)
-    return (int(match[1]), match[2]) if match else None
-
-
-def found_in(folder: Path) -> list[Found]:
-    """Return the datasets of a folder: its images, its videos, or kohya's folders in it.
-
-    Raises:
-        DatasetError: there is no such folder, or it holds neither images nor videos.
-    """
-    if folder.is_file():
-        hint = "name the folder of the images or videos"
-        if folder.suffix.lower() == ".toml":
-            hint = f"for a dataset file of another trainer run `latentmake import {folder}`"
-        raise DatasetError("is a file, not a folder", where=folder, hint=hint)
-    if not folder.is_dir():
-        raise DatasetError("this folder does not exist", where=folder, hint="correct the path")
-    inside = [each for each in sorted(folder.iterdir()) if each.is_dir() and _kohya(each)]
-    found = [one for each in inside for one in _found(each)] or list(_found(folder))
-    if not found:
-        known = ", ".join(sorted(IMAGE_EXTENSIONS | VIDEO_EXTENSIONS))
-        hint = f"put images or videos there ({known})"
-        raise DatasetError("holds neither images nor videos", where=folder, hint=hint)
-    return found
-
-
-def _found(folder: Path) -> Iterator[Found]:
-    """Yield the dataset of images, then that of videos, of a folder with its sub-folders."""
-    below = [each.relative_to(folder) for each in sorted(folder.rglob("*")) if each.is_file()]
-    files = [folder / each for each in below if not any(x.startswith(".") for x in each.parts)]
-    images = [each for each in files if each.suffix.lower() in IMAGE_EXTENSIONS]
-    videos = [each for each in files if each.suffix.lower() in VIDEO_EXTENSIONS]
-    for kind, items in (("images", images), ("videos", videos)):
-        if items:
-            yield _dataset(folder, f"_{kind}" * bool(images and videos), items)
-
-
-def _dataset(folder: Path, kind: str, items: list[Path]) -> Found:
-    """Return the dataset of some files; a job names those that cannot be read."""
-    repeats, words = _kohya(folder) or (1, folder.absolute().name)
-    beside = {x: sum(each.with_suffix(x).is_file() for each in items) for x in _CAPTIONS}
-    ending = max(_CAPTIONS, key=beside.__getitem__)
-    captioned, listed = beside[ending], None
-    if not captioned:
-        listed = next((name for name in _LISTS if (folder / name).is_file()), None)
-    if listed is not None:
-        rows, _ = metadata_of(slug(words), str(folder / listed), str(folder))
-        captioned = min(len(rows), len(items))
-    video = items[0].suffix.lower() in VIDEO_EXTENSIONS
-    sizes, clips = [], []
-    for each in items[:: -(-len(items) // (_PROBED_VIDEOS if video else _PROBED_IMAGES))]:
-        with suppress(SourceError):
-            media = probe_video(str(each)) if video else probe_image(str(each))
-            sizes.append((media.width, media.height))
-            seconds = float(Timing.parse(media.timing).seconds) if media.timing else 0.0
-            clips += [(media.frames, round(media.frames / seconds, 3) if seconds else 0.0)] * video
-    sizes.sort(key=lambda size: size[0] * size[1])
-    name, words = f"{slug(words)}{kind}", words.replace("_", " ")
-    counts = (len(items), captioned, ending, listed)
-    return Found(name, words, folder, repeats, video, *counts, sizes, clips)
-
-
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _DEPTH = 3  # folders below the one that is named
 _LIBRARY = re.compile(rf"({'|'.join(STEMS)})[.-]")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -326,6 +187,31 @@ def found_model(place: Path, label: str = "") -> Model:
         return _wan(parts, found, root, place)
     task = _task(ARCHITECTURES[name], f"{label} {place.name} {found[0].path.name}")
     return Model(ARCHITECTURES[name], task, found, parts, root)
+
+
+def named_model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
+    """Return the model of a place or a hub's id, and how the configuration writes a path of it.
+
+    Raises:
+        ModelError: there is none, here or in the hub's local cache.
+    """
+    if given is None:
+        if FIRST.is_dir():
+            return found_model(FIRST), literal
+        return Model(ARCHITECTURES["sd1"], None, [], [], FIRST), literal
+    if Path(given).exists() or not _HUB.fullmatch(given):
+        return found_model(Path(given)), literal
+    commit = weights.known_commit(given)
+    if commit is None:
+        hint = f"correct the path, or run `hf download {given}` for a model of the hub"
+        raise ModelError("this model does not exist here", where=given, hint=hint)
+    snapshot = weights.place_of(given, commit)
+
+    def place(path: Path) -> dict[str, str]:
+        below = {"subfolder" if path.is_dir() else "file": str(path.relative_to(snapshot))}
+        return {"hub": given, "revision": commit, **({} if path == snapshot else below)}
+
+    return found_model(snapshot, given), place
 
 
 def several(names: Iterable[str], place: Path) -> ModelError:

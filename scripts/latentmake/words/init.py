@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 import yaml
 
 from latentmake import backends
-from latentmake.config import weights
-from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.root import parse
-from latentmake.errors import DatasetError, ModelError, StorageError, UserError
+from latentmake.errors import DatasetError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.files import resolved
-from latentmake.words.found import Found, Model, found_in, found_model, slug
+from latentmake.words.dataset_folders import Found, found_in, left_out, slug
+from latentmake.words.found import FIRST, named_model
 from latentmake.words.model_section import Section, section_of, trainer_of
 from latentmake.words.new_config import PROGRAMS, Run, config_text, controls_of, shown, size_of
 from latentmake.words.project import HOME
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
-_HUB = re.compile(r"[\w.-]+/[\w.-]+")
-_FIRST = Path("models/stable-diffusion-v1-5")
 _DOWNLOAD = (  # without files that no training reads
     'hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --include "*.json" '
     '--include "*/merges.txt" --include "*/diffusion_pytorch_model.safetensors" '
-    f'--include "text_encoder/model.safetensors" --local-dir {_FIRST}'
+    f'--include "text_encoder/model.safetensors" --local-dir {FIRST}'
 )
 _TINY = HOME / "data/tiny-sd"
 
@@ -62,20 +58,22 @@ def init(
     Prints what was found, what is missing, and what to run next.
     Exit status: 0 ready to build, 1 something is missing, 2 nothing was written.
     """
-    datasets = _named([one for folder in folders for one in found_in(folder)])
+    by_folder = {folder: found_in(folder) for folder in folders}
+    datasets = _named([one for found in by_folder.values() for one in found])
     name = slug(datasets[0].words)
     file = output or Path(f"{name}.yaml")
     if file.exists() and not force:
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)
-    found, place = _model(model)
+    found, place = named_model(model)
     taken = [each for each in datasets if found.takes(each)]
     if not taken:
         what = f"holds {datasets[0].counted}, which {found.title} does not take"
         hint = "name another folder, or another --model"
         raise DatasetError(what, where=datasets[0].path, hint=hint)
     kind = trainer_of(found, trainer, musubi=_program("musubi", folders) is not None)
-    beside = found.root if place is str else Path("models") / found.architecture.name
+    is_here = isinstance(place(found.root), str)  # and not in the hub's cache
+    beside = found.root if is_here else Path("models") / found.architecture.name
     section = section_of(Section(found, kind, beside, place))
     run = Run(name, taken, section, *size_of(found, taken), _program(kind, folders), file)
     text = config_text(run)
@@ -97,6 +95,8 @@ def init(
         if each not in taken:
             what = f"its {each.counted} are left out, since {found.title} does not take them"
             _say("note", f"{each.path}: {what}")
+    for line in (line for each in by_folder.items() for line in left_out(*each)):
+        _say("note", line)
     for line in missing:
         _say("missing", line)
     here = "" if Path("Snakefile").is_file() else f" --snakefile {quote(str(HOME / 'Snakefile'))}"
@@ -115,31 +115,6 @@ def _named(datasets: list[Found]) -> list[Found]:
     names = [each.name for each in datasets]
     ends = (f"_{at}" * (names.count(name) > 1) for at, name in enumerate(names, 1))
     return [each._replace(name=each.name + end) for each, end in zip(datasets, ends, strict=True)]
-
-
-def _model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
-    """Return the model, and how the configuration writes a path of it.
-
-    Raises:
-        ModelError: there is none, here or in the hub's local cache.
-    """
-    if given is None:
-        if _FIRST.is_dir():
-            return found_model(_FIRST), str
-        return Model(ARCHITECTURES["sd1"], None, [], [], _FIRST), str
-    if Path(given).exists() or not _HUB.fullmatch(given):
-        return found_model(Path(given)), str
-    commit = weights.known_commit(given)
-    if commit is None:
-        hint = f"correct the path, or run `hf download {given}` for a model of the hub"
-        raise ModelError("this model does not exist here", where=given, hint=hint)
-    snapshot = weights.place_of(given, commit)
-
-    def place(path: Path) -> dict[str, str]:
-        below = {"subfolder" if path.is_dir() else "file": str(path.relative_to(snapshot))}
-        return {"hub": given, "revision": commit, **({} if path == snapshot else below)}
-
-    return found_model(snapshot, given), place
 
 
 def _program(kind: str, folders: list[Path]) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.config.architectures import WAN, File, Vae
+from latentmake.config.fields import literal
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models.checks import fault_of
@@ -56,7 +57,7 @@ class Section:
     model: Model
     kind: str
     folder: Path
-    place: Callable[[Path], Any] = str
+    place: Callable[[Path], Any] = literal
     keys: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     network: Part | None = None
@@ -66,7 +67,7 @@ class Section:
         if path is not None:
             return self.place(path)
         self.missing.append(key)
-        return str(self.folder / name)
+        return literal(self.folder / name)
 
 
 def trainer_of(model: Model, asked: str | None, *, musubi: bool) -> str:
@@ -228,11 +229,12 @@ def _with_tokenizer(section: Section, path: Path, value: Any, folder: str) -> An
         places = [*(root / each for each in _UMT5), *places]
     else:
         with suppress(ModelError):
-            beside = tokenizer_files(TextWeights(path=str(path)))
+            beside = tokenizer_files(TextWeights(path=literal(path)))
             if beside and path.with_name("config.json").is_file():
                 return value
         there = (root / folder / "config.json").is_file()  # only a path will do
-        told["config"] = str(root / folder) if there else section.value("text.config", None, folder)
+        config = literal(root / folder)
+        told["config"] = config if there else section.value("text.config", None, folder)
     found = (each for each in places if any((each / name).is_file() for name in _TOKENIZER))
     told["tokenizer"] = section.value("text.tokenizer", next(found, None), tokenizer)
     return told

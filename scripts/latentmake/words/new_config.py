@@ -11,11 +11,13 @@ import yaml
 
 from latentmake.caches import gpu
 from latentmake.config.architectures import WAN, Scripts
+from latentmake.config.fields import literal
 from latentmake.config.weights import Weights
 from latentmake.models.files import network_config
 from latentmake.reports.plan_report import counted
 from latentmake.training.external.musubi.checks import number_format
-from latentmake.words.found import Found, Model
+from latentmake.words.dataset_folders import Found
+from latentmake.words.found import Model
 from latentmake.words.model_section import Section
 
 _COLUMN = 34  # of comments, if a line is no longer
@@ -104,17 +106,19 @@ class Run(NamedTuple):
 
 
 def shown(value: Any) -> str:
-    """Return a value as YAML has it, on one line."""
+    """Return a value, or a key, as YAML has it, on one line."""
     if isinstance(value, float):
         return f"{value:.0e}".replace("e-0", "e-") if 0 < value < 0.01 else f"{value:g}"
     options: dict[str, Any] = {"default_flow_style": True, "sort_keys": False, "width": 10**6}
+    options["default_style"] = '"' if isinstance(value, str) and "\n" in value else None
     return str(yaml.safe_dump([value], allow_unicode=True, **options)).strip()[1:-1]
 
 
 def _line(depth: int, key: str, value: Any = None, why: str = "") -> str:
     """Return a key with its value; the comment stands before a long line, behind a short one."""
     indent = "  " * depth
-    text = f"{indent}{key}:" if value is None else f"{indent}{key}: {shown(value)}"
+    name = key if key.startswith("#") else shown(key)
+    text = f"{indent}{name}:" if value is None else f"{indent}{name}: {shown(value)}"
     if why and len(text) > _COLUMN + 12:
         return f"{indent}# {why}\n{text}"
     return f"{text:<{_COLUMN}} # {why}" if why else text
@@ -145,7 +149,7 @@ def config_text(run: Run) -> str:
     ]
     if section.kind in PROGRAMS:
         key, name = PROGRAMS[section.kind]
-        lines += ["", f"{key}: {{path: {shown(run.program or f'../{name}')}}}"]
+        lines += ["", f"{key}: {{path: {shown(literal(run.program or f'../{name}'))}}}"]
         lines += [f"# {run.clone}"] * bool(run.clone)
     return "\n".join(lines) + "\n"
 
@@ -156,14 +160,14 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
     why, first = found.counted, "a.mp4" if found.video else "a.jpg"
     if found.captioned and not found.listed:
         why += f"; {first} has its caption in a{found.ending}"
-    yield _line(2, "path", str(found.path), why)
+    yield _line(2, "path", literal(found.path), why)
     yield _line(2, "fit", "bucket", "keep the shape of each; `crop` cuts off the sides")
     if found.repeats > 1:
         yield _line(2, "num_repeats", found.repeats, "in an epoch; the number in the folder's name")
     if found.ending != ".txt":
         yield _line(2, "caption_extension", found.ending)
     if found.listed:
-        yield _line(2, "metadata_file", str(found.path / found.listed), "has the captions")
+        yield _line(2, "metadata_file", literal(found.path / found.listed), "has the captions")
     if found.captioned < found.items:
         lacking = found.items - found.captioned
         yield _line(2, "class_tokens", found.words, f"caption of the {lacking} without one")
@@ -171,7 +175,7 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
         yield from _clips(found, scripts)
     if version.controls[0]:
         why = "an image of the same name for each"
-        yield _line(2, "control_directory", controls_of(found), why)
+        yield _line(2, "control_directory", literal(controls_of(found)), why)
     if scripts is not None and scripts.layers:
         yield _line(2, "multiple_target", True, "a_1.png, a_2.png are layers of a.png")
     if run.section.kind == "sdscripts" and isinstance(run.size, int) and run.size > 1024:

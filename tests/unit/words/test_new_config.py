@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from latentmake.config.architectures import ARCHITECTURES
+from latentmake.config.root import parse
 from latentmake.files.safetensors import Tensor
 from latentmake.words.found import Model, Part, found_model
+from latentmake.words.init import init
 from latentmake.words.model_section import Section
 from latentmake.words.new_config import dtype_of
+from PIL import Image
 from safetensors.torch import save_file
+
+TINY = str(Path(__file__).resolve().parents[3] / "data/tiny-sd")
 
 
 @pytest.mark.parametrize(
@@ -59,3 +65,48 @@ def test_a_network_of_one_variant_is_found(tmp_path: Path, shards: tuple[str, ..
     save_file({name.format(5): torch.ones(32, 768)}, unet / "diffusion_pytorch_model.safetensors")
     (network,) = found_model(tmp_path / "sd15").networks
     assert [*network.tensors] == [name.format(5)]
+
+
+def put(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (80, 64)).save(name, "PNG")
+
+
+def test_names_that_yaml_or_a_path_reads_otherwise_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["2024", "2024-05-17", "yes", "null", "0x1F", "1:30", "~x", "a$HOME", "a: #b", "- c"]
+    names += [" d ", "1_2\n3", "hf:e"]
+    put(*(f"{name}/a.png" for name in names))
+    init([Path(name) for name in names], model=TINY, output=Path("c.yaml"))
+    config = parse(yaml.safe_load(Path("c.yaml").read_text()))
+    assert [Path(each.path) for each in config.datasets.values()] == [*map(Path, names)]
+    words = [each.class_tokens for each in config.datasets.values()]
+    assert words[:4] == names[:4] and words[-3:] == ["d", "1 2\n3", "hf:e"]
+    assert [*config.runs] == ["2024"]
+
+
+def test_what_is_left_out_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put("img/10_cat/a.png", "img/10_cat/a-masklabel.png", "img/more/b.png", "img/c.png")
+    put("img/5_dog/d.HEIC", "img/.git/e.png", "up/a.png", "up/b.png")
+    Path("img/log").mkdir()
+    for name in ("up/a.TXT", "up/b.TXT", "up/b.caption"):
+        Path(name).write_text("a lamp")
+    init([Path("img"), Path("up")], model=TINY)
+    notes = [line[9:] for line in capsys.readouterr().out.splitlines() if line[:4] == "note"]
+    assert notes == [
+        "img/10_cat: 1 file is not read: 1 -masklabel.png (masks, which are not used)",
+        "img/5_dog: left out, 1 file is not read: 1 .HEIC (convert to PNG or JPEG)",
+        "img/log: left out, it holds neither images nor videos",
+        "img/more: left out, its name begins with no number of repeats, as kohya's do that are "
+        "beside it",
+        "img: left out 1 file beside kohya's folders",
+        "up: 1 file is not read: 1 .caption (captions: see caption_extension)",
+    ]
+    (cat, up) = parse(yaml.safe_load(Path("cat.yaml").read_text())).datasets.values()
+    assert (cat.num_repeats, up.caption_extension, up.class_tokens) == (10, ".TXT", None)
