@@ -6,10 +6,11 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 _LONGEST = 80  # characters of a value in a message
 _LONGEST_LINE = 490  # characters of a message; `error: ` may stand before it
+_LONGEST_PART = 300  # characters of several faults in a message
 
 
 class LatentmakeError(Exception):
@@ -172,6 +173,22 @@ def is_device_fault(message: str) -> bool:
 def shortened(value: str) -> str:
     """Return a value as messages quote it: 80 characters at most."""
     return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
+
+
+def joined(faults: Iterable[str], say: Callable[[str], object] | None = None) -> str:
+    """Return faults as part of a message; of many the first ones, and how many more there are.
+
+    Then `say` gets a line for each of them.
+    """
+    first, *others = every = list(dict.fromkeys(faults))
+    while others and len(first) + len(others[0]) < _LONGEST_PART:
+        first = f"{first} | {others.pop(0)}"
+    if not others:
+        return first
+    if say is not None:
+        for fault in every:
+            say(f"faulty: {fault}")
+    return f"{first} | and {len(others)} more"
 
 
 def first_line(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from latentmake.errors import SourceError, is_device_fault, is_out_of_memory
+from latentmake.errors import SourceError, is_device_fault, is_out_of_memory, joined
 
 SHORT = (
     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.19 GiB",
@@ -43,6 +43,15 @@ def test_the_middle_of_a_long_line_is_left_out() -> None:
     line = str(SourceError("\x1b" * 1000, where="a.txt", hint="remove it"))
     assert line.startswith(r"a.txt: \x1b") and line.endswith("; remove it") and " ... " in line
     assert len(f"error: {line}") <= 500
+
+
+def test_faults_that_do_not_fit_into_a_message_are_said_in_lines_of_their_own() -> None:
+    said: list[str] = []
+    assert joined(["a is bad", "b is bad", "a is bad"], said.append) == "a is bad | b is bad"
+    assert said == []
+    lines = [f"{number}.png is bad; {'x' * 90}" for number in range(9)]
+    assert joined(lines, said.append) == f"{lines[0]} | {lines[1]} | and 7 more"
+    assert said == [f"faulty: {line}" for line in lines]
 
 
 @pytest.mark.parametrize("message", SHORT)

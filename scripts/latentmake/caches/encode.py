@@ -19,7 +19,7 @@ from latentmake.caches.inputs import Loaded
 from latentmake.caches.job import ExternalEncoder, Job, Say
 from latentmake.caches.pipeline import Pipeline
 from latentmake.data.texts import marked
-from latentmake.errors import DeviceError, SourceError
+from latentmake.errors import DeviceError, SourceError, joined
 from latentmake.plan.orders import Order, Work
 from latentmake.progress import Progress
 
@@ -94,7 +94,7 @@ def carry_out(
         say(job.outcome(pipeline.words))
         if job.failed and not (may_skip and job.order.skips):
             number = f"{len(job.failed)} of {len(job.order.items)} items are faulty: "
-            faults.append(number + " | ".join(job.failed.values()))
+            faults.append(number + joined(job.failed.values()))
             job.leave_faults()
         else:
             now, starting = time.monotonic(), None if has_encoded else 0.0
@@ -124,7 +124,7 @@ def carry_out(
             finish(job)
     if faults:
         hint = "fix these files and run the same command; all other items are finished"
-        raise SourceError(" | ".join(faults), hint=hint)
+        raise SourceError(joined(faults), hint=hint)
 
 
 def load_encoder(order: Order, threads: int, say: Say) -> Loaded:

@@ -46,7 +46,7 @@ from latentmake.config.machines import (
 from latentmake.config.models import Model
 from latentmake.config.trainers import Generation, Prompt, SdTrainer, WanTrainer
 from latentmake.config.weights import fetching
-from latentmake.errors import ConfigError, refuse_unknown
+from latentmake.errors import ConfigError, joined, refuse_unknown
 
 
 class Validation(Closed, shapes=Shapes("manifest", "weights")):
@@ -495,9 +495,6 @@ class Config(Closed):
             yield from _faults_of_generation(f"{where}.generate", run, run.generate, model)
 
 
-_LONGEST = 400  # characters of several mistakes in one line
-
-
 def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:
     """Yield the texts in a value of a configuration file, keys too, with their places."""
     if isinstance(value, str):
@@ -535,9 +532,4 @@ def parse(values: Mapping[str, object]) -> Config:
                 for line, each in zip(lines, mistakes, strict=True)
                 if each["type"] != "missing" or f"`{each['loc'][-1]}`" not in " ".join(lines)
             ]
-        first, *others = dict.fromkeys(lines)
-        while others and len(first) + len(others[0]) < _LONGEST:
-            first = f"{first} | {others.pop(0)}"
-        if others:
-            first += f" | and {len(others)} more"
-        raise ConfigError(first) from None
+        raise ConfigError(joined(lines)) from None

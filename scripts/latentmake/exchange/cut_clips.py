@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from latentmake.caches.pixels import scaling
 from latentmake.caches.pixels.scaling import Film
 from latentmake.data.probe import prompt_of
-from latentmake.errors import SourceError
+from latentmake.errors import SourceError, joined
 from latentmake.exchange.clip_files import LIST, ClipFile, ClipsOrder
 from latentmake.files import atomic, npz
 from latentmake.files.cachefile import KEY
@@ -82,7 +82,7 @@ def cut(order: ClipsOrder, *, say: Callable[[str], None], threads: int = 1) -> C
     say(f"{folder}: {state}{summary}, {counts['faulty']} sources faulty")
     if lines:
         raise SourceError(
-            f"{len(lines)} faulty: {' | '.join(lines)}",
+            f"{len(lines)} faulty: {joined(lines, say)}",
             where=f"clips_{order.run}",
             hint="the others are done and kept; fix these, or set on_error: skip",
         )

@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from latentmake import digest
 from latentmake.data.item import Item
-from latentmake.errors import CacheError, ConfigError, DatasetError, TrainingError
+from latentmake.errors import CacheError, ConfigError, DatasetError, TrainingError, joined
 from latentmake.files import atomic, cachefile
 from latentmake.files.state_file import is_damaged, read_order, read_state
 from latentmake.layouts.layout import Layout, layout_of, parsed
@@ -358,7 +358,7 @@ def write_manifest(
     lines = [f["line"] for name, each in skipped.items() if name not in order.skip for f in each]
     if lines:
         raise DatasetError(
-            f"{len(lines)} faulty: {' | '.join(dict.fromkeys(lines))}",
+            f"{len(lines)} faulty: {joined(lines, say)}",
             where=f"run {order.run}",
             hint="all other items are done; set on_error: skip to train without these",
         )

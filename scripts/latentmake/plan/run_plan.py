@@ -15,7 +15,7 @@ from latentmake import digest
 from latentmake.config.root import Run
 from latentmake.data.item import Fault
 from latentmake.data.texts import encoded, former_digests
-from latentmake.errors import DatasetError
+from latentmake.errors import DatasetError, joined
 from latentmake.files import atomic
 from latentmake.files.workspace import Need
 from latentmake.layouts.layout import parsed
@@ -340,7 +340,8 @@ def write_items(facts: Facts, name: str) -> Path:
         else:
             fatal += lines
     if fatal:
-        fault, hint = f"{len(fatal)} faulty: {' | '.join(fatal)}", "set on_error: skip to publish"
+        named = joined(fatal, lambda line: sys.stderr.write(f"{line}\n"))
+        fault, hint = f"{len(fatal)} faulty: {named}", "set on_error: skip to publish"
         raise DatasetError(fault, where=f"run {name}", hint=f"{hint} without these")
     repeats = {dataset: config.datasets[dataset].num_repeats for dataset in run.datasets}
     every, layout = members(facts, run, {}, {}), facts.layout(run.model)

@@ -43,15 +43,15 @@ def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def carry_out(order: Order, **options: Any) -> tuple[Receipt, list[str]]:
     said: list[str] = []
-    options = {"threads": 2, **options}
-    receipt = order_world.carry_out(order, say=said.append, encoder=ScriptsEncoding.make, **options)
+    options = {"threads": 2, "say": said.append, **options}
+    receipt = order_world.carry_out(order, encoder=ScriptsEncoding.make, **options)
     return receipt, said
 
 
-def faults(order: Order) -> str:
+def faults(order: Order, **options: Any) -> str:
     """Carry out an order some of whose items are faulty; return the one line about them."""
     with pytest.raises(SourceError) as caught:
-        carry_out(order)
+        carry_out(order, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -188,9 +188,10 @@ def test_of_a_hundred_items_all_but_the_bad_ones_are_made_in_one_load() -> None:
     moods = {HUNDRED[number]: "raise" for number in (0, 1, 2, *range(12, 100, 8))}
     tuner = scripts_world.install(TUNER, **moods).model_copy(update={"batch_size": 3})
     order = scripts_world.order("latents", tuner, stems=HUNDRED)
-    line = faults(order)
-    assert f"{len(moods)} of 100 items are faulty" in line
-    assert {*re.findall(r"data/(\w+)\.png", line)} == {*moods}
+    said: list[str] = []
+    line = faults(order, say=said.append)
+    assert f"{len(moods)} of 100 items are faulty" in line and " more; fix these files" in line
+    assert {*re.findall(r"faulty: data/(\w+)\.png", "\n".join(said))} == {*moods}
     assert {*made(order)} == {*HUNDRED} - {*moods}
     assert len(calls(TUNER)) == 1
 
