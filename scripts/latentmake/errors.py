@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 _LONGEST = 80  # characters of a value in a message
 _LONGEST_LINE = 490  # characters of a message; `error: ` may stand before it
-_LONGEST_PART = 300  # characters of several faults in a message
+_LONGEST_PART = 370  # characters of several faults in a message
 
 
 class LatentmakeError(Exception):

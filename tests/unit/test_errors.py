@@ -49,7 +49,7 @@ def test_faults_that_do_not_fit_into_a_message_are_said_in_lines_of_their_own() 
     said: list[str] = []
     assert joined(["a is bad", "b is bad", "a is bad"], said.append) == "a is bad | b is bad"
     assert said == []
-    lines = [f"{number}.png is bad; {'x' * 90}" for number in range(9)]
+    lines = [f"{number}.png is bad; {'x' * 150}" for number in range(9)]
     assert joined(lines, said.append) == f"{lines[0]} | {lines[1]} | and 7 more"
     assert said == [f"faulty: {line}" for line in lines]
 
