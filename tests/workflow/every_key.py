@@ -548,6 +548,8 @@ MACHINES: dict[Key, Change] = {
     ("batch", "minutes"): Change(1),
     ("cluster", "partition"): Change("gpu"),
     ("cluster", "account"): Change("lab"),
+    ("cluster", "constraint"): Change("a100"),
+    ("cluster", "qos"): Change("night"),
     ("musubi_tuner", "path"): Change("nowhere"),
     ("musubi_tuner", "batch_size"): Change(2),
     ("musubi_tuner", "num_workers"): Change(2),
@@ -558,6 +560,8 @@ MACHINES: dict[Key, Change] = {
         for job in ("encode", "train")
         for name, value in {
             "partition": "gpu",
+            "constraint": "a100",
+            "qos": "night",
             "gpus": 2,
             "cpus": 3,
             "mem_mb": 900,

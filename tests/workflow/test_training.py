@@ -174,7 +174,7 @@ def test_a_new_training_keeps_the_previous_result_and_an_undone_edit_brings_it_b
 
 def test_a_failed_training_loses_no_result(trained: Project) -> None:
     before = _result(trained)
-    trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(learning_rate=1e30))
+    trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(learning_rate=1000))
     result = trained.run("train_tiny", check=False)
     assert result.returncode != 0
     result.one_line("error: run tiny: ", "at step 2")

@@ -221,11 +221,3 @@ def test_a_video_is_cut_into_clips_that_share_a_text(fresh: Callable[..., Projec
 
 
 # -- bad input ------------------------------------------------------------------------------------
-
-
-def test_two_images_of_one_name_are_refused_wherever_they_lie(built: Project) -> None:
-    world.draw(built / "data/shapes/more/ant.png", 3)
-    (built / "data/shapes/more/ant.txt").write_text("another ant")
-    result = built.run("caches_tiny", check=False)
-    assert result.returncode != 0
-    result.one_line("data/shapes/more/ant.png", "data/shapes/ant.png", "rename")

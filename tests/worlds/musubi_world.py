@@ -28,7 +28,12 @@ SWITCHES = (
 VALUES = (
     *("task", "dataset_config", "dit", "dit_high_noise", "timestep_boundary", "network_module"),
     *("network_dim", "network_alpha", "mixed_precision", "learning_rate", "optimizer_type"),
-    *("max_train_epochs", "gradient_accumulation_steps", "max_data_loader_n_workers"),
+    *(
+        "max_train_epochs",
+        "max_train_steps",
+        "gradient_accumulation_steps",
+        "max_data_loader_n_workers",
+    ),
     *("output_dir", "output_name", "logging_dir", "timestep_sampling", "discrete_flow_shift"),
     *("save_every_n_epochs", "resume", "blocks_to_swap", "seed"),
     *("vae", "t5", "sample_prompts", "sample_every_n_epochs", "sample_every_n_steps"),
@@ -73,10 +78,11 @@ _BODY = """
         done = int(open(os.path.join(args.resume, "optimizer.bin")).read())
         first = done if COUNTS else 0
     os.makedirs(args.output_dir, exist_ok=True)
-    for epoch in range(first, int(args.max_train_epochs)):
+    epochs = int(args.max_train_epochs or 1)
+    for epoch in range(first, epochs):
         done += 1
         print(f"\\repoch {epoch + 1}", end="", flush=True)
-        if args.save_every_n_epochs and args.save_state and epoch + 1 < int(args.max_train_epochs):
+        if args.save_every_n_epochs and args.save_state and epoch + 1 < epochs:
             state = os.path.join(args.output_dir, f"{args.output_name}-{epoch + 1:06d}-state")
             os.makedirs(state, exist_ok=True)
             open(os.path.join(state, "optimizer.bin"), "w").write(str(done))

@@ -115,9 +115,10 @@ _NOT_BOTH = Applies(
 _PREDICTS = Applies(
     "is only for sd1, sd2 and sdxl", row=lambda model: model.spec.prediction != "flow_matching"
 )
+_EPOCHS = 16  # of musubi-tuner's guides
 _IN_PLACE = Applies(
     "and `max_train_epochs` are both set: leave one out",
-    when=lambda trainer: "max_train_epochs" not in trainer.model_fields_set,
+    when=lambda trainer: trainer.max_train_epochs == _EPOCHS,  # orders have all keys
 )
 _STAGED = Applies("needs `deepspeed: true`", when=lambda trainer: trainer.deepspeed)
 
@@ -178,7 +179,7 @@ class MusubiTrainer(Trainer):
     [architecture](architectures.md#training-defaults-of-musubi-tuner); 2e-4 for Wan."""
     optimizer_type: str = Field("adamw", min_length=1)
     """Optimizer. `adamw8bit` needs bitsandbytes in the environment of musubi-tuner."""
-    max_train_epochs: Steps = 16
+    max_train_epochs: Steps = _EPOCHS
     """Epochs, if `max_train_steps` is not set."""
     max_train_steps: Steps | None = shaped(None, Shapes("weights", applies=[_IN_PLACE]))
     """Steps, instead of epochs. A killed training then begins anew."""
