@@ -314,8 +314,7 @@ def test_a_huge_last_item_is_not_blamed_where_no_other_fits_any_more(
         carry(latents(cats(5), "04", on_error="skip"), full)
 
 
-@pytest.mark.parametrize("count", [2, 30])
-@pytest.mark.parametrize("memory", [IDLE, CROWDED], ids=["idle", "crowded"])
+@pytest.mark.parametrize(("count", "memory"), [(2, IDLE), (2, CROWDED), (30, CROWDED)])
 def test_where_no_item_fits_none_is_blamed(
     count: int, memory: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,7 +297,7 @@ def test_a_new_lock_trains_anew(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
-    order = make_order(tmp_path, steps=30, checkpointing_steps=1, learning_rate=1e12)
+    order = make_order(tmp_path, steps=30, checkpointing_steps=1, learning_rate=1000)
     with pytest.raises(TrainingError, match="is NaN or infinite at step") as error:
         make_training(order).run()
     (newest, *_) = checkpoint.find(RunFiles(order).checkpoints, wanted(order))
