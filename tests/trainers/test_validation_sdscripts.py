@@ -25,7 +25,7 @@ pytestmark = pytest.mark.real_trainer
 
 HELD_OUT = {"ant": ((64, 64), "a held-out ant"), "an": ((80, 72), ""), "anteater": ((72, 96), "b")}
 # The items of both halves of a dataset, as sd-scripts finds them.
-SCRIPT = """
+SCRIPT = """# preloaded
 import argparse, json, sys
 import transformers
 sys.modules["transformers"].CLIPFeatureExtractor = transformers.CLIPImageProcessor

@@ -343,7 +343,7 @@ class Publication(ABC, Generic[Order]):
         if made := _SETTINGS.get(last):
             for kinds in self._caches(folder.joinpath(*folders)).values():
                 yield from kinds.get(made, ())
-        elif not self.order.publish.caches:
+        elif not (self.order.publish.caches or name.startswith("/")):  # a TOML or script
             for depth in range(1, len(folders) + 1):  # an earlier publication had other folders
                 block, base = "/".join(folders[:depth]), "/".join([*folders[depth:], last])
                 place = f"{block.removesuffix('_control')}{self.cache_ending}"

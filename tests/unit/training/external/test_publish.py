@@ -447,6 +447,12 @@ def test_caches_made_there_go_with_what_they_came_from(
     assert any("dropped" in line for line in said) == bool(dropped)
 
 
+def test_for_a_file_elsewhere_no_folder_is_searched(tmp_path: Path) -> None:
+    publication = MusubiPublication(without_caches())
+    assert not [*publication.made_from(tmp_path / "out", f"{tmp_path}/tomls/a.toml", None)]
+    assert not publication._listed
+
+
 def test_caches_go_when_they_are_no_longer_published_and_come_back() -> None:
     order = order_of(resolutions=[(256, 256)])
     fill(order, STEMS)
