@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from latentmake import digest
 from latentmake.data import remote
+from latentmake.data.contents import check_length
 from latentmake.data.item import BUCKET, CAPTION, IMAGE, Item
 from latentmake.data.texts import MARKER, caption_of, decode_text, encoded, formerly, joined
 from latentmake.digest import source_stat
@@ -29,6 +30,7 @@ from latentmake.files.media import check_image, probe_image, upright_size
 from latentmake.files.workspace import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.plan.orders import Order, Target, Work, placing_of, view_of
+from latentmake.regular import open_regular
 
 _NO_SIZE = Size(0, 0)
 
@@ -194,9 +196,12 @@ def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[byte
         data, stat = remote.read(path)
         content = digest.of_bytes(data)
     else:
-        with Path(path).open("rb") as file:
+        file, size = open_regular(path)
+        with file:
             stat = source_stat(os.fstat(file.fileno()))
-            data = file.read() if keep else b""
+            if keep:
+                check_length(path, size)
+            data = file.readall() if keep else b""
             content = (
                 digest.of_bytes(data) if keep else hashlib.file_digest(file, "sha256").hexdigest()
             )

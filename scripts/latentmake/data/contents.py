@@ -31,9 +31,17 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 
 _SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
+_LARGEST = 1 << 32  # bytes of an image, which is read as a whole
 _ALIKE = 2  # known files that an unknown one is presumed to equal
 _FORMER = 4  # digests of releases before that a text is presumed to have
 _MOST_PRESUMED = 16  # digests that inputs of several unknown files are presumed to have
+
+
+def check_length(path: str, size: int) -> None:
+    """Refuse, by SourceError, an image or a caption of more bytes than any has."""
+    if size > _LARGEST:
+        what = f"has {size} bytes, more than any image or caption"
+        raise SourceError(what, where=path, hint="replace or remove the file")
 
 
 @dataclass
@@ -138,6 +146,8 @@ class Contents:
         known = self._known.get(path)
         if known is not None and known[0] == stat:
             return known[1]
+        if self.settings is None or not self.settings.video:
+            check_length(path, stat.size)
         try:
             if is_remote(path):
                 from latentmake.data import remote

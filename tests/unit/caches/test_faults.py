@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
@@ -156,6 +157,7 @@ CASES = {
     "cut short": Case(image(lambda data: data[:90]), "bad.png"),
     "no image": Case(image(lambda _: b"Dear Sir"), "bad.png"),
     "empty image": Case(image(lambda _: b""), "bad.png"),
+    "file of a terabyte": Case(lambda: os.truncate(IMAGE, 1 << 40), "bad.png"),
     "two of one stem": Case(lambda: shutil.copy(IMAGE, "data/bad.jpg"), "bad.jpg"),
     "picture that cannot be read": Case(lambda: IMAGE.rename("data/bad.heic"), "bad.heic"),
     "unusable name": Case(lambda: IMAGE.rename(f"data/{'a' * 240}.png"), "a.png"),
