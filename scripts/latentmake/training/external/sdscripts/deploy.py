@@ -187,19 +187,19 @@ def dataset_toml(
                 repeated = {"num_repeats": dataset.num_repeats, "flip_aug": dataset.flip_aug}
                 subsets.append({"image_dir": place, **listed, **repeated, **masked})
             sections.append({**size, **buckets_of(order, names[0]), "subsets": subsets})
-    sections += _held_out_sections(order, directory)
+    sections += _held_out_sections(order, directory, named)
     return tomli_w.dumps({"general": {"shuffle_caption": False}, "datasets": sections})
 
 
 def _held_out_sections(
-    order: SdScriptsOrder, directory: Callable[[str], str]
+    order: SdScriptsOrder, directory: Callable[[str], str], named: Blocks
 ) -> Iterator[dict[str, Any]]:
     """Yield the blocks of a TOML for items that are held out; one that has none is passed over."""
     names = [name for name, each in order.datasets.items() if not each.is_reg]
     for name in names if order.validation else ():
         masked = {"alpha_mask": True} if order.datasets[name].alpha_mask else {}
         for resolution in order.resolutions:
-            place = directory(f"{block_name(name, resolution)}/{_HELD_OUT}")
+            place = directory(f"{named(name, resolution)}/{_HELD_OUT}")
             yield {
                 "resolution": list(resolution),
                 "batch_size": order.trainer.train_batch_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -490,6 +490,11 @@ def test_held_out_items_lie_apart_and_are_validated_alone() -> None:
     ]
     assert all(each["validation_split"] == 1 for each in apart)
     assert len(blocks) == 4
+    folders = {"named": lambda name, size: f"{name}/{size[0]}-{size[1]}"}  # as a publication has
+    published = tomllib.loads(dataset_toml(asked, str, **folders))["datasets"]
+    places = {each["subsets"][0]["image_dir"] for each in published if "validation_split" in each}
+    files = deployed(asked, **folders)
+    assert places == {str(PurePosixPath(x).parent) for x in files if "held_out" in x}
     write_manifest(trained)
     none = asked.model_copy(update={"validation": None})
     assert "validation_split" not in dataset_toml(none, str)
