@@ -5,6 +5,7 @@
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 import re
+import shlex
 from functools import partial
 
 from latentmake.caches.gpu import visible
@@ -160,6 +161,8 @@ wildcard_constraints:
 # After Snakemake has its lock, and never for a dry run: another build may be at work beside it.
 onstart:
     SESSION.begin()
+    # Snakemake puts this Python into shell commands as it is, where a space would end it.
+    sys.executable = shlex.quote(sys.executable)
 
 
 onsuccess:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import site
+import subprocess
+import venv
 from pathlib import Path
 
 import world
@@ -33,6 +37,25 @@ def test_names_with_spaces_umlauts_braces_and_folders(micro: Path, tmp_path: Pat
     assert result.encoded() == Counts(encoded=1)
     assert project.changed(before) == NOTHING._replace(content=project.texts("br{x}ace"))
     assert project.run("caches_tiny").idle
+
+
+def test_an_environment_in_a_folder_with_a_space_runs_the_jobs(micro: Path, tmp_path: Path) -> None:
+    config = world.config()
+    config["runs"]["tiny"]["resolutions"] = [16]
+    project = Project.make(tmp_path / "project", config, micro)
+    world.draw(project / "data/shapes/only.png", 1)
+    (project / "data/shapes/only.txt").write_text("the only picture")
+    venv.create(tmp_path / "my $(env)", symlinks=True)
+    done = subprocess.run(
+        [tmp_path / "my $(env)/bin/python", "-m", "snakemake", "--cores", "1", "caches_tiny"],
+        cwd=project.folder,
+        env={**project.environment(), "PYTHONPATH": os.pathsep.join(site.getsitepackages())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [row["stem"] for row in project.manifest()] == ["only"]
 
 
 def test_one_image_built_from_another_folder_with_a_configuration_elsewhere(
