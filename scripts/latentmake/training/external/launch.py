@@ -105,8 +105,9 @@ def _remove_partial(files: RunFiles) -> None:
             atomic.remove(path)
         elif path.is_file():
             try:
-                read_head(path)
-            except (OSError, ValueError):
+                with contextlib.suppress(OSError):  # what cannot be read now may be whole
+                    read_head(path)
+            except ValueError:
                 path.unlink()
 
 
