@@ -100,6 +100,20 @@ def sources(name: str) -> Path:
     return folder.resolve()
 
 
+def said_by(program: Installation, code: str, *arguments: object) -> str:
+    """Run code in the folder and the environment of a trainer; return its last line."""
+    done = subprocess.run(
+        [program.python, "-c", code, *map(str, arguments)],
+        cwd=program.folder,
+        env=program.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1]
+
+
 def steps(state: Path) -> int:
     """Return how many steps an optimizer's state stands for."""
     content = torch.load(state / "optimizer.bin", weights_only=True)

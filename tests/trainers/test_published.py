@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import world
-from conftest import write_wan_dit
+from conftest import said_by, write_wan_dit
 from latentmake import backends
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, Publish
@@ -182,16 +182,7 @@ print("accepted", len(sys.argv) - 1)
 
 def accepted(tuner: Installation, tomls: list[Path]) -> str:
     """Load dataset TOMLs by the schema of a trainer."""
-    done = subprocess.run(
-        [tuner.python, "-c", VALIDATE[tuner.program.name], *map(str, tomls)],
-        cwd=tuner.folder,
-        env=tuner.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.strip()
+    return said_by(tuner, VALIDATE[tuner.program.name], *tomls)
 
 
 def test_musubi_tuners_schema_takes_every_toml_and_its_scripts_know_every_flag(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import world
-from conftest import sources
+from conftest import said_by
 from item_world import inputs_of
 from latentmake.config.datasets import Dataset
 from latentmake.files.safetensors import read_head
@@ -119,16 +118,8 @@ def test_an_epoch_shows_the_same_images_as_often_with_the_same_weights(
         files.append(tmp_path / f"{number}.toml")
         files[-1].write_text("".join(blocks))
         ours.append(shown_by_sd(names, sorted([*names][2:]), images))
-    done = subprocess.run(
-        [program.python, "-c", SCRIPT, str(WEIGHT), *map(str, files)],
-        cwd=sources("sd-scripts"),
-        env=program.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    theirs = [Counter(map(tuple, seen)) for seen in json.loads(done.stdout.splitlines()[-1])]
+    found = json.loads(said_by(program, SCRIPT, WEIGHT, *files))
+    theirs = [Counter(map(tuple, seen)) for seen in found]
     for name, own, their in zip(CASES, ours, theirs, strict=True):
         assert own == their, name
         assert {weight for _, weight in own} == {1.0, WEIGHT}

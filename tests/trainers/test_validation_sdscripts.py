@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import world
-from conftest import sources
+from conftest import said_by
 from latentmake.config.root import Validation
 from latentmake.files.safetensors import read_head
 from latentmake.reports.following import training_section
@@ -83,16 +82,8 @@ def test_their_loss_is_computed_and_shown_and_none_is_trained_on(
     path = make_run(tmp_path, program, max_train_epochs=2, samples={})
     order = with_held_out(path)
     deploy(order)
-    done = subprocess.run(
-        [program.python, "-c", SCRIPT, f"{tmp_path}/runs/cats/{order.toml}"],
-        cwd=sources("sd-scripts"),
-        env=program.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    trained, held = json.loads(done.stdout.splitlines()[-1])
+    toml = tmp_path / "runs/cats" / order.toml
+    trained, held = json.loads(said_by(program, SCRIPT, toml))
     assert trained == [[f"a {stem}", [64, 64]] for stem in ("ant", "bee", "cat")]
     assert held == sorted([caption, list(size)] for size, caption in HELD_OUT.values())
     Trainer().train(path, log=LOG, receipt=Path("runs/cats/trained.json"))
