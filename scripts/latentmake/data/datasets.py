@@ -96,16 +96,16 @@ class Datasets:
     ) -> tuple[list[Item], list[Fault], list[str]]:
         """Return the items of a listing as a model needs them, faults of others, and notes."""
         settings, layout = self.config.datasets[dataset], self.layout(model)
-        read = dataset, scan.fingerprint, layout.like_sdscripts
+        like_sdscripts = layout.like_sdscripts
+        read = dataset, scan.fingerprint, like_sdscripts
         if read not in self._found:
             from latentmake.data.texts import with_texts
 
             found, faults = scan.items, [*scan.faults]
             if found is None:
                 found, faults = folders.items(dataset, settings, scan)
-            exact = layout.like_sdscripts
             found, more, notes = with_texts(
-                dataset, settings, scan, found, self.memo, like_sdscripts=exact
+                dataset, settings, scan, found, self.memo, like_sdscripts=like_sdscripts
             )
             self._found[read] = found, faults + more, notes
         found, faults, notes = self._found[read]
@@ -124,8 +124,8 @@ class Datasets:
             return []
         from latentmake.data.texts import doubts
 
-        exact = self.layout(model).like_sdscripts
-        return [f"datasets.{dataset}.captions: {x}" for x in doubts(settings, exact)]
+        lines = doubts(settings, self.layout(model).like_sdscripts)
+        return [f"datasets.{dataset}.captions: {line}" for line in lines]
 
     def unread(self, dataset: str) -> str:
         """Return a line on the files of a dataset's folder that are left out; "" for none."""

@@ -348,9 +348,7 @@ def _listed(
     from latentmake.data.lists import metadata_of
     from latentmake.data.unread import left_out
 
-    file, joint = settings.metadata_file or "", ", "
-    if settings.captions:
-        joint = settings.captions.joint
+    file, joint = settings.metadata_file or "", (settings.captions or _NO_CHANGES).joint
     listed, faults = metadata_of(name, file, scan.root, joint)
     start, here = len(scan.root) + 1, os.path.relpath(scan.root)
     pairs = [(item.stem, below) for item in items for below in (item.stem, item.image[start:])]

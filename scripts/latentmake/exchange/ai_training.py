@@ -14,6 +14,7 @@ from latentmake.config.root import Config
 from latentmake.errors import CacheError, ConfigError, OtherSizeError, OutdatedError
 from latentmake.files.cachefile import KEY
 from latentmake.files.media import opened_image
+from latentmake.files.metadata import orientation
 from latentmake.files.safetensors import DTYPES, Head, Tensor
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import LATENTS, hidden_state, plain_latents_metadata
@@ -142,11 +143,8 @@ def _check_latents(
 
 def _is_turned(data: bytes, path: str) -> bool:
     """Whether an image is displayed otherwise than it is stored (EXIF), as ai-training takes it."""
-    from PIL import ExifTags, Image  # planning does without
-
     with opened_image(io.BytesIO(data), path, None) as image:
-        exif = Image.Image.getexif(image)  # of what stands before the pixels
-        return image.format != "TIFF" and exif.get(ExifTags.Base.Orientation, 1) in range(2, 9)
+        return image.format != "TIFF" and orientation(image, decodes=False) > 1
 
 
 def renamed(head: Head, order: Order, reading: Reading) -> tuple[dict[str, object], dict[str, str]]:

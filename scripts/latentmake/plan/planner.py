@@ -100,7 +100,8 @@ def make_plan(
     for plan in plans.values():
         for name in plan.images:
             plan.warnings += facts.doubts(name, runs[plan.name].model)
-            plan.warnings += filter(None, [facts.unread(name)])
+            if unread := facts.unread(name):
+                plan.warnings.append(unread)
             plan.vanished |= lost[name]
             if lost[name]:
                 plan.warnings.append(store.warning(name, len(lost[name]), facts.options))

@@ -11,6 +11,7 @@ import typer
 import yaml
 
 from latentmake import backends
+from latentmake.config.fields import literal
 from latentmake.config.root import parse
 from latentmake.errors import DatasetError, StorageError, UserError
 from latentmake.files import atomic
@@ -72,7 +73,7 @@ def init(
         hint = "name another folder, or another --model"
         raise DatasetError(what, where=datasets[0].path, hint=hint)
     kind = trainer_of(found, trainer, musubi=_program("musubi", folders) is not None)
-    is_here = isinstance(place(found.root), str)  # and not in the hub's cache
+    is_here = place is literal  # and not in the hub's cache
     beside = found.root if is_here else Path("models") / found.architecture.name
     section = section_of(Section(found, kind, beside, place))
     run = Run(name, taken, section, *size_of(found, taken), _program(kind, folders), file)
