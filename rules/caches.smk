@@ -1,8 +1,5 @@
-# Needs: orders (.latentmake/orders).
-# Makes: cache files; for bulk, a job for the orders of one model. Declared are their receipts
-#        alone, since Snakemake deletes what a failed job declares; and files asked for by name.
-
-CACHE_FILE = "cache/{dataset}/{model}/{part}/{stem}{ending}"
+# Needs: orders (.latentmake/orders), and the images and captions of datasets.
+# Makes: cache files. One job makes those of many items, and has their receipts as output.
 
 for job in SESSION.plan.jobs:
 
@@ -13,7 +10,6 @@ for job in SESSION.plan.jobs:
             orders=[str(order.path) for order in job.orders],
         output:
             receipts=job.receipts,
-            named=SESSION.named(job),
         log:
             job.log,
         conda:
@@ -25,21 +21,32 @@ for job in SESSION.plan.jobs:
             "../scripts/encode.py"
 
 
-# One cache file, asked for by its name: the definition of what a batch makes many of.
-rule cache_file:
+# A cache file is made from an image or a caption. A stale one waits for the receipt of the job that
+# writes it, and these rules have nothing left to do: Snakemake removes the outputs of a job that
+# runs and of one that fails, so they are outputs of none. Above some thousand files see `graph`.
+LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}{ending}"
+EMBEDDING = "cache/{dataset}/{model}/{text}/{stem}{ending}"
+
+
+rule latents:
     input:
-        unpack(partial(single_inputs, CACHE_FILE)),
+        unpack(Inputs("image of {stem}", cache_file_inputs, LATENTS)),
     output:
-        CACHE_FILE,
-    log:
-        "logs/caches/{dataset}/{model}/{part}{ending}/{stem}.log",
+        LATENTS,
     wildcard_constraints:
-        part=f"{RESOLUTION}|{TEXT}",
-        ending=r"\.safetensors|\.npz",
-    conda:
-        "../envs/encode.yaml"
-    threads: threads_of("encode")
-    resources:
-        **resources_of("encode"),
-    script:
-        "../scripts/encode.py"
+        resolution=RESOLUTION,
+        stem=".+?",
+        ending=SESSION.ending("latents"),
+    threads: 0
+
+
+rule text:
+    input:
+        unpack(Inputs("caption of {stem}", cache_file_inputs, EMBEDDING)),
+    output:
+        EMBEDDING,
+    wildcard_constraints:
+        text=rf"text(?:\.\d+(?:@{RESOLUTION})?)?|{RESOLUTION}",
+        stem=".+?",
+        ending=SESSION.ending("text"),
+    threads: 0

@@ -16,7 +16,6 @@ from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
 
 RESOLUTION = r"\d+(?:x\d+)?"
-TEXT = rf"text(?:\.\d+(?:@{RESOLUTION})?)?"
 
 
 def as_written(values):
@@ -107,21 +106,38 @@ def final_target(run):
     return f"runs/{run}/trained.json" if trained else f"runs/{run}/dataset.lock"
 
 
-def single_inputs(pattern, wildcards):
-    """Return the inputs of one cache file's job; a fresh file's never make it run."""
-    inputs, stale = SESSION.single(pattern.format(**dict(wildcards.items())))
-    return (
-        inputs
-        if stale
-        else {name: ancient(each) for name, each in inputs.items() if each}
-    )
+class Inputs:
+    """An input function, and what `--filegraph` calls it."""
+
+    def __init__(self, words, function, *arguments):
+        self.words, self.function = words, partial(function, *arguments)
+
+    def __call__(self, wildcards):
+        return self.function(wildcards)
+
+    def __str__(self):
+        return self.words
+
+
+def cache_file_inputs(pattern, wildcards):
+    """Return the sources of a cache file, whose times never count, and the receipt of its job."""
+    sources, receipt = SESSION.cache_file(pattern.format(**dict(wildcards.items())))
+    inputs = {role: ancient(paths) for role, paths in sources.items()}
+    return {**inputs, "receipt": receipt} if receipt else inputs
+
+
+def manifest_inputs(wildcards):
+    """Return the inputs of a manifest; that of a run which has not changed is made of nothing new."""
+    caches = ancient(SESSION.cache_files(wildcards.run, "latents", "text"))
+    return {"caches": caches, **SESSION.inputs(wildcards.run, "manifest")}
 
 
 def training_inputs(wildcards):
     """Return the inputs of a training; a lock that was copied or touched never makes it run."""
     inputs = SESSION.inputs(wildcards.run, "train")
     lock = f"runs/{wildcards.run}/dataset.lock"
-    return {"lock": lock if inputs else ancient(lock), **inputs}
+    prompts = ancient(SESSION.cache_files(wildcards.run, "prompts"))
+    return {"lock": lock if inputs else ancient(lock), "prompts": prompts, **inputs}
 
 
 def following_inputs(word):
@@ -161,6 +177,10 @@ wildcard_constraints:
 # After Snakemake has its lock, and never for a dry run: another build may be at work beside it.
 onstart:
     SESSION.begin()
+    # A cache file is there before its rule runs, which Snakemake would warn of.
+    for job in workflow.dag.needrun_jobs():
+        if job.is_norun:
+            workflow.dag.reason(job).missing_output.clear()
     # Snakemake puts this Python into shell commands as it is, where a space would end it.
     sys.executable = shlex.quote(sys.executable)
 

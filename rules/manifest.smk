@@ -8,7 +8,7 @@ localrules:
 
 rule manifest:
     input:
-        unpack(lambda wildcards: SESSION.inputs(wildcards.run, "manifest")),
+        unpack(Inputs("cache/{dataset}/{model}/...", manifest_inputs)),
     output:
         manifest="runs/{run}/manifest.jsonl",
         lock="runs/{run}/dataset.lock",
@@ -32,10 +32,12 @@ for run in SESSION.config.runs:
         name:
             f"latents_{run}"
         input:
+            SESSION.cache_files(run, "latents"),
             SESSION.receipts(run, "latents") or ancient(workflow.main_snakefile),
 
     rule:
         name:
             f"text_{run}"
         input:
+            SESSION.cache_files(run, "text"),
             SESSION.receipts(run, "text") or ancient(workflow.main_snakefile),

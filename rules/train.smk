@@ -5,7 +5,7 @@
 
 rule train:
     input:
-        unpack(training_inputs),
+        unpack(Inputs("runs/{run}/dataset.lock", training_inputs)),
     output:
         receipt="runs/{run}/trained.json",
     log:

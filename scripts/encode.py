@@ -1,4 +1,4 @@
-"""Rules encode_*, reuse_*, latents and text: carry out orders of one model."""
+"""Rules encode_* and reuse_*: carry out orders of one model."""
 
 import sys
 
@@ -22,8 +22,6 @@ with logged(snakemake.log[0]) as say:
         threads=snakemake.threads,
         # A GPU waits for pictures, whatever `--cores` says.
         readers=min(8, usable_cores()) if visible() else 1,
-        # A cache file that a job declares was asked for by its name, and cannot be skipped.
-        may_skip=all(path.endswith(".receipt.json") for path in snakemake.output),
         external=encoder_of,
         lease=lease,
     )

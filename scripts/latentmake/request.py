@@ -94,9 +94,9 @@ class Request:
 
     def orders(self, plan: Plan) -> list[Order]:
         """Return the orders of a plan that a build carries out, none twice."""
-        every = [(name, order) for name, run in plan.runs.items() for order in run.orders]
-        kept = (x for run, x in every if x.kind in self.kinds[run] or self.files & {*x.paths})
-        return [*{order.name: order for order in kept}.values()]
+        every = ((name, order) for name, run in plan.runs.items() for order in run.orders)
+        asked = {order.name for name, order in every if order.kind in self.kinds[name]}
+        return [x for x in plan.orders if x.name in asked or self.files.intersection(x.paths)]
 
     def check(self, rules: Collection[str], is_made: Callable[[str], bool]) -> None:
         """Refuse the first target that is no rule, no file, and `is_made` by no rule.
@@ -147,14 +147,13 @@ def _unknown(target: str, rules: Iterable[str], runs: Iterable[str]) -> ConfigEr
 
 
 class PlanFile(BaseModel):
-    """Names of the orders of each encoding rule, and of each cache file asked for by its name.
+    """Names of the orders of each encoding rule.
 
     `runs` has paths: run -> kind of an order (`manifest`, `train`, ...) -> path.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     jobs: dict[str, list[str]] = {}
-    singles: dict[str, str] = {}
     runs: dict[str, dict[str, str]] = {}
 
     def write(self, planned: int) -> None:
@@ -175,10 +174,6 @@ class PlanFile(BaseModel):
         """Return a plan of the encoding jobs alone, of the rules in `allowed` if there are any."""
         rules = [rule for rule in self.jobs if not allowed or rule in allowed]
         return Plan({}, [job_of([*map(_read, self.jobs[rule])]) for rule in rules])
-
-    def single(self, path: str) -> Order | None:
-        """Read the order of a cache file that was asked for by its name."""
-        return _read(self.singles[path]) if path in self.singles else None
 
 
 def _read(name: str) -> Order:

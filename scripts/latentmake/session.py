@@ -17,7 +17,9 @@ from latentmake.config.root import Config, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.files.workspace import check_folder, check_run_folder, claim
-from latentmake.plan.orders import EncodingJob, Order
+from latentmake.layouts.layout import layout_of
+from latentmake.plan import receipts
+from latentmake.plan.graph import Graph
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.reports.plan_report import report
 from latentmake.request import PlanFile, Request, followed, plan_extras
@@ -65,7 +67,7 @@ class Session:
         self._main = main
         self.memo: object = None
         self._build: Build | None = None
-        self._singles: dict[str, tuple[Order, bool]] = {}
+        self._graph: Graph | None = None
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
                 check_folder(home, dry=dry)
@@ -92,12 +94,10 @@ class Session:
             finally_.callback(self._facts.memo.save)
             orders = self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
             made = self._request.orders(self.plan)
-            report(self._facts, self.plan, self._request.trained, made, dry=dry)
-            self._file = PlanFile(
-                jobs={job.rule: [each.name for each in job.orders] for job in self.plan.jobs},
-                singles={path: order.name for path, (order, _) in self._singles.items()},
-                runs=orders,
-            )
+            words = self._graph.words if self._graph else ""
+            report(self._facts, self.plan, self._request.trained, made, dry=dry, more=words)
+            jobs = {job.rule: [each.name for each in job.orders] for job in self.plan.jobs}
+            self._file = PlanFile(jobs=jobs, runs=orders)
             if not dry:
                 self._file.write(time.time_ns())
 
@@ -117,7 +117,9 @@ class Session:
                 generated=following,
                 side_by_side=side_by_side,
                 dry=dry,
+                files=request.files,
             )
+            self._graph = Graph(facts, self.plan, following)
             for name, plan in self.plan.runs.items():
                 trains = name in request.trained
                 if trains or "publish" in request.words[name]:
@@ -126,10 +128,6 @@ class Session:
                 if listed or (plan.training_order and trains):
                     check_run_folder(Path("runs", name))
         # All orders lie there before Snakemake looks: it remembers what a folder holds.
-        for path in sorted(request.files):
-            from latentmake.plan.batches import single
-
-            self._singles[path] = single(facts, path)
         orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
         if request.extras:
             self.plan.needs += plan_extras(facts, self.plan, request, orders, force=force)
@@ -148,7 +146,6 @@ class Session:
         if self._build is None:
             return
         orders = self._request.orders(self.plan)
-        orders += [order for order, stale in self._singles.values() if stale]
         built = [run for name, run in self.plan.runs.items() if self._request.kinds[name]]
         claim({part.dataset for run in built for part in run.parts})
         with exit_on_mistake():
@@ -161,6 +158,8 @@ class Session:
         """
         if self._build is None:
             return
+        if self._graph and self._graph.nodes:
+            receipts.restore_times(self._build.orders)
         self._build.end(self.config.store.keep if succeeded else None)
         if not succeeded:
             return
@@ -183,23 +182,19 @@ class Session:
         orders = [] if plan is None else plan.orders
         return [str(order.receipt) for order in orders if order.kind in kinds]
 
-    def named(self, job: EncodingJob) -> list[str]:
-        """Return the targets of an encoding job that the command asks for by their names.
+    def ending(self, kind: str) -> str:
+        """Return the pattern of the ends of the names of all models' caches of a kind."""
+        names = {model.layout_name for model in self.config.models.values()}
+        return "|".join(layout_of(name).ending(kind) for name in sorted(names))
 
-        Its rule declares them, so that no job of their own makes them beside it. Braces would be a
-        pattern to Snakemake.
-        """
-        asked = [path for path in self._singles if not set("{}") & set(path)]
-        made = (path for order in job.orders for path in order.paths) if asked else ()
-        return sorted({*asked}.intersection(made))
+    def cache_file(self, path: str) -> tuple[Mapping[str, list[str]], str | None]:
+        """Return the sources of a cache file by role, and the receipt of the job that makes it."""
+        node = self._graph.nodes.get(path) if self._graph else None
+        return node or ({}, None)
 
-    def single(self, path: str) -> tuple[Inputs, bool]:
-        """Return the inputs of the job of one cache file, and whether the file is stale."""
-        if path in self._singles:
-            order, stale = self._singles[path]
-            return {"orders": [str(order.path)]}, stale
-        planned = self._file.single(path)
-        return ({"orders": [str(planned.path)]}, True) if planned else ({}, False)
+    def cache_files(self, run: str, *kinds: str) -> list[str]:
+        """Return a run's cache files (`latents`, `text`, `prompts`), if the graph is whole."""
+        return self._graph.files(run, *kinds) if self._graph else []
 
     def inputs(self, run: str, kind: str) -> Inputs:
         """Return the inputs of a run's job: `manifest`, `train`, `generate` or `evaluate`.

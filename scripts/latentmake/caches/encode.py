@@ -32,7 +32,6 @@ def carry_out(
     say: Say,
     threads: int = 1,
     readers: int = 1,
-    may_skip: bool = True,
     load: Callable[[Order], Loaded] | None = None,
     external: Callable[[Order], ExternalEncoder | None] = lambda order: None,
     lease: Lease = contextlib.nullcontext,
@@ -44,7 +43,6 @@ def carry_out(
         say: told of faults and of the outcomes, a line each.
         threads: that encode on a CPU, and read and decode.
         readers: threads that read and decode, if these are more.
-        may_skip: whether `on_error: skip` counts; not for a file asked for by name.
         load: used instead of `load_encoder`.
         external: returns what another program makes targets by, if an order asks for that.
         lease: holds a GPU; entered once, when there is something to encode.
@@ -92,7 +90,7 @@ def carry_out(
         for line in pipeline.loaded.remarks() if pipeline.loaded else ():
             say(line)
         say(job.outcome(pipeline.words))
-        if job.failed and not (may_skip and job.order.skips):
+        if job.failed and not job.order.skips:
             number = f"{len(job.failed)} of {len(job.order.items)} items are faulty: "
             faults.append(number + joined(job.failed.values()))
             job.leave_faults()

@@ -9,7 +9,7 @@ Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -403,6 +403,10 @@ class Config(Closed):
     """[Runs](runs.md): datasets, a model, resolutions and a trainer, by their names."""
     batch: Batch = Batch()
     """[Size of encoding jobs](batch.md)."""
+    graph: Literal["auto", "whole", "batches"] = shaped("auto", MACHINE)
+    """Whether Snakemake knows each cache file (`whole`), as an output of its rule that is made from
+    an image or a caption, or only jobs that encode many (`batches`). With `auto` it knows each of
+    up to 1000 files: more cost it over a second, even if there is nothing to do."""
     cluster: Cluster = Cluster()
     """[Resources of SLURM jobs](cluster.md); ignored without a profile for a cluster."""
     musubi_tuner: MusubiTuner | None = None
@@ -425,8 +429,7 @@ class Config(Closed):
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         for name, run in self.runs.items():
-            for where, what, hint in self._faults(name, run):
-                raise ConfigError(what, where=where, hint=hint)
+            self.check(name, run)
         for name, dataset in self.datasets.items():
             models = {run.model for run in self.runs.values() if name in run.datasets}
             layouts = {self.models[model].layout for model in models}
@@ -437,6 +440,11 @@ class Config(Closed):
                 what += f"this, and {', '.join(sorted(models))} has others"
                 raise ConfigError(what, where=f"datasets.{name}.{key}", hint="leave it out")
         return self
+
+    def check(self, name: str, run: Run) -> None:
+        """Refuse a run that does not fit its datasets, its model or its trainer; ConfigError."""
+        for where, what, hint in self._faults(name, run):
+            raise ConfigError(what, where=where, hint=hint)
 
     def encoding_program(self, model: Model) -> ExternalProgram | None:
         """Return the program that encodes for a model; None where our encoders do."""

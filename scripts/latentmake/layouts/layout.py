@@ -27,6 +27,9 @@ from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
 
+_PLACE = r"(?:_\d{5,}-\d{3,}(?:-\d{4,})?)?_\d{4,}x\d{4,}"
+"""Pattern of the clip, its section and the size in the name of a latents cache."""
+
 _RESOLUTION = re.compile(r"(\d+)(?:x(\d+))?")
 
 
@@ -160,6 +163,15 @@ class Layout:
             found = sized[1]
         clip = self.clip_name.fullmatch(found) if self.clip_name else None
         return (found, clip[1]) if clip else (found,)
+
+    def ending(self, kind: str) -> str:
+        """Return the pattern of what follows an item's stem in the names of its caches of a kind.
+
+        It matches nothing where the layout has no caches of the kind.
+        """
+        if kind == "text":
+            return re.escape(self.text_ending) if self.text_ending else "(?!)"
+        return (_PLACE if self.external else "") + re.escape(self.latents_ending)
 
     def identity(self, stem: str, path: str) -> str:
         """Return the name under which a target's key enters the digest of its part."""

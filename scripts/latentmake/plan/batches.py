@@ -1,6 +1,6 @@
 """Batches: the stale targets of a dataset and model, cut into orders, and these dealt to jobs.
 
-A single cache file has an order of its own, where a command line asks for it by its name.
+Cache files that a command line asks for by their names are cut in the same way.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.config.datasets import Dataset
+from latentmake.config.root import Run
 from latentmake.data.item import Item
 from latentmake.digest import target_stat
 from latentmake.errors import ConfigError, SourceError, refuse_unknown
 from latentmake.layouts.layout import parsed
+from latentmake.models.checks import check_run
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import (
     PROMPTS,
@@ -29,7 +31,7 @@ from latentmake.plan.orders import (
     text_parts,
 )
 from latentmake.plan.receipts import batch_items
-from latentmake.plan.state import State
+from latentmake.plan.state import PartState, State
 
 _REUSED_ITEMS = 16_384  # of a batch that encodes nothing
 _SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work
@@ -43,12 +45,14 @@ def batches(
     asked: Mapping[str, set[str]],
     states: State,
     side_by_side: int,
+    *,
+    may_skip: bool = True,
 ) -> Iterator[tuple[Order, frozenset[str]]]:
     """Cut the stale targets of a dataset and model into orders, each with the runs that need it.
 
     Each is of one kind, needed by the same runs, and has either all targets of an item that are
     to be encoded or all that are at hand. `asked` has the runs that need each part, `side_by_side`
-    is how many jobs run at a time on this machine.
+    is how many jobs run at a time on this machine; without `may_skip`, no faulty item is skipped.
     """
     alike: dict[tuple[str, frozenset[str]], list[str]] = {}
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
@@ -72,7 +76,8 @@ def batches(
             if side_by_side > 1 and not at_hand:
                 size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
             for start in range(0, len(works), size):
-                yield order_of(facts, dataset, model, kind, works[start : start + size]), runs
+                some = works[start : start + size]
+                yield order_of(facts, dataset, model, kind, some, may_skip=may_skip), runs
 
 
 def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
@@ -84,14 +89,23 @@ def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> i
     return batch_items(facts.memo, f"{kind} {model}", batch.minutes, targets)
 
 
-def order_of(facts: Facts, dataset: str, model: str, kind: str, works: Sequence[Work]) -> Order:
-    """Return the order for some work of one dataset, model and kind."""
+def order_of(
+    facts: Facts,
+    dataset: str,
+    model: str,
+    kind: str,
+    works: Sequence[Work],
+    *,
+    may_skip: bool = True,
+) -> Order:
+    """Return the order for some work of one dataset, model and kind; see `batches`."""
     config, settings = facts.config, facts.config.models[model]
+    data = config.datasets.get(dataset, _PROMPTS)
     return Order(
         kind=kind,
         dataset=dataset,
         model=model,
-        dataset_settings=config.datasets.get(dataset, _PROMPTS),
+        dataset_settings=data if may_skip else data.model_copy(update={"on_error": "fail"}),
         model_settings=settings,
         recipe=facts.recipe(dataset, model, kind),
         items=tuple(works),
@@ -143,40 +157,83 @@ def _largest(order: Order) -> int:
     return max((size.width * size.height * frames for size, frames in sizes if size), default=0)
 
 
-# -- a single cache file --------------------------------------------------------------------------
+# -- cache files by their names -------------------------------------------------------------------
 
 _SIZE = re.compile(r"[0-9]+(x[0-9]+)?")
 
 
-def single(facts: Facts, path: str) -> tuple[Order, bool]:
-    """Plan one cache file, `cache/{dataset}/{model}/...`; return its order and whether it is stale.
+def named_states(
+    facts: Facts, paths: Iterable[str]
+) -> Iterator[tuple[Part, Collection[str], State]]:
+    """Judge cache files that a command names, `cache/{dataset}/{model}/...`.
+
+    Yields:
+        A part, which no run need have, the asked files of it, and their state.
 
     Raises:
-        SourceError: its item is faulty, or its source cannot be read.
+        SourceError: an item is faulty, or its source cannot be read.
         UserError: there is no such item, or something makes planning impossible.
     """
-    config = facts.config
-    _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
-    refuse_unknown("dataset", dataset, (PROMPTS, *config.datasets), path)
-    refuse_unknown("model", model, config.models, path)
-    runs = [run for run in config.runs.values() if run.model == model and dataset in run.datasets]
-    asked = {size.name for run in runs for size in run.resolutions}
-    if dataset != PROMPTS and _SIZE.fullmatch(place) and place not in asked:
-        raise ConfigError("no run has this resolution", where=path, hint="use that of a run")
-    layout = facts.layout(model)
-    bases = layout.owners(name)
-    for item, target in named_targets(facts, dataset, model, place, bases):
-        if target.path == path:
-            stale = judge_one(facts, dataset, model, item, target).stale(path)
-            work = Work(item, (target if stale is None else stale.target,))
-            order = order_of(facts, dataset, model, parsed(target.part).kind, [work])
-            order.write()
-            return order, stale is not None
-    for fault in facts.faults.get((dataset, model), ()):
-        if layout.base(fault.stem) in bases:
-            raise SourceError(fault.what, where=fault.path, hint=fault.hint)
-    hint = "check the names of folder and item"
-    raise ConfigError("no item has a cache file of this name", where=path, hint=hint)
+    folders: dict[tuple[str, str, str], set[str]] = {}
+    for path in paths:
+        _, dataset, model, place, _ = (*path.split("/", 4), "", "", "", "")[:5]
+        refuse_unknown("dataset", dataset, (PROMPTS, *facts.config.datasets), path)
+        refuse_unknown("model", model, facts.config.models, path)
+        if dataset != PROMPTS and _SIZE.fullmatch(place):
+            _check_size(facts, dataset, model, place, path)
+        folders.setdefault((dataset, model, place), set()).add(path)
+    for (dataset, model, place), asked in folders.items():
+        layout = facts.layout(model)
+        below = len(f"cache/{dataset}/{model}/{place}/")
+        bases = {path: layout.owners(path[below:]) for path in asked}
+        every = {base for several in bases.values() for base in several}
+        found: dict[str, dict[str, Item]] = {}
+        for item, target in named_targets(facts, dataset, model, place, every):
+            if target.path in asked:
+                found.setdefault(target.part, {})[item.stem] = item
+                del bases[target.path]
+        for path, owners in sorted(bases.items()):
+            for fault in facts.faults.get((dataset, model), ()):
+                if layout.base(fault.stem) in owners:
+                    raise SourceError(fault.what, where=fault.path, hint=fault.hint)
+            hint = "check the names of folder and item"
+            raise ConfigError("no item has a cache file of this name", where=path, hint=hint)
+        for part, items in found.items():
+            state = _judged(facts, Part(dataset, model, part), [*items.values()], asked)
+            state.parts[part].stale = [x for x in state.parts[part].stale if x.path in asked]
+            yield Part(dataset, model, part), asked, state
+
+
+def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -> None:
+    """Refuse a resolution that no run of the dataset and model could have."""
+    try:
+        run = Run.model_validate({"datasets": dataset, "model": model, "resolutions": place})
+        facts.config.check(path, run)
+        check_run(facts.config, path, run, facts.memo.remembered)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=path, hint=error.hint) from None
+    if (name := run.resolutions[0].name) != place:
+        raise ConfigError("is no name of a resolution", where=path, hint=f"write `{name}`")
+
+
+def named_batches(
+    facts: Facts,
+    states: Iterable[tuple[Part, State]],
+    planned: Collection[str],
+    side_by_side: int,
+) -> Iterator[Order]:
+    """Cut stale files that a command names into orders, but for those that are `planned`.
+
+    A job that makes one of them fails where its item is faulty, also if its dataset skips those.
+    """
+    places: dict[tuple[str, str], State] = {}
+    for (dataset, model, name), state in states:
+        part = places.setdefault((dataset, model), State({})).parts.setdefault(name, PartState())
+        part.stale += [each for each in state.parts[name].stale if each.path not in planned]
+    for place, state in places.items():
+        asked: dict[str, set[str]] = {part: set() for part in state.parts}
+        for order, _ in batches(facts, *place, asked, state, side_by_side, may_skip=False):
+            yield order
 
 
 def named_targets(
@@ -207,10 +264,15 @@ def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target
     Raises:
         SourceError: its source cannot be read.
     """
-    there = os.path.lexists(target.path) and not Path(target.path).is_dir()
-    found = {target.path: target_stat(Path(target.path).lstat())} if there else {}
-    judge = facts.judge(dataset, model, [target.part], [item], [target.path])
-    state = judge.judge({target.part: [item]}, {item.stem}, found)
+    return _judged(facts, Part(dataset, model, target.part), [item], [target.path])
+
+
+def _judged(facts: Facts, part: Part, items: Sequence[Item], paths: Collection[str]) -> State:
+    """Return the state of some inputs of a part; `paths` are the files that may be there."""
+    there = (path for path in paths if os.path.lexists(path) and not Path(path).is_dir())
+    found = {path: target_stat(Path(path).lstat()) for path in there}
+    judge = facts.judge(part.dataset, part.model, [part.name], items, paths)
+    state = judge.judge({part.name: items}, {item.stem for item in items}, found)
     for fault in state.unreadable.values():
         raise SourceError(fault.what, where=fault.path, hint=fault.hint)
     return state

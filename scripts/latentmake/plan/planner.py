@@ -16,7 +16,7 @@ from latentmake.files.workspace import other_owner
 from latentmake.models.checks import check_run
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import PROMPTS, Part, parts_of, prompts_of
+from latentmake.plan.orders import PROMPTS, Order, Part, parts_of, prompts_of
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.remembered import judge_dataset, judge_prompts
 from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
@@ -34,8 +34,9 @@ def make_plan(
     generated: Collection[str] = (),
     side_by_side: int | None = 1,
     dry: bool = False,
+    files: Collection[str] = (),
 ) -> Plan:
-    """Plan some runs, and write the orders of batches and manifests that have work to do.
+    """Plan some runs and cache files, and write the orders of what there is to do.
 
     Args:
         facts: of the configuration.
@@ -44,6 +45,7 @@ def make_plan(
         generated: runs whose clips are asked for, so that the prompts of these are encoded.
         side_by_side: how many jobs run at a time on this machine; None on a cluster.
         dry: whether no job will read the orders of manifests, which then list no items.
+        files: cache files that the command names.
 
     Raises:
         ConfigError: another project, whose items differ, uses the same cache folder.
@@ -76,22 +78,30 @@ def make_plan(
         )
         for name, run in runs.items()
     }
-    jobs = []
+    jobs, wanted, named = [], list[tuple[Order, frozenset[str]]](), dict[Part, Collection[str]]()
+    singles: list[tuple[Part, State]] = []
+    if files:
+        from latentmake.plan.batches import named_states
+
+        for part, asked_for, state in named_states(facts, sorted(files)):
+            named[part] = asked_for
+            singles.append((part, state))
     datasets = {dataset for dataset, _ in states} - {PROMPTS}
     apart = {dataset: store.kept_apart(facts.memo, dataset) for dataset in datasets}
-    if stale:
-        from latentmake.plan.batches import batches, jobs_of
+    if stale or any(state.parts[part.name].stale for part, state in singles):
+        from latentmake.plan.batches import batches, jobs_of, named_batches
 
-        store.mark_reusable(facts.memo, states.values())
-        wanted = []
+        store.mark_reusable(facts.memo, [*states.values(), *(state for _, state in singles)])
         for place in stale:
             for each in batches(facts, *place, needed[place], states[place], side_by_side or 1):
-                order, wanting = each
-                if not facts.asks:
-                    order.write()
-                for name in wanting:
-                    plans[name].orders.append(order)
+                for name in each[1]:
+                    plans[name].orders.append(each[0])
                 wanted.append(each)
+        planned = {path for order, _ in wanted for path in order.paths} if singles else ()
+        several = named_batches(facts, singles, planned, side_by_side or 1)
+        wanted += ((order, frozenset()) for order in several)
+        for order, _ in wanted if not facts.asks else ():
+            order.write()
         jobs = jobs_of(wanted, side_by_side)
     lost = {
         name: store.vanished(facts.memo, name, states, facts.scan(name), kept)
@@ -106,7 +116,8 @@ def make_plan(
             if lost[name]:
                 plan.warnings.append(store.warning(name, len(lost[name]), facts.options))
         plan_manifest(facts, plan, force=force, dry=dry)
-    return Plan(plans, jobs, [order for job in jobs for order in job.orders])
+    orders = [order for job in jobs for order in job.orders]
+    return Plan(plans, jobs, orders, named=named)
 
 
 @contextlib.contextmanager

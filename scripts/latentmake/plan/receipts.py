@@ -239,6 +239,20 @@ def check_listed(paths: Iterable[str]) -> None:
             raise CacheError(GONE, where=path, hint="run again")
 
 
+def restore_times(orders: Iterable[Order]) -> None:
+    """Give the targets of some orders the times that their receipts tell.
+
+    Snakemake touches the files that it declares, and the next plan would read all their headers. A
+    linked file has other names, whose times would change as well.
+    """
+    for receipt in filter(None, (read_receipt(order.receipt) for order in orders)):
+        for path, (_, moment, inode, _) in receipt.targets.items():
+            with contextlib.suppress(OSError):
+                stat = Path(path).stat()
+                if stat.st_ino == inode and stat.st_mtime_ns != moment:
+                    os.utime(path, ns=(moment, moment))
+
+
 def learn_receipts(memo: Memo) -> None:
     """Add to the memo what jobs read and wrote, so that nobody reads it again."""
     known = {*memo.receipts.below("")}

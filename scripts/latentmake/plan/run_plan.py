@@ -124,12 +124,14 @@ class RunPlan:
 class Plan:
     """Plans of the runs asked for; `jobs` encode for them, none twice, and have all `orders`.
 
-    `needs` is the room for what is made besides caches and trainings.
+    `named` are the cache files that the command names, by part, and `needs` is the room for what is
+    made besides caches and trainings.
     """
 
     runs: dict[str, RunPlan]
     jobs: list[EncodingJob] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
+    named: dict[Part, Collection[str]] = field(default_factory=dict)
     needs: list[Need] = field(default_factory=list)
 
 

@@ -94,6 +94,7 @@ def report(
     orders: Iterable[Order],
     *,
     dry: bool,
+    more: str = "",
 ) -> None:
     """Print the table of a plan, unless all that is asked for is a status, which has its own.
 
@@ -103,6 +104,7 @@ def report(
         trained: runs whose training is asked for.
         orders: those that a build carries out.
         dry: whether nothing is built, so that a disk without room is no more than a warning.
+        more: a further line.
 
     Raises:
         StorageError: what is to be built has no room.
@@ -121,6 +123,7 @@ def report(
     lines += [
         f"{need.what}: {human(need.size)} in {need.folder}" for need in plan.needs if need.size
     ]
+    lines += [more] * bool(more)
     if plan.runs:
         sys.stderr.write(plan_table(plan, lines) + "\n")
     caches = receipts.needs(facts.memo, orders)
