@@ -17,9 +17,9 @@ from latentmake.config.root import Config, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.files.workspace import check_folder, check_run_folder, claim
+from latentmake.graph import Graph
 from latentmake.layouts.layout import layout_of
 from latentmake.plan import receipts
-from latentmake.plan.graph import Graph
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.reports.plan_report import report
 from latentmake.request import PlanFile, Request, followed, plan_extras

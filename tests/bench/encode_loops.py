@@ -166,7 +166,6 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
             (replace(order, items=order.items[:limit]) for order in orders),
             say=say,
             threads=threads,
-            may_skip=False,
             load=lambda _: encoder,
         )
         return sum(len(order.paths) for order in orders)

@@ -88,7 +88,7 @@ def make_project(folder: Path, images: int) -> None:
         place = folder / "models" / part
         place.mkdir(parents=True)
         (place / ("config.json" if values else "tokenizer.json")).write_text(json.dumps(values))
-        (place / "model.safetensors").write_bytes(b"")
+        (place / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     data = folder / "data/generated"
     data.mkdir(parents=True)
     # A 4 x 4 bitmap of 24 bits a pixel; its pixels are the image's number.

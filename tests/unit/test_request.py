@@ -129,14 +129,13 @@ def test_a_plan_is_handed_on_through_the_environment(
     assert PlanFile.read() == PlanFile()
     one, other = written("a", "b")
     jobs = {"encode_a": [one.name], "encode_b": [other.name, one.name]}
-    before = PlanFile(jobs=jobs, singles={"cache/x": one.name}, runs={"first": {"train": "5.json"}})
+    before = PlanFile(jobs=jobs, runs={"first": {"train": "5.json"}})
     before.write(5)
     given = PlanFile.read()
     assert given == before
     both = job_of([other, one])
     assert given.plan().jobs == [job_of([one]), both]
     assert given.plan(["encode_b", "manifest"]).jobs == [both]
-    assert given.single("cache/x") == one and given.single("cache/y") is None
     monkeypatch.setenv(VARIABLE, "plan.5.json")
     with pytest.raises(LatentmakeError, match="cannot be read"):
         PlanFile.read()

@@ -191,7 +191,7 @@ def named_states(
         for item, target in named_targets(facts, dataset, model, place, every):
             if target.path in asked:
                 found.setdefault(target.part, {})[item.stem] = item
-                del bases[target.path]
+                bases.pop(target.path, None)
         for path, owners in sorted(bases.items()):
             for fault in facts.faults.get((dataset, model), ()):
                 if layout.base(fault.stem) in owners:

@@ -12,8 +12,8 @@ from latentmake.data.item import Item
 from latentmake.errors import ConfigError, UserError
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.workspace import OWNER
+from latentmake.graph import Graph
 from latentmake.index.memo import Memo
-from latentmake.plan.batches import single
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Target, prompt_path
 from latentmake.plan.planner import _refuse_other_items, make_plan
@@ -32,7 +32,8 @@ CONFIG: dict[str, Any] = {
     [
         ("64/red_arow.latents", "no item has a cache file of this name; check the names of"),
         ("text.7/blue.text", "no item has a cache file of this name; check the names of"),
-        ("96/blue.latents", "no run has this resolution; use that of a run"),
+        ("63/blue.latents", "63 pixels are not a multiple of the VAE's factor 8; use 56 or 64"),
+        ("096/blue.latents", "is no name of a resolution; write `96`"),
         ("64/silent.latents", "data/silent.png: has no caption file; write data/silent.txt"),
     ],
 )
@@ -46,8 +47,44 @@ def test_a_cache_file_of_no_item_is_refused(
     facts = Facts(parse(CONFIG), Memo(None), encoders=False)
     folder = "cache/cats/tiny/"
     with pytest.raises(UserError) as caught:
-        single(facts, f"{folder}{asked}.safetensors")
+        make_plan(facts, [], files=[f"{folder}{asked}.safetensors"])
     assert line in str(caught.value)
+
+
+def test_cache_files_by_name_are_made_together_at_any_resolution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("blue.png", "blue.txt", "red.png", "red.txt"):
+        (tmp_path / "data" / name).write_text(name)
+    latents = [f"cache/cats/tiny/{x}.latents.safetensors" for x in ("64/blue", "64/red", "96/red")]
+    text = "cache/cats/tiny/text/red.text.safetensors"
+    facts = Facts(parse(CONFIG), Memo(None), encoders=False)
+    plan = make_plan(facts, [], files=[*latents, text])
+    assert [sorted(order.paths) for order in plan.orders] == [latents, [text]]
+    graph = Graph(facts, plan)
+    receipts = {order.kind: str(order.receipt) for order in plan.orders}
+    assert graph.nodes[latents[2]] == ({"image": ["data/red.png"]}, receipts["latents"])
+    assert graph.nodes[text] == ({"caption": ["data/red.txt"]}, receipts["text"])
+    # Beside their run they are no further work.
+    plan = make_plan(facts, ["first"], files=[latents[0], latents[2]])
+    assert sorted(len(order.paths) for order in plan.orders) == [1, 2, 2]
+
+
+@pytest.mark.parametrize(("graph", "declared"), [("whole", 4), ("auto", 4), ("batches", 0)])
+def test_a_whole_graph_has_each_cache_file_of_a_run(
+    graph: str, declared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("blue.png", "blue.txt", "a{b}.png", "a{b}.txt"):
+        (tmp_path / "data" / name).write_text(name)
+    facts = Facts(parse({**CONFIG, "graph": graph}), Memo(None), encoders=False)
+    found = Graph(facts, make_plan(facts, ["first"]))
+    assert len(found.nodes) == declared
+    assert len(found.files("first", "latents")) == declared // 4  # braces are a pattern
+    assert bool(found.words) == (graph == "batches")
 
 
 @pytest.mark.parametrize("captioned", [0, 1])

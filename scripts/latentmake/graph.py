@@ -70,7 +70,8 @@ class Graph:
                 for path in [path for path in found if (x := self._made.get(path)) and x.skips]:
                     del found[path]  # a faulty one will not be there
                 kind = "prompts" if is_prompts else parsed(part.name).kind
-                self._files.setdefault((name, kind), []).extend(found)
+                paths = self._files.setdefault((name, kind), [])
+                paths.extend(path for path in found if "{" not in path)  # to Snakemake a pattern
                 self._declare(found)
         for part, named in plan.named.items():
             every = _cache_files(facts, part, facts.wanted_items(*part[:2]))
@@ -108,6 +109,6 @@ def _sources(item: Item, part: Part, layout: Layout) -> dict[str, list[str]]:
         _ROLES["latents"] if layout.controlled_text and item.controls else set()
     )
     for role, path, _ in item.files:
-        if role in roles and not is_remote(path):
+        if role in roles and not is_remote(path) and "{" not in path:
             found.setdefault(role, []).append(path)
     return found
