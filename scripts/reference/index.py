@@ -51,9 +51,14 @@ staleness is decided](../how-it-works/staleness.md).
 ## On the command line
 
 """
+_GRAPH = """
+## The graph
+
+"""
 
 
 def page() -> str:
     """Return the Markdown of the page."""
     rows = [f"- [{page.title}]({page.file}): {summary(page.section)}\n" for page in PAGES]
-    return f"{_HEAD}{''.join(rows)}{_OTHERS}{entry(Config, 'prompt')}\n"
+    entries = f"{entry(Config, 'prompt')}{_GRAPH}{entry(Config, 'graph')}"
+    return f"{_HEAD}{''.join(rows)}{_OTHERS}{entries}\n"

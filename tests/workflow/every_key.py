@@ -545,6 +545,7 @@ WAN: dict[Key, Change] = {
 }
 MACHINES: dict[Key, Change] = {
     ("batch", "items"): Change(2),
+    ("graph",): Change("batches"),
     ("batch", "minutes"): Change(1),
     ("cluster", "partition"): Change("gpu"),
     ("cluster", "account"): Change("lab"),
