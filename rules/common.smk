@@ -136,7 +136,8 @@ def training_inputs(wildcards):
     """Return the inputs of a training; a lock that was copied or touched never makes it run."""
     inputs = SESSION.inputs(wildcards.run, "train")
     lock = f"runs/{wildcards.run}/dataset.lock"
-    prompts = ancient(SESSION.cache_files(wildcards.run, "prompts"))
+    # A new prompt of sample pictures trains nothing: it is encoded for the next training.
+    prompts = ancient(SESSION.cache_files(wildcards.run, "prompts", fresh=not inputs))
     return {"lock": lock if inputs else ancient(lock), "prompts": prompts, **inputs}
 
 

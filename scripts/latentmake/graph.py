@@ -82,9 +82,13 @@ class Graph:
             order = self._made.get(path)
             self.nodes[path] = Node(sources, str(order.receipt) if order else None)
 
-    def files(self, run: str, *kinds: str) -> list[str]:
-        """Return the declared files of a run, of the kinds `latents`, `text` and `prompts`."""
-        return [path for kind in kinds for path in self._files.get((run, kind), ())]
+    def files(self, run: str, *kinds: str, fresh: bool = False) -> list[str]:
+        """Return the declared files of a run, of the kinds `latents`, `text` and `prompts`.
+
+        With `fresh`, those are left out that are to be made.
+        """
+        found = (path for kind in kinds for path in self._files.get((run, kind), ()))
+        return [path for path in found if not fresh or self.nodes[path].receipt is None]
 
 
 def _cache_files(

@@ -192,9 +192,9 @@ class Session:
         node = self._graph.nodes.get(path) if self._graph else None
         return node or ({}, None)
 
-    def cache_files(self, run: str, *kinds: str) -> list[str]:
-        """Return a run's cache files (`latents`, `text`, `prompts`), if the graph is whole."""
-        return self._graph.files(run, *kinds) if self._graph else []
+    def cache_files(self, run: str, *kinds: str, fresh: bool = False) -> list[str]:
+        """Return a run's cache files, if the graph is whole; see `Graph.files`."""
+        return self._graph.files(run, *kinds, fresh=fresh) if self._graph else []
 
     def inputs(self, run: str, kind: str) -> Inputs:
         """Return the inputs of a run's job: `manifest`, `train`, `generate` or `evaluate`.

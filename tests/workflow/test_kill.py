@@ -224,7 +224,9 @@ def test_what_a_build_keeps_no_other_command_takes_away(built: Project, tmp_path
     kept = built.store()
     assert len(kept) == 12 + 5  # what both jobs will replace
     built.run("caches_tiny", check=False).one_line("Directory cannot be locked")
-    built.run("cache/shapes/micro/16/fox.latents.safetensors")
+    other = "cache/shapes/micro/40/fox.latents.safetensors"
+    built.run(other)
+    (built / other).unlink()
     status = built.ask("status", "tiny").output
     assert f"a build runs: caches_tiny (process {running.pid})" in status
     finished = len(built.changed(before.snapshot()).content)

@@ -27,8 +27,11 @@ from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """The name of a latents cache without its ending, where it contains the size of the image."""
 
-_PLACE = r"(?:_\d{5,}-\d{3,}(?:-\d{4,})?)?_\d{4,}x\d{4,}"
-"""Pattern of the clip, its section and the size in the name of a latents cache."""
+_PLACE = r"(?:_\d{5}\d*-\d{3}\d*(?:-\d{4}\d*)?)?_\d{4}\d*x\d{4}\d*"
+"""Pattern of the clip, its section and the size in the name of a latents cache.
+
+Snakemake reads no `{4,}` in the pattern of a wildcard.
+"""
 
 _RESOLUTION = re.compile(r"(\d+)(?:x(\d+))?")
 
