@@ -4,7 +4,6 @@
 # So that a GPU has the same number for CUDA as for nvidia-smi.
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
-import re
 import shlex
 from functools import partial
 
@@ -12,8 +11,6 @@ from latentmake.caches.gpu import visible
 from latentmake.plan import receipts
 from latentmake.request import VARIABLE
 from latentmake.session import Session
-from snakemake.logging import logger
-from snakemake_interface_logger_plugins.common import LogEvent
 
 RESOLUTION = r"\d+(?:x\d+)?"
 
@@ -43,24 +40,6 @@ SESSION = Session(
     allowed=ASKED.allowed_rules or [],
     side_by_side=None if ON_CLUSTER else max(1, len(GPUS)),
 )
-
-# Snakemake keeps no records here (see profiles/default), which it would remark on in each dry run.
-CHATTER = re.compile(
-    r".*provenance/metadata|(Select jobs to|Execute \d+ jobs|Building DAG|Using shell|Rules claiming"
-    r"|Assuming unrestricted|Conda environments: ignored)"
-)
-
-
-def is_shown(record):
-    """Whether a line of Snakemake's is shown; jobs that run here have shorter ones."""
-    event = getattr(record, "event", None)
-    if event == LogEvent.JOB_INFO and not ON_CLUSTER and not ASKED.dryrun:
-        record.input, record.output, record.resources = [], [], {}
-    finished = event == LogEvent.JOB_FINISHED and not ON_CLUSTER
-    return not finished and not CHATTER.match(str(record.msg))
-
-
-logger.addFilter(is_shown)
 
 # Jobs on a cluster inherit it: which plan they carry out.
 os.environ.setdefault(VARIABLE, "")

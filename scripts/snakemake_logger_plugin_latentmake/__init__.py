@@ -1,0 +1,81 @@
+"""Logger plugin `latentmake` for Snakemake: short lines for jobs that run on this machine.
+
+The profiles choose it. Snakemake imports each package on its path whose name has this prefix,
+before it reads a profile. So this package lies beside `latentmake`, and does not import it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import Any
+
+from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter, logger
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.settings import OutputSettingsLoggerInterface
+
+# Steps of Snakemake. It keeps no records here (see profiles/default), on which it would remark in
+# each dry run.
+_STEPS = re.compile(
+    r".*provenance/metadata"
+    r"|(Select jobs to|Execute \d+ jobs|Building DAG|Using shell|Rules claiming)"
+    r"|(Assuming unrestricted|Conda environments: ignored)"
+)
+_FILES: dict[str, Any] = {"input": [], "output": [], "resources": {}}
+
+
+class LogHandler(LogHandlerBase):
+    """Print the lines of Snakemake, without its own steps and without the files of local jobs.
+
+    Dry runs and jobs on a cluster show the files; `--verbose` shows everything.
+    """
+
+    writes_to_stream = has_filter = has_formatter = True
+    writes_to_file = needs_rulegraph = False
+
+    def __post_init__(self) -> None:
+        """Add a handler to Snakemake's logger.
+
+        Snakemake calls `emit` in a thread of its own, so that a line could be printed after the
+        output of the job that it announces.
+        """
+        asked, lines = self.common_settings, _Lines(self.common_settings)
+        stream = sys.stdout if asked.stdout else sys.stderr
+        handler = ColorizingTextHandler(asked.nocolor, stream, formatter=lines, filter=lines)
+        handler.addFilter(
+            DefaultFilter(
+                asked.quiet, asked.debug_dag, asked.verbose, asked.dryrun, asked.printshellcmds
+            )
+        )
+        logger.addHandler(handler)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Do nothing: the record is printed already."""
+
+
+class _Lines(logging.Formatter):
+    """Filter and formatter of the lines, by the options of the command line."""
+
+    def __init__(self, asked: OutputSettingsLoggerInterface) -> None:
+        super().__init__()
+        self._default = DefaultFormatter(asked.quiet, asked.show_failed_logs)
+        self._verbose = asked.verbose
+        self._short = not asked.verbose and not asked.dryrun
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a line is shown."""
+        event = getattr(record, "event", None)
+        if event == LogEvent.RESOURCES_INFO and hasattr(record, "nodes"):
+            self._short = False  # jobs run on a cluster
+        if self._verbose:
+            return True
+        finished = event == LogEvent.JOB_FINISHED and self._short
+        return not finished and not _STEPS.match(str(record.msg))
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a line as Snakemake writes it. Other loggers get the same record, unchanged."""
+        if self._short and getattr(record, "event", None) == LogEvent.JOB_INFO:
+            record = logging.makeLogRecord(vars(record) | _FILES)
+        return str(self._default.format(record))
