@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "scripts/latentmake"
+PACKAGES = [*(ROOT / "scripts").glob("*latentmake")]  # the logger plugin is the other one
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy without what installing leaves in the folder; the package itself is a link."""
+    """A copy without what installing leaves in the folder; the packages themselves are links."""
     folder = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         (folder / name).write_bytes((ROOT / name).read_bytes())
     (folder / "scripts").mkdir()
-    (folder / "scripts/latentmake").symlink_to(PACKAGE)
+    for package in PACKAGES:
+        (folder / "scripts" / package.name).symlink_to(package)
     return folder
 
 
@@ -51,6 +52,8 @@ from torch.utils.data import Dataset
 assert issubclass(CachedClipDataset, Dataset) and issubclass(ClipDataset, Dataset)
 assert callable(collate_fn)
 print(latentmake.__file__)
+from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
+assert LoggerPluginRegistry().is_installed("latentmake")
 try:
     latentmake.CachedClipdataset
 except AttributeError as error:
@@ -66,12 +69,14 @@ except AttributeError as error:
     ]
 
 
-def test_a_wheel_holds_every_file_of_the_package(source: Path, tmp_path: Path) -> None:
+def test_a_wheel_holds_every_file_of_the_packages(source: Path, tmp_path: Path) -> None:
     pip("wheel", "--wheel-dir", str(tmp_path), str(source))
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if not name.startswith("latentmake-")}
-    files = (
-        path for path in PACKAGE.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
-    )
-    assert found == {path.relative_to(PACKAGE.parent).as_posix() for path in files}
+    files = (path for package in PACKAGES for path in package.rglob("*") if path.is_file())
+    assert found == {
+        path.relative_to(ROOT / "scripts").as_posix()
+        for path in files
+        if path.parent.name != "__pycache__"
+    }

@@ -16,7 +16,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "scripts/latentmake"
 DEMO = ROOT / "scripts/demo"
-MODULES = sorted([*PACKAGE.rglob("*.py"), *DEMO.rglob("*.py")])
+PLUGIN = ROOT / "scripts/snakemake_logger_plugin_latentmake"
+MODULES = sorted([*PACKAGE.rglob("*.py"), *DEMO.rglob("*.py"), *PLUGIN.rglob("*.py")])
 
 
 def pins(name: str) -> dict[str, str]:
@@ -76,6 +77,7 @@ def test_dependencies_are_those_imported_and_locked() -> None:
         "pydantic-core": "pydantic_core",
         "pytorch-optimizer": "pytorch_optimizer",
         "pyyaml": "yaml",
+        "snakemake-interface-logger-plugins": "snakemake_interface_logger_plugins",
         "tomli-w": "tomli_w",
     }
     imported = set()
