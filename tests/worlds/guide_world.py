@@ -30,8 +30,8 @@ from video_world import write_video
 
 _SHOWN_ONLY = (
     *("aws", "cd", "curl", "echo", "export", "git", "hf", "mkdir", "module", "nvidia-smi", "pip"),
-    *("python3", "rsync", "scp", "snakemake", "source", "ssh", "tensorboard", "tmux", "uv"),
-    *("watch", "wget", ".venv/bin/pip", "apt-get", "deactivate", "sudo"),
+    *("python3", "rsync", "scp", "snakemake", "snkmt", "source", "ssh", "tensorboard", "tmux"),
+    *("uv", "watch", "wget", ".venv/bin/pip", "apt-get", "deactivate", "sudo"),
 )
 """First words of commands in bash blocks, which are shown and not run."""
 
@@ -156,6 +156,7 @@ GUIDES: dict[str, Guide] = {
     "guides/slurm.md": Guide(trainer_guides.slurm, "slurm", trainer_guides.SMALL_JOBS),
     "guides/style.md": Guide(style_guides.pictures, shrink=style_guides.SHORT_STYLE),
     "guides/verify.md": Guide(style_guides.built),
+    "guides/watch.md": Guide(style_guides.built),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
     "sample.md": Guide(
         sample,
