@@ -24,12 +24,14 @@ _STEPS = re.compile(
     r"|(Assuming unrestricted|Conda environments: ignored)"
 )
 _FILES: dict[str, Any] = {"input": [], "output": [], "resources": {}}
+_CACHE_FILES = ("latents", "text")  # rules that have nothing to do: a job wrote their file
 
 
 class LogHandler(LogHandlerBase):
-    """Print the lines of Snakemake, without its own steps and without the files of local jobs.
+    """Print the lines of Snakemake, without its own steps and those of single cache files.
 
-    Dry runs and jobs on a cluster show the files; `--verbose` shows everything.
+    Jobs on this machine are shown without their files. Dry runs and jobs on a cluster show
+    them; `--verbose` shows everything.
     """
 
     writes_to_stream = has_filter = has_formatter = True
@@ -63,6 +65,8 @@ class _Lines(logging.Formatter):
         self._default = DefaultFormatter(asked.quiet, asked.show_failed_logs)
         self._verbose = asked.verbose
         self._short = not asked.verbose and not asked.dryrun
+        self._cache_files = set[int]()  # numbers of their jobs
+        self._last = -1  # number of the job that ended last
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a line is shown."""
@@ -71,6 +75,13 @@ class _Lines(logging.Formatter):
             self._short = False  # jobs run on a cluster
         if self._verbose:
             return True
+        if event == LogEvent.JOB_INFO and getattr(record, "rule_name", "") in _CACHE_FILES:
+            self._cache_files.add(record.jobid)  # type: ignore[attr-defined]
+            return False
+        if event == LogEvent.JOB_FINISHED:
+            self._last = record.job_id  # type: ignore[attr-defined]
+        if event == LogEvent.PROGRESS and self._last in self._cache_files:
+            return bool(record.done == record.total)  # type: ignore[attr-defined]
         finished = event == LogEvent.JOB_FINISHED and self._short
         return not finished and not _STEPS.match(str(record.msg))
 
