@@ -16,22 +16,15 @@ min_version("9.27")
 SCRIPTS = Path(str(workflow.current_basedir)) / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-# The working folder's profile, of another clone, may have imported that clone's package already.
-# Jobs run this one, so the plan is made by it as well.
-LOADED = Path(
-    getattr(sys.modules.get("latentmake"), "__file__", SCRIPTS / "latentmake/-")
-)
-if SCRIPTS.is_dir() and LOADED.resolve().parents[1] != SCRIPTS.resolve():
-    if "latentmake.session" in sys.modules:
-        sys.exit(
-            f"error: {LOADED.parents[1]} and {SCRIPTS}: one workflow cannot use two copies of "
-            "Latentmake; name the Snakefile of one of them only"
-        )
-    for name in [each for each in sys.modules if each.split(".")[0] == "latentmake"]:
-        del sys.modules[name]
+import latentmake
+
+if SCRIPTS.is_dir() and not SCRIPTS.samefile(Path(latentmake.__file__).parents[1]):
+    sys.exit(
+        f"error: {Path(latentmake.__file__).parents[1]} is loaded already, and {SCRIPTS} belongs to "
+        "this Snakefile: one workflow cannot use two copies of Latentmake; name one of them only"
+    )
 
 
-include: "rules/arguments.smk"
 include: "rules/common.smk"
 
 

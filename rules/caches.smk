@@ -7,7 +7,7 @@ for job in SESSION.plan.jobs:
         name:
             job.rule
         input:
-            orders=[str(order.path) for order in job.orders],
+            orders=SESSION.order_paths(job.orders),
         output:
             receipts=job.receipts,
         log:

@@ -1,4 +1,4 @@
-# Needs: the configuration, and what the user asked for.
+# Needs: the command line, and the configuration that it names.
 # Makes: SESSION, which holds the plan; every other file asks it for the inputs of its rules.
 
 # So that a GPU has the same number for CUDA as for nvidia-smi.
@@ -7,10 +7,24 @@ os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 import shlex
 from functools import partial
 
+from latentmake import commandline
 from latentmake.caches.gpu import visible
+from latentmake.config.document import check_files
+from latentmake.files.workspace import usable_cores
 from latentmake.plan import receipts
 from latentmake.request import VARIABLE
-from latentmake.session import Session
+from latentmake.session import session_of
+
+ASKED = commandline.read()
+IS_MODULE = not workflow.modifier.is_main_snakefile()
+
+# A file of the user's own replaces the sample's, it does not add to it; a module is given values.
+if workflow.overwrite_configfiles or not workflow.modifier.skip_configfile:
+    check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
+if not workflow.overwrite_configfiles:
+
+    configfile: "config/config.yaml"
+
 
 RESOLUTION = r"\d+(?:x\d+)?"
 
@@ -22,23 +36,32 @@ def as_written(values):
     return {**values, "prompt": texts[-1]} if texts else values
 
 
+# Whether jobs run on a cluster: the user's process asks the executor; nodes are never asked.
+ON_CLUSTER = workflow.remote_exec or commandline.is_remote(ASKED)
+
+# All cores, where neither the command line nor a profile says how many.
+if not (ON_CLUSTER or ASKED.cores or ASKED.jobs):
+    workflow.resource_settings.cores = usable_cores()
+    workflow.register_resource("_cores", usable_cores())
+
 # On this machine as many jobs run side by side as there are GPUs; a cluster's jobs ask for theirs.
-ON_CLUSTER = workflow.remote_exec or not workflow.resource_settings.cores
 GPUS = [] if ON_CLUSTER else visible()
 if GPUS and "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", len(GPUS))
 
-SESSION = Session(
+SESSION = session_of(
     as_written(config),
     targets=ASKED.targets or [],
-    main=workflow.is_main_process and not (ASKED.lint or ASKED.unlock),
+    main=workflow.is_main_process and commandline.needs_plan(ASKED),
     force=bool(ASKED.forceall or ASKED.force or ASKED.forcerun),
-    dry=bool(ASKED.dryrun),
+    asks=commandline.only_asks(ASKED),
+    deletes=commandline.deletes(ASKED),
     configfiles=ASKED.configfile or [],
     home=Path(workflow.basedir),
     deployed=bool(workflow.deployment_settings.deployment_method),
     allowed=ASKED.allowed_rules or [],
     side_by_side=None if ON_CLUSTER else max(1, len(GPUS)),
+    rename=workflow.modifier.modify_rulename if IS_MODULE else None,
 )
 
 # Jobs on a cluster inherit it: which plan they carry out.
@@ -72,7 +95,9 @@ def resources_of(kind, job=None):
 
 
 def check_targets():
-    """Exit with one line at the first unknown target."""
+    """Exit with one line at the first unknown target; a module does not know its user's."""
+    if IS_MODULE:
+        return
     SESSION.check_targets(
         {each.name for each in workflow.rules if not each.has_wildcards()},
         lambda target: any(each.is_producer(target) for each in workflow.rules),
@@ -171,3 +196,9 @@ onsuccess:
 
 onerror:
     SESSION.end(succeeded=False)
+
+
+if IS_MODULE:
+    commandline.add_handlers(
+        workflow, onstart=onstart, onsuccess=onsuccess, onerror=onerror
+    )

@@ -2,10 +2,6 @@
 # Makes: runs/{run}/manifest.jsonl, what a run trains on; runs/{run}/dataset.lock, one digest of it.
 
 
-localrules:
-    manifest,
-
-
 rule manifest:
     input:
         unpack(Inputs("cache/{dataset}/{model}/...", manifest_inputs)),
@@ -14,6 +10,7 @@ rule manifest:
         lock="runs/{run}/dataset.lock",
     log:
         "logs/manifest/{run}.log",
+    localrule: True
     conda:
         "../envs/encode.yaml"
     script:

@@ -21,8 +21,8 @@ from latentmake.files import atomic
 from latentmake.files.state_file import read_order
 from latentmake.files.workspace import Need
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, RUNS, Order, job_of, write_order
-from latentmake.plan.run_plan import Plan, RunPlan, write_items
+from latentmake.plan.orders import FOLDER, RUNS, Order, job_of
+from latentmake.plan.run_plan import Plan, RunPlan, write_items, write_order
 
 VARIABLE = "LATENTMAKE_PLAN"
 """Environment variable with the path of the plan file."""
@@ -201,7 +201,7 @@ def followed(facts: Facts, request: Request) -> Iterator[str]:
 def plan_extras(
     facts: Facts, plan: Plan, request: Request, orders: dict[str, dict[str, str]], *, force: bool
 ) -> Iterator[Need]:
-    """Write the orders of what is asked of runs; yield the room that it needs.
+    """Write the orders of what is asked of runs, unless only asked; yield the room that it needs.
 
     A publication without caches needs no planned run.
 
@@ -224,12 +224,13 @@ def plan_extras(
         if "export" in words:
             from latentmake.exchange.export import plan_export
 
-            orders[name]["export"] = write_order(name, "export", plan_export(facts, name))
+            exported = plan_export(facts, name)
+            orders[name]["export"] = write_order(facts, name, "export", exported)
         if "clips" in words:
             from latentmake.exchange.clip_files import plan_clips
 
             clips = plan_clips(facts, name)
-            orders[name]["clips"] = write_order(name, "clips", clips)
+            orders[name]["clips"] = write_order(facts, name, "clips", clips)
             yield clips.need
         for word in _FOLLOWING:
             if word in words and (order := _following(facts, run, word, force=force)):

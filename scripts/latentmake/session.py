@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from latentmake import backends
+from latentmake import backends, commandline, digest
 from latentmake.config.root import Config, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
 from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.graph import Graph
+from latentmake.index.memo import MEMO
 from latentmake.layouts.layout import layout_of
 from latentmake.plan import receipts
+from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.reports.plan_report import report
 from latentmake.request import PlanFile, Request, followed, plan_extras
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
     from latentmake.plan.build import Build
 
 Inputs = dict[str, list[str] | str]
+
+_STAND_IN = str(MEMO)
+"""Input of rules in place of orders that a command which only asks does not write. A plan makes it
+newer than what jobs have made, as it does with an order."""
 
 
 class Session:
@@ -42,12 +49,14 @@ class Session:
         targets: of the command line; empty stands for everything.
         main: whether this process plans.
         force: whether the user forces jobs that have nothing to do.
-        dry: whether this is a dry run, which starts no process that would need the plan.
+        asks: whether the command starts no job. Then the plan takes no lock and writes no orders.
+        deletes: whether the command deletes outputs of builds.
         configfiles: files of the configuration, where the user names them.
         home: folder of the Snakefile.
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
         side_by_side: how many jobs encode at a time on this machine; None on a cluster.
+        rename: in a module, returns the user's name for a rule.
     """
 
     def __init__(
@@ -57,53 +66,67 @@ class Session:
         targets: Sequence[str],
         main: bool,
         force: bool = False,
-        dry: bool = False,
+        asks: bool = False,
+        deletes: bool = False,
         configfiles: Sequence[str | Path] = (),
         home: Path = Path(),
         deployed: bool = False,
         allowed: Collection[str] = (),
         side_by_side: int | None = 1,
+        rename: Callable[[str], str] | None = None,
     ) -> None:
         self._main = main
         self.memo: object = None
         self._build: Build | None = None
         self._graph: Graph | None = None
+        self._asks = asks
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
-                check_folder(home, dry=dry)
-            if main and not dry:
+                check_folder(home, dry=asks)
+            if main and deletes:
+                from latentmake.plan.build import alone
+
+                contextlib.ExitStack().enter_context(alone())  # until the process ends
+            if main and not asks:
                 from latentmake.plan.build import Build
 
                 self._build = Build(cluster=side_by_side is None)
-            own = {name: value for name, value in values.items() if main or name != "prompt"}
-            self.config: Config = parse(own)
+            read = {name: value for name, value in values.items() if main or name != "prompt"}
+            self.config: Config = parse(read)
             if not main:
                 self._file = PlanFile.read()
-                self.plan = self._file.plan(allowed)
+                own = commandline.own_rules(allowed, rename) if rename else allowed
+                self.plan = self._file.plan(own)
                 return
+            if rename:
+                targets = commandline.own_targets(targets, rename, self.config.runs)
             self._request = Request(targets, self.config)
             self._facts = backends.facts_of(
                 self.config,
                 runs_jobs=not deployed,
                 local=side_by_side is not None,
                 encoders=self._request.encodes,
+                asks=asks,
             )
             self.config, self.memo = self._facts.config, self._facts.memo
             for file in configfiles:
                 self._facts.options += ("-c", os.path.relpath(file))
             finally_.callback(self._facts.memo.save)
-            orders = self._plan_runs(force=force, dry=dry, side_by_side=side_by_side)
+            orders = self._plan_runs(force=force, side_by_side=side_by_side)
+            if asks:
+                orders = {name: dict.fromkeys(found, _STAND_IN) for name, found in orders.items()}
             made = self._request.orders(self.plan)
             words = self._graph.words if self._graph else ""
-            report(self._facts, self.plan, self._request.trained, made, dry=dry, more=words)
+            report(self._facts, self.plan, self._request.trained, made, dry=asks, more=words)
             jobs = {job.rule: [each.name for each in job.orders] for job in self.plan.jobs}
             self._file = PlanFile(jobs=jobs, runs=orders)
-            if not dry:
+            if not asks:
                 self._file.write(time.time_ns())
+            elif self.plan.jobs or any(x.keys() - {"trainer"} for x in orders.values()):
+                self._facts.memo.save()
+                MEMO.touch()
 
-    def _plan_runs(
-        self, *, force: bool, dry: bool, side_by_side: int | None
-    ) -> dict[str, dict[str, str]]:
+    def _plan_runs(self, *, force: bool, side_by_side: int | None) -> dict[str, dict[str, str]]:
         """Plan what targets need; return run -> kind of an order -> its path."""
         request, facts = self._request, self._facts
         following: list[str] = []
@@ -116,7 +139,6 @@ class Session:
                 force=force,
                 generated=following,
                 side_by_side=side_by_side,
-                dry=dry,
                 files=request.files,
             )
             self._graph = Graph(facts, self.plan, following)
@@ -187,6 +209,10 @@ class Session:
         names = {model.layout_name for model in self.config.models.values()}
         return "|".join(layout_of(name).ending(kind) for name in sorted(names))
 
+    def order_paths(self, orders: Iterable[Order]) -> list[str]:
+        """Return the files of orders; one that stands for all where the command only asks."""
+        return [_STAND_IN] if self._asks else [str(order.path) for order in orders]
+
     def cache_file(self, path: str) -> tuple[Mapping[str, list[str]], str | None]:
         """Return the sources of a cache file by role, and the receipt of the job that makes it."""
         node = self._graph.nodes.get(path) if self._graph else None
@@ -230,3 +256,23 @@ class Session:
         """Return the runs that can be published."""
         found = ((name, backends.of_run(self.config, name)) for name in self.config.runs)
         return [name for name, backend in found if backend is not None and backend.publishes]
+
+
+_SESSIONS: list[tuple[str, Session]] = []
+
+
+def session_of(values: Mapping[str, object], **options: Any) -> Session:
+    """Return the session of a configuration; a module that is used several times is planned once.
+
+    Two modules would both have the rules of all files in `runs` and `cache`.
+    """
+    name = digest.of_value(values)
+    for known, session in _SESSIONS:
+        if known != name:
+            sys.exit(
+                "error: one workflow cannot use Latentmake with two configurations; write both into "
+                "one, with the `runs` of each"
+            )
+        return session
+    _SESSIONS.append((name, Session(values, **options)))
+    return _SESSIONS[0][1]

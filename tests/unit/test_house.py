@@ -32,13 +32,13 @@ LAYERS = (
     ("training.sd", "training.wan", "training.external", "exchange"),
     ("training.external.musubi", "training.external.sdscripts"),
     ("reports",),
-    ("backends", "graph", "request", "session", "entry", "training.run"),
+    ("backends", "commandline", "graph", "request", "session", "entry", "training.run"),
     ("words",),
     ("cli",),
     ("__main__",),
 )
 LEVEL = {folder: level for level, layer in enumerate(LAYERS) for folder in layer}
-TOP = ("backends", "graph", "request", "session", "entry", "training.run")
+TOP = ("backends", "commandline", "graph", "request", "session", "entry", "training.run")
 
 FAN_OUT = 12
 MODULE = range(60, 601)

@@ -218,22 +218,26 @@ def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -
 
 def named_batches(
     facts: Facts,
-    states: Iterable[tuple[Part, State]],
-    planned: Collection[str],
+    states: Sequence[tuple[Part, State]],
+    others: Iterable[State],
     side_by_side: int,
-) -> Iterator[Order]:
-    """Cut stale files that a command names into orders, but for those that are `planned`.
+) -> Iterator[tuple[Order, frozenset[str]]]:
+    """Cut stale files that a command names into orders, as `batches` does, that no run needs.
 
-    A job that makes one of them fails where its item is faulty, also if its dataset skips those.
+    `others` are the states of runs: what is stale there has an order already. A job that makes a
+    named file fails where its item is faulty, also if its dataset skips those.
     """
+    if not states:
+        return
+    parts = (part for state in others for part in state.parts.values())
+    planned = {each.path for part in parts for each in part.stale}
     places: dict[tuple[str, str], State] = {}
     for (dataset, model, name), state in states:
         part = places.setdefault((dataset, model), State({})).parts.setdefault(name, PartState())
         part.stale += [each for each in state.parts[name].stale if each.path not in planned]
     for place, state in places.items():
         asked: dict[str, set[str]] = {part: set() for part in state.parts}
-        for order, _ in batches(facts, *place, asked, state, side_by_side, may_skip=False):
-            yield order
+        yield from batches(facts, *place, asked, state, side_by_side, may_skip=False)
 
 
 def named_targets(

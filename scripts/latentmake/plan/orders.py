@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, TypeAdapter
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
@@ -337,13 +337,6 @@ def left_faults(dataset: str) -> Iterator[dict[str, str]]:
 def run_order(run: str, kind: str, planned: int) -> Path:
     """Return the path of a run's order of a kind (`manifest`, ...), of a plan of some time (ns)."""
     return RUNS / f"{run}.{planned}.{kind}.json"
-
-
-def write_order(run: str, kind: str, order: object) -> str:
-    """Write a run's order of a kind, planned now; return its path."""
-    path = run_order(run, kind, time.time_ns())
-    atomic.write(path, to_json(order))
-    return str(path)
 
 
 class EncodingJob(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 from latentmake.errors import ConfigError
@@ -33,10 +34,9 @@ def make_plan(
     force: bool = False,
     generated: Collection[str] = (),
     side_by_side: int | None = 1,
-    dry: bool = False,
     files: Collection[str] = (),
 ) -> Plan:
-    """Plan some runs and cache files, and write the orders of what there is to do.
+    """Plan some runs and cache files; write the orders, unless the command only asks.
 
     Args:
         facts: of the configuration.
@@ -44,7 +44,6 @@ def make_plan(
         force: whether manifests have work to do in any case.
         generated: runs whose clips are asked for, so that the prompts of these are encoded.
         side_by_side: how many jobs run at a time on this machine; None on a cluster.
-        dry: whether no job will read the orders of manifests, which then list no items.
         files: cache files that the command names.
 
     Raises:
@@ -92,16 +91,16 @@ def make_plan(
         from latentmake.plan.batches import batches, jobs_of, named_batches
 
         store.mark_reusable(facts.memo, [*states.values(), *(state for _, state in singles)])
-        for place in stale:
-            for each in batches(facts, *place, needed[place], states[place], side_by_side or 1):
-                for name in each[1]:
-                    plans[name].orders.append(each[0])
-                wanted.append(each)
-        planned = {path for order, _ in wanted for path in order.paths} if singles else ()
-        several = named_batches(facts, singles, planned, side_by_side or 1)
-        wanted += ((order, frozenset()) for order in several)
-        for order, _ in wanted if not facts.asks else ():
-            order.write()
+        count = side_by_side or 1
+        for order, wanting in chain(
+            *(batches(facts, *place, needed[place], states[place], count) for place in stale),
+            named_batches(facts, singles, states.values(), count),
+        ):
+            if not facts.asks:
+                order.write()
+            for name in wanting:
+                plans[name].orders.append(order)
+            wanted.append((order, wanting))
         jobs = jobs_of(wanted, side_by_side)
     lost = {
         name: store.vanished(facts.memo, name, states, facts.scan(name), kept)
@@ -115,7 +114,7 @@ def make_plan(
             plan.vanished |= lost[name]
             if lost[name]:
                 plan.warnings.append(store.warning(name, len(lost[name]), facts.options))
-        plan_manifest(facts, plan, force=force, dry=dry)
+        plan_manifest(facts, plan, force=force)
     orders = [order for job in jobs for order in job.orders]
     return Plan(plans, jobs, orders, named=named)
 

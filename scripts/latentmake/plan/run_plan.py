@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from latentmake import digest
 from latentmake.config.root import Run
@@ -135,11 +136,10 @@ class Plan:
     needs: list[Need] = field(default_factory=list)
 
 
-def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool = False) -> None:
+def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False) -> None:
     """Decide whether a run's manifest and lock fit; where not, or with `force`, write the order.
 
-    The plan of the run gets its faults, and the order or the lock's digest. The order of a `dry`
-    run, which nobody reads, lists no items.
+    The plan of the run gets its faults, and the order or the lock's digest.
     """
     run = facts.config.runs[plan.name]
     datasets = {name: facts.config.datasets[name] for name in run.datasets}
@@ -171,24 +171,26 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False, dry: bool
         plan.lock, plan.outdated = lock.data, []
         return
     plan.outdated = found or plan.outdated
-    keys = {} if dry else {part: state.known() for part, state in plan.parts.items()}
+    planned = time.time_ns()
+    plan.manifest_order = run_order(plan.name, "manifest", planned)
+    if facts.asks:
+        return
+    keys = {part: state.known() for part, state in plan.parts.items()}
     order = ManifestOrder(
         run=plan.name,
         model=run.model,
         repeats=repeats,
         skip=skip,
-        items=[] if dry else [*members(facts, run, keys, texts)],
+        items=[*members(facts, run, keys, texts)],
         faults=skipped,
         orphans=sorted(path for state in plan.parts.values() for path in state.orphans),
         vanished=sorted(plan.vanished),
-        planned=time.time_ns(),
+        planned=planned,
         layout=facts.layout(run.model).name,
         validation=validation,
         is_reg=regular,
     )
-    plan.manifest_order = run_order(plan.name, "manifest", order.planned)
-    if not facts.asks:
-        order.write(plan.manifest_order)
+    order.write(plan.manifest_order)
 
 
 def is_reg(facts: Facts, run: str) -> list[str]:
@@ -351,5 +353,14 @@ def write_items(facts: Facts, name: str) -> Path:
     if not items:
         raise DatasetError("no item is left to publish", where=f"run {name}")
     path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
-    atomic.write(path, lines_of(row_of(x, repeats[x.dataset], layout) for x in items))
+    if not facts.asks:
+        atomic.write(path, lines_of(row_of(x, repeats[x.dataset], layout) for x in items))
     return path
+
+
+def write_order(facts: Facts, run: str, kind: str, order: object) -> str:
+    """Write a run's order of a kind, planned now, unless only asked; return its path."""
+    path = run_order(run, kind, time.time_ns())
+    if not facts.asks:
+        atomic.write(path, to_json(order))
+    return str(path)

@@ -7,9 +7,7 @@ of `-c`, and the values of a profile.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Annotated
 import typer
 from tabulate import tabulate
 
-from latentmake import backends
+from latentmake import backends, commandline
 from latentmake.config.document import check_file
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, nearest
@@ -85,7 +83,7 @@ class Project:
         The prompts of clips that `generated` runs draw are among their caches.
         """
         with many_objects():
-            plan = make_plan(self.facts, runs, generated=generated, dry=True)
+            plan = make_plan(self.facts, runs, generated=generated)
             for run in plan.runs.values():
                 backends.plan_training(self.facts, run, train=False)
         return plan
@@ -122,7 +120,7 @@ def opened(
 def _values(files: Sequence[Path], directory: Path | None) -> dict[str, object]:
     """Return the configuration as Snakemake would read it, and change to the project's folder."""
     # Only these read profiles and merge files exactly as Snakemake does.
-    from snakemake.cli import parse_args, parse_config
+    from snakemake.cli import parse_config
     from snakemake.common.configfile import load_configfile
     from snakemake.utils import update_config
 
@@ -135,12 +133,7 @@ def _values(files: Sequence[Path], directory: Path | None) -> dict[str, object]:
         arguments += ["--configfile", *map(str, files)]
     for file in files:
         check_file(file)
-    called, sys.argv = sys.argv, ["snakemake", *arguments]  # the profile looks at it
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            _, asked = parse_args(arguments)
-    finally:
-        sys.argv = called
+    asked = commandline.read(arguments)
     named = [Path(each).absolute() for each in asked.configfile or ()]
     os.chdir(asked.directory or ".")
     values: dict[str, object] = {}

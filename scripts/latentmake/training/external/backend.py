@@ -161,4 +161,5 @@ class Launched(Backend, Generic[Order]):
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         order = self.order_type.of_run(facts.config, run)
-        return order.model_copy(update={"manifest": str(manifest)}).write()
+        order = order.model_copy(update={"manifest": str(manifest)})
+        return order.path if facts.asks else order.write()

@@ -1,0 +1,124 @@
+"""Command line of Snakemake, read a second time: what a Snakefile has to know of it.
+
+Snakemake 9.27 tells a Snakefile neither its targets, nor the executor, nor whether it starts jobs
+at all. This module asks Snakemake's own parser, which reads profiles too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+_WITHOUT_GRAPH = "cleanup_metadata lint list_rules list_target_rules print_compilation unlock"
+_WITHOUT_JOBS = (
+    "archive cleanup_shadow conda_cleanup_envs conda_create_envs_only container_cleanup_images "
+    "containerize d3dag dag delete_all_output delete_temp_output detailed_summary dryrun filegraph "
+    "generate_unit_tests list_changes list_conda_envs list_input_changes list_params_changes "
+    f"list_untracked rulegraph summary {_WITHOUT_GRAPH}"
+)
+_Handler = Callable[[object], object]
+_OURS = ("cache/", "reports/evaluate_", "runs/")
+
+
+def read(arguments: Sequence[str] | None = None) -> Namespace:
+    """Return the options of a command line with those of its profiles.
+
+    None stands for the command line of this process; of another program than Snakemake, which uses
+    it as a library, that is empty.
+    """
+    from snakemake.cli import parse_args
+
+    if arguments is None:
+        called = Path(sys.argv[0]).stem in ("snakemake", "__main__")
+        arguments = sys.argv[1:] if called else []
+    with contextlib.redirect_stderr(io.StringIO()):  # Snakemake has printed the profiles already
+        found: Namespace = parse_args(list(arguments))[1]
+    return found
+
+
+def is_remote(options: Namespace) -> bool:
+    """Return whether jobs run on another machine: a dry run knows it as well as a build."""
+    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+    executor = ExecutorPluginRegistry().get_plugin(options.executor or "local")
+    return not executor.common_settings.local_exec
+
+
+def needs_plan(options: Namespace) -> bool:
+    """Return whether a command builds Snakemake's graph, of which the plan is a part."""
+    return not any(getattr(options, name) for name in _WITHOUT_GRAPH.split())
+
+
+def only_asks(options: Namespace) -> bool:
+    """Return whether a command starts no job, such as a dry run, a summary or a report."""
+    reports = (options.report or options.reporter) and not options.report_after_run
+    return bool(reports or any(getattr(options, name) for name in _WITHOUT_JOBS.split()))
+
+
+def deletes(options: Namespace) -> bool:
+    """Return whether a command deletes outputs, which no build may be making meanwhile."""
+    return bool(options.delete_all_output or options.delete_temp_output) and not options.dryrun
+
+
+# -- modules --------------------------------------------------------------------------------------
+
+
+def own_rules(names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
+    """Return rules by the names of this Snakefile, which a module's user may have renamed.
+
+    `rename` returns the user's name for one of ours (`use rule * from latentmake as lm_*`). Names
+    that are none of ours are left out.
+    """
+    before, star, after = rename("*").partition("*")
+    given = (name for name in names if star and name.startswith(before) and name.endswith(after))
+    return [name[len(before) : len(name) - len(after)] for name in given]
+
+
+def own_targets(
+    targets: Iterable[str], rename: Callable[[str], str], runs: Iterable[str]
+) -> list[str]:
+    """Return what targets of a module's user ask of this Snakefile; see `own_rules`.
+
+    Everything stands for a target of the user's own, because it may need any of our files.
+    """
+    ends = tuple(f"_{run}" for run in runs)
+    found = []
+    for target in targets:
+        rule = (own_rules([target], rename) or ["all"])[0]
+        found.append(target if target.startswith(_OURS) else rule if rule.endswith(ends) else "all")
+    return found
+
+
+def add_handlers(workflow: Any, **handlers: Callable[[], object]) -> None:
+    """Let Snakemake call handlers of a module (`onstart`, ...) before those of its user.
+
+    Snakemake 9.27 calls only those of the user's Snakefile, and has no door for others.
+    """
+    if "onstart" in vars(workflow):
+        return  # the module is used several times
+    for name, handler in handlers.items():
+        follow = partial(_follow, workflow, f"_{name}", handler)
+        follow(getattr(workflow, f"_{name}"))  # of the lines above the module
+        setattr(workflow, name, partial(_register, workflow, getattr(workflow, name), follow))
+
+
+def _follow(workflow: Any, name: str, first: Callable[[], object], second: _Handler) -> None:
+    setattr(workflow, name, lambda log: (first(), second(log)))
+
+
+def _register(
+    workflow: Any,
+    register: Callable[[_Handler], object],
+    follow: Callable[[_Handler], None],
+    handler: _Handler,
+) -> None:
+    """Register a handler that stands below the module."""
+    register(handler)
+    if workflow.modifier.is_main_snakefile():
+        follow(handler)
