@@ -270,8 +270,8 @@ def session_of(values: Mapping[str, object], **options: Any) -> Session:
     for known, session in _SESSIONS:
         if known != name:
             sys.exit(
-                "error: one workflow cannot use Latentmake with two configurations; write both into "
-                "one, with the `runs` of each"
+                "error: one workflow cannot use Latentmake with two configurations; write "
+                "the runs of both into one"
             )
         return session
     _SESSIONS.append((name, Session(values, **options)))

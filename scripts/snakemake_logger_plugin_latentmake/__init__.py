@@ -1,7 +1,8 @@
 """Logger plugin `latentmake` for Snakemake: short lines for jobs that run on this machine.
 
 The profiles choose it. Snakemake imports each package on its path whose name has this prefix,
-before it reads a profile. So this package lies beside `latentmake`, and does not import it.
+before it reads a profile. So this package lies beside `latentmake`, and does not import it, unless
+Snakemake ends before it has read a Snakefile, which may be that of another copy.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class _Lines(logging.Formatter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a line is shown."""
+        if record.levelno >= logging.ERROR and "latentmake.session" not in sys.modules:
+            _explain_configuration()
         event = getattr(record, "event", None)
         if event == LogEvent.RESOURCES_INFO and hasattr(record, "nodes"):
             self._short = False  # jobs run on a cluster
@@ -90,3 +93,13 @@ class _Lines(logging.Formatter):
         if self._short and getattr(record, "event", None) == LogEvent.JOB_INFO:
             record = logging.makeLogRecord(vars(record) | _FILES)
         return str(self._default.format(record))
+
+
+def _explain_configuration() -> None:
+    """End with a line about the first mistake in the files of `--configfile`, if there is one.
+
+    Snakemake reads them before the Snakefile, and answers a missing one with a traceback.
+    """
+    from latentmake.config.document import check_command
+
+    check_command(sys.argv[1:])

@@ -38,6 +38,14 @@ CLUSTER = {
     "train": {"gpus": 1, "cpus": 2, "mem_mb": 4000, "runtime": 20},
 }
 
+MODULE = """
+configfile: "config/config.yaml"
+module latentmake:
+    snakefile: "Snakefile"
+    config: config
+use rule * from latentmake as lm_*
+"""
+
 
 class ClusterProject(Project):
     preloads = False  # jobs run where the cluster puts them
@@ -82,9 +90,11 @@ def test_a_run_is_trained_and_an_edited_caption_is_one_job_of_one_item(
     assert submitted(result)[-1] == "train" and len(submitted(result)) == 3
     shutil.rmtree(project / "logs")
     (project / "data/shapes/cat.txt").write_text("something else altogether")
-    result = project.run("caches_tiny")
+    # The same, as a module of a Snakefile of the site's, whose profile says how many cores there are.
+    (project / "site.smk").write_text(MODULE)
+    result = project.run("-s", "site.smk", "--cores", "2", "lm_caches_tiny")
     (rule,) = submitted(result)
-    assert rule.startswith("encode_text_shapes")
+    assert rule.startswith("lm_encode_text_") and "gpu=1" in result.output
     assert "text of shapes: 1 encoded\n" in logs(project, "text")
     assert not (project / "logs/latents").exists()
     assert project.run("caches_tiny").idle

@@ -29,12 +29,16 @@ def test_as_many_jobs_run_as_there_are_gpus_each_with_its_own(fresh: Callable[[]
     assert "waiting for a GPU" not in done.output
 
 
-def test_the_profile_asks_no_cluster_for_a_dry_run_and_submits_what_the_configuration_asks_for(
+def test_a_profile_asks_no_cluster_for_a_dry_run_and_submits_what_the_configuration_asks_for(
     fresh: Callable[[], Project], tmp_path: Path
 ) -> None:
     project = fresh()
     jobs = {"encode": {"constraint": "a100|h100"}, "qos": "night", "partition": "gpu"}
     project.configure(lambda values: values.update(cluster={"constraint": "ib", **jobs}))
+    # A site's profile may say how many cores there are here: jobs run where the executor says.
+    site, profile = project / "site/config.yaml", project / "profiles/slurm/config.yaml"
+    site.parent.mkdir()
+    site.write_text(f"{profile.read_text()}\ncores: 2\n")
     called, tools = tmp_path / "called.txt", tmp_path / "tools"
     tools.mkdir()
     for name in TOOLS:
@@ -43,7 +47,7 @@ def test_the_profile_asks_no_cluster_for_a_dry_run_and_submits_what_the_configur
 
     def asked(*arguments: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
         called.unlink(missing_ok=True)
-        command = project.command(*arguments, "caches_tiny", "--profile", "profiles/slurm")
+        command = project.command(*arguments, "caches_tiny", "--profile", "site")
         done = subprocess.run(
             [each for each in command if each not in ("--cores", "1")],
             cwd=project.folder,
@@ -59,11 +63,13 @@ def test_the_profile_asks_no_cluster_for_a_dry_run_and_submits_what_the_configur
     # The plugin asks that when it is imported, for the text of its help; no answer does as well.
     assert calls <= {"scontrol show config"}
     assert "encode_latents_shapes" in done.stdout + done.stderr
+    assert done.stdout.count("gpu=1") == 2
     assert re.search(r"shapes\s+micro\s+latents 16\s+\.\s+\.\s+6", done.stderr)
     done, calls = asked("--retries", "0")
     submitted = [call for call in calls if call.startswith("sbatch ")]
     assert done.returncode and len(submitted) == 2, done.stdout + done.stderr
     for call in submitted:  # sbatch reads -C as --constraint
+        assert " --gpus=1" in call
         assert " -C a100|h100 " in call and " --qos=night " in call and " -p gpu " in call
 
 
