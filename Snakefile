@@ -28,9 +28,19 @@ if SCRIPTS.is_dir() and not SCRIPTS.samefile(Path(latentmake.__file__).parents[1
 include: "rules/common.smk"
 
 
+if REPORTS:
+    config |= SESSION.described()
+
+
+report: "rules/report/workflow.rst"
+
+
 rule all:
     input:
-        [final_target(run) for run in SESSION.config.runs],
+        [
+            [*SESSION.results(run, "train")] or final_target(run)
+            for run in SESSION.config.runs
+        ],
 
 
 include: "rules/caches.smk"

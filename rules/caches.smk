@@ -12,6 +12,8 @@ for job in SESSION.plan.jobs:
             receipts=job.receipts,
         log:
             job.log,
+        benchmark:
+            f"benchmarks/{job.log[5:-4]}.tsv"
         conda:
             "../envs/encode.yaml"
         threads: threads_of("encode")

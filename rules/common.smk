@@ -14,6 +14,7 @@ from latentmake.files.workspace import usable_cores
 from latentmake.plan import receipts
 from latentmake.request import VARIABLE
 from latentmake.session import session_of
+from snakemake.iocontainers import InputFiles
 
 ASKED = commandline.read()
 IS_MODULE = not workflow.modifier.is_main_snakefile()
@@ -48,6 +49,8 @@ if not (ON_CLUSTER or ASKED.cores or ASKED.jobs):
 GPUS = [] if ON_CLUSTER else visible()
 if GPUS and "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", len(GPUS))
+
+REPORTS = ASKED.report is not None  # of what is there
 
 SESSION = session_of(
     as_written(config),
@@ -136,6 +139,22 @@ def manifest_inputs(wildcards):
     return {"caches": caches, **SESSION.inputs(wildcards.run, "manifest")}
 
 
+def made(file, run, word):
+    """Return what stands for a result; one that is there never makes what follows it run."""
+    return file if SESSION.run_order(run, word) else ancient(file)
+
+
+def results(run, word):
+    """Return the outputs of `train_{run}` and the like; a report has only those that it shows."""
+    files, settings = (
+        SESSION.results(run, word, present=REPORTS),
+        SESSION.config.runs[run],
+    )
+    about = f"run {run}", f"model {settings.model}, {', '.join(settings.datasets)}"
+    shown = {x: report(x, f"report/{y}.rst", *about) for x, y in files.items() if y}
+    return [*shown.values()] if REPORTS else [shown.get(x, x) for x in files]
+
+
 def training_inputs(wildcards):
     """Return the inputs of a training; a lock that was copied or touched never makes it run."""
     inputs = SESSION.inputs(wildcards.run, "train")
@@ -150,13 +169,15 @@ def following_inputs(word):
 
     def inputs_of(wildcards):
         inputs = SESSION.inputs(wildcards.run, word)
-        trained = f"runs/{wildcards.run}/trained.json"
-        # Of a training that will run, an ancient input would keep Snakemake from what follows it.
-        if not SESSION.inputs(wildcards.run, "train"):
-            trained = ancient(trained)
+        trained = made(final_target(wildcards.run), wildcards.run, "train")
         return {**inputs, "trained": trained} if inputs else {}
 
     return inputs_of
+
+
+def order_of(kind):
+    """Return a function for the order of a job, which Snakemake notes no more than `input`."""
+    return lambda wildcards, input: SESSION.run_order(wildcards.run, kind)
 
 
 def exchange_inputs(word, run):
@@ -182,10 +203,16 @@ wildcard_constraints:
 # After Snakemake has its lock, and never for a dry run: another build may be at work beside it.
 onstart:
     SESSION.begin()
-    # A cache file is there before its rule runs, which Snakemake would warn of.
+    # Snakemake's records of inputs have no orders and receipts, which no later plan has again.
     for job in workflow.dag.needrun_jobs():
-        if job.is_norun:
+        if (
+            job.is_norun
+        ):  # what it makes is there before it runs, which Snakemake would warn of
             workflow.dag.reason(job).missing_output.clear()
+        if job.output and not job.output[0].startswith(".latentmake/"):
+            job.input = InputFiles(
+                x for x in job.input if not x.startswith(".latentmake/")
+            )
     # Snakemake puts this Python into shell commands as it is, where a space would end it.
     sys.executable = shlex.quote(sys.executable)
 

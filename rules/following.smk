@@ -1,14 +1,14 @@
 # Needs: a run's trained weights, and an order where clips or figures are missing.
 # Makes: runs/{run}/generated with clips, page and index; reports/evaluate_{run}.html
-#        from metrics.json and clips in runs/{run}/evaluation. Declared is one file of each alone,
-#        since Snakemake deletes what a job declares before it runs, and clips outlive a failure.
+#        from metrics.json and clips in runs/{run}/evaluation. The rule that makes them has one file
+#        of each as output; the others, which outlive a failure, are outputs of {word}_{run}.
 
 FOLLOWING = {
     "generate": "runs/{run}/generated.json",
     "evaluate": "reports/evaluate_{run}.html",
 }
 
-for word, made in FOLLOWING.items():
+for word, file in FOLLOWING.items():
 
     rule:
         name:
@@ -16,7 +16,7 @@ for word, made in FOLLOWING.items():
         input:
             unpack(following_inputs(word)),
         output:
-            made,
+            file,
         log:
             f"logs/{word}/{{run}}.log",
         conda:
@@ -26,6 +26,7 @@ for word, made in FOLLOWING.items():
             **resources_of("train"),
         params:
             word=word,
+            order=order_of(word),
         script:
             "../scripts/following.py"
 
@@ -35,4 +36,6 @@ for word, made in FOLLOWING.items():
             name:
                 f"{word}_{run}"
             input:
-                made.format(run=run),
+                made(file.format(run=run), run, word),
+            output:
+                results(run, word),

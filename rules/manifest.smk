@@ -13,6 +13,11 @@ rule manifest:
     localrule: True
     conda:
         "../envs/encode.yaml"
+    params:
+        order=order_of("manifest"),
+        receipts=lambda wildcards, input: SESSION.receipts(
+            wildcards.run, "latents", "text"
+        ),
     script:
         "../scripts/manifest.py"
 

@@ -1,6 +1,7 @@
 # Needs: a run's lock, and a training order where the run is not trained on just that.
-# Makes: trained weights and sample pictures in runs/{run}; declared is the receipt alone, since
-#        Snakemake deletes what a job declares before it runs, and old weights outlive a failure.
+# Makes: trained weights, their records, sample pictures and curves in runs/{run}. The rule that
+#        trains has the receipt as output; the others are outputs of train_{run}, which has nothing
+#        left to do: Snakemake removes the outputs of a job that runs and of one that fails.
 
 
 rule train:
@@ -10,11 +11,15 @@ rule train:
         receipt="runs/{run}/trained.json",
     log:
         "logs/train/{run}.log",
+    benchmark:
+        "benchmarks/train/{run}.tsv"
     conda:
         "../envs/train.yaml"
     threads: threads_of("train")
     resources:
         **resources_of("train"),
+    params:
+        order=order_of("train"),
     script:
         "../scripts/train.py"
 
@@ -25,4 +30,7 @@ for run in SESSION.config.runs:
         name:
             f"train_{run}"
         input:
-            final_target(run),
+            made(final_target(run), run, "train"),
+            results(run, "pages") if REPORTS else [],
+        output:
+            results(run, "train"),

@@ -11,7 +11,7 @@ from latentmake.entry import logged
 from latentmake.reports.following import write_evaluation, write_generated
 
 with logged(snakemake.log[0]) as say:
-    order, word = Path(snakemake.input.order), snakemake.params.word
+    order, word = Path(snakemake.params.order), snakemake.params.word
     folder = backends.of_order(order).follow(
         order, word, log=Path(snakemake.log[0]), threads=snakemake.threads
     )

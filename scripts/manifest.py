@@ -10,6 +10,6 @@ from latentmake.entry import logged
 from latentmake.plan.manifest import ManifestOrder, write_manifest
 
 with logged(snakemake.log[0]) as say:
-    order = ManifestOrder.read(Path(snakemake.input.order))
-    receipts = [Path(receipt) for receipt in snakemake.input.receipts]
+    order = ManifestOrder.read(Path(snakemake.params.order))
+    receipts = [Path(receipt) for receipt in snakemake.params.receipts]
     write_manifest(order, receipts, Path(snakemake.output.lock).parent, say)

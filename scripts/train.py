@@ -11,7 +11,7 @@ from latentmake.entry import logged
 from latentmake.training.process import run_lock
 
 with logged(snakemake.log[0]) as say:
-    order, receipt = Path(snakemake.input.order), Path(snakemake.output.receipt)
+    order, receipt = Path(snakemake.params.order), Path(snakemake.output.receipt)
     with run_lock(receipt.parent, say):
         backends.of_order(order).train(
             order,

@@ -81,6 +81,16 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
         found.plan(facts, plan, train=train)
 
 
+def outputs(config: Config, plan: RunPlan, word: str, *, finished: bool) -> dict[str, str]:
+    """Return the outputs of `{word}_{run}`, with their captions; see `Backend.outputs`."""
+    trains, found = config.runs[plan.name].trainer is not None, of_run(config, plan.name)
+    if found is None or not trains:
+        return {}
+    files = found.outputs(plan.trainer, word, finished=finished).items()
+    # Braces would be a pattern to Snakemake.
+    return {str(path): caption for path, caption in files if not set("{}") & set(str(path))}
+
+
 def facts_of(config: Config, **options: bool) -> Facts:
     """Return the facts of a project, with its memo; options are as of `Facts`."""
     return Facts(config, Memo(MEMO), program_digest=program_digest, **options)

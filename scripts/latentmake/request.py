@@ -44,8 +44,9 @@ _WORDS = {
 
 _EXTRAS = {"generate", "evaluate", "publish", "export", "clips"}
 
-_FILES = {"trained.json": "train", "generated.json": "generate"}
-"""File of a run -> the word of the target that makes it; the other files are of `caches`."""
+_FILES = {"generated.json": "generate", "generated": "generate", "evaluation": "evaluate"}
+_FILES |= {"manifest.jsonl": "caches", "dataset.lock": "caches"}
+"""File or folder of a run -> the word of the target that makes it; the others are of `train`."""
 
 _COMMAND = "(adopt|captions|check|compare|explain|import|prune|report|status|verify)(_.*)?"
 """Targets of former releases that are words of the command `latentmake` now."""
@@ -119,7 +120,7 @@ def _parts(target: str, runs: Collection[str]) -> tuple[str, str]:
     word, _, name = target.partition("_")
     if target.startswith("runs/"):
         name, _, file = target.removeprefix("runs/").partition("/")
-        word = _FILES.get(file, "caches")
+        word = _FILES.get(file.partition("/")[0], "train")
     if word not in _WORDS or not name or "/" in name:
         return "", ""
     if name not in runs:

@@ -117,7 +117,9 @@ class Session:
                 orders = {name: dict.fromkeys(found, _STAND_IN) for name, found in orders.items()}
             made = self._request.orders(self.plan)
             words = self._graph.words if self._graph else ""
-            report(self._facts, self.plan, self._request.trained, made, dry=asks, more=words)
+            self._table = report(
+                self._facts, self.plan, self._request.trained, made, dry=asks, more=words
+            )
             jobs = {job.rule: [each.name for each in job.orders] for job in self.plan.jobs}
             self._file = PlanFile(jobs=jobs, runs=orders)
             if not asks:
@@ -234,6 +236,19 @@ class Session:
         order = self.run_order(run, kind)
         receipts = self.receipts(run, "latents", "text")
         return {} if order is None else {"order": order, "receipts": receipts}
+
+    def results(self, run: str, word: str, *, present: bool = False) -> dict[str, str]:
+        """Return the files that `{word}_{run}` makes; if it is done or `present`, has made."""
+        if run not in self.plan.runs or run not in self._request.trained:
+            return {}
+        finished = present or self.run_order(run, word) is None
+        return backends.outputs(self.config, self.plan.runs[run], word, finished=finished)
+
+    def described(self) -> dict[str, str]:
+        """Return the plan's table and the provenance of the runs' weights."""
+        from latentmake.reports.following import provenance
+
+        return {"plan": self._table, "provenance": "\n\n".join(map(provenance, self.plan.runs))}
 
     def publication_inputs(self, run: str) -> Inputs:
         """Return the inputs of a publication; none where it was not asked for."""

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from tabulate import tabulate
+
 from latentmake import digest
 from latentmake.config.root import Config
 from latentmake.errors import ConfigError
@@ -37,7 +39,7 @@ from latentmake.training.loop.clips import (
     Result,
     evaluation_folder,
 )
-from latentmake.training.order import AnyRecord
+from latentmake.training.order import BASIS, AnyRecord, Basis
 
 PAGE = "index.html"
 _LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
@@ -247,6 +249,15 @@ def training_section(run: str) -> dict[str, Any]:
     if not words and not shown:
         words = ["Not trained yet."]
     return {"words": " · ".join(words), "pictures": shown}
+
+
+def provenance(run: str) -> str:
+    """Return what the weights of a run were trained on: network, data, settings; "" without one."""
+    basis = Basis.read(run_folder(run) / BASIS)
+    if basis is None:
+        return ""
+    rows = {f"run {run}": "", "network": basis.network, **basis.data, **basis.settings}
+    return tabulate(rows.items(), tablefmt="plain", disable_numparse=True)
 
 
 def _record(path: Path) -> dict[str, Any]:

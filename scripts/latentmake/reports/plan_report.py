@@ -95,8 +95,8 @@ def report(
     *,
     dry: bool,
     more: str = "",
-) -> None:
-    """Print the table of a plan, unless all that is asked for is a status, which has its own.
+) -> str:
+    """Print the table of a plan, and return it; "" if the command needs no run.
 
     Args:
         facts: of its runs.
@@ -124,8 +124,8 @@ def report(
         f"{need.what}: {human(need.size)} in {need.folder}" for need in plan.needs if need.size
     ]
     lines += [more] * bool(more)
-    if plan.runs:
-        sys.stderr.write(plan_table(plan, lines) + "\n")
+    text = plan_table(plan, lines) if plan.runs else ""
+    sys.stderr.write(f"{text}\n" if text else "")
     caches = receipts.needs(facts.memo, orders)
     for shortage in shortages(
         [*caches, *plan.needs, *(need for run in asked for need in run.needs)]
@@ -133,6 +133,7 @@ def report(
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")
+    return text
 
 
 def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:

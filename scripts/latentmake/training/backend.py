@@ -19,6 +19,7 @@ from latentmake.files.media import opened, opened_image
 from latentmake.files.metadata import orientation
 from latentmake.models.checks import ModelFile
 from latentmake.models.parameterization import Parameterization, scale_of
+from latentmake.training.order import RunFiles
 
 if TYPE_CHECKING:
     from latentmake.config.root import Config
@@ -213,6 +214,14 @@ class Backend(ABC):
         Raises:
             UserError: the order cannot be carried out.
         """
+
+    def outputs(self, order: Any, word: str, *, finished: bool) -> dict[Path, str]:
+        """Return the files that `train`, `generate` or `evaluate` surely makes of an order.
+
+        If it is `finished`, return all that it has made. Files that a report shows have the name of
+        their caption. `pages` are the files that a report shows besides these.
+        """
+        return RunFiles(order).outputs(word, finished=finished)
 
     def check_publication(self, facts: Facts, run: str) -> None:
         """Refuse a publication whose files the trainer would refuse; raises UserError."""

@@ -31,6 +31,8 @@ from latentmake.plan.state import Difference, short, text_of, value_differences
 
 BASIS = "trained_on.json"
 _RECEIPT = "trained.json"
+_FOLDERS = {"generate": "generated", "evaluate": "evaluation"}
+_PAGES = ("report", "captions", "compare", "evaluate")
 _Order = TypeVar("_Order", bound=BaseModel)
 
 
@@ -257,6 +259,7 @@ class RunFiles:
         self.logs = self.output / "logs"  # TensorBoard's files
         self.samples = self.output / "samples"  # sample pictures and their index
         self.grid = self.output / "samples.png"  # all of them as one
+        self.curves = self.output / "curves.png"  # of loss, learning rate and so on
         self.checkpoints = self.output / "checkpoints"  # a folder each
         self.saved = self.output / "saved"  # copies of the weights along the way, a folder a step
         self.save = self.output / "save"  # a file by which a user asks for such a copy at once
@@ -297,6 +300,28 @@ class RunFiles:
     def trained(self, want: Wanted) -> Record | None:
         """Return the record of the trained weights, if they are there and came from `want`."""
         return Record.read(self.record) if self.came_from(want) else None
+
+    def outputs(self, word: str, *, finished: bool) -> dict[Path, str]:
+        """Return files and their captions; see `Backend.outputs`."""
+        surely = [*self.results, self.record, self.basis] if word == "train" else []
+        captions = {self.grid: "samples", self.curves: "curves"}
+        captions |= dict.fromkeys((self.record, self.basis), "provenance")
+        made: list[Path] = []
+        if finished and word == "train":
+            recorded = AnyRecord.read(self.record)
+            made += [self.output / name for name in (recorded.files if recorded else ())]
+            made += [self.grid, self.curves, self.prompts]
+            for folder in (self.samples, self.logs, self.saved, self.checkpoints, self.work):
+                made += sorted(folder.rglob("*"))
+        elif finished and word == "pages":
+            pages = [Path(f"reports/{page}_{self.run}.html") for page in _PAGES]
+            captions = dict.fromkeys(pages, "page")
+            captions |= dict.fromkeys(sorted(self.output.glob("generated/*_*")), "generated")
+            made += captions
+        elif finished:
+            made += sorted((self.output / _FOLDERS[word]).rglob("*"))
+        there = [path for path in dict.fromkeys([*surely, *made]) if path.is_file() or not finished]
+        return {path: captions.get(path, "") for path in there}
 
     def missing(self) -> list[Difference]:
         """Return a reason to train for each file that is missing after a training, or damaged.

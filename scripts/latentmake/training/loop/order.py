@@ -304,9 +304,6 @@ def _precision(name: str) -> Iterator[Finding]:
         yield Finding(what, "warning", note)
 
 
-CURVES = "curves.png"
-"""The curves of a training, in its run's folder."""
-
 INDEX = "index.json"
 """Index of the sample pictures, in their folder."""
 

@@ -23,7 +23,6 @@ from latentmake.files import atomic
 from latentmake.files.video import spread_frames
 from latentmake.progress import say
 from latentmake.training.loop.order import (
-    CURVES,
     INDEX,
     PictureIndex,
     TrainingOrder,
@@ -57,7 +56,7 @@ class Samples:
         self.rows: dict[int, list[str | None]] = {}
         folder, index = self._files.samples, read_index(self._files.samples)
         if index is None or index.wanted not in kept:
-            for path in (self._files.grid, self._files.output / CURVES):
+            for path in (self._files.grid, self._files.curves):
                 path.unlink(missing_ok=True)
         elif index.shown == PictureIndex.of(order, want, {}).shown:
             self.rows = {
@@ -113,7 +112,7 @@ class Samples:
             grid = draw_grid(rows, [each.prompt for each in self._order.prompts])
             atomic.write(self._files.grid, png_of(grid))
         if curves := curves_png(self._files.logs, title=self._order.run):
-            atomic.write(self._files.output / CURVES, curves)
+            atomic.write(self._files.curves, curves)
         self._shown = time.monotonic()
 
     def _write_index(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.order import CURVES, read_index, wanted
+from latentmake.training.loop.order import read_index, wanted
 from latentmake.training.loop.samples import Samples
 from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdPainter, SdRecipe
@@ -102,7 +102,7 @@ def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
     order = make_order(tmp_path, steps=50)
     draw(order)
     layout = RunFiles(order)
-    with Image.open(layout.output / CURVES) as picture:
+    with Image.open(layout.curves) as picture:
         assert picture.width == 1200
     assert not pngs(order)
     assert not layout.grid.exists()
