@@ -34,6 +34,7 @@ _WORDS = {
     "generate": _TRAINING,
     "evaluate": _TRAINING,
     "caches": CACHES,
+    "manifest": CACHES,
     "latents": {"latents"},
     "text": {"text"},
     "publish": CACHES,
@@ -44,9 +45,18 @@ _WORDS = {
 
 _EXTRAS = {"generate", "evaluate", "publish", "export", "clips"}
 
-_FILES = {"generated.json": "generate", "generated": "generate", "evaluation": "evaluate"}
-_FILES |= {"manifest.jsonl": "caches", "dataset.lock": "caches"}
-"""File or folder of a run -> the word of the target that makes it; the others are of `train`."""
+_FILES = {
+    "dataset.lock": "manifest",
+    "manifest.jsonl": "manifest",
+    "generated.json": "generate",
+    "generated": "generate",
+    "evaluation": "evaluate",
+}
+"""File or folder of a run -> the word of what makes it; `train` makes the others."""
+
+_MADE = ("latents", "text", "manifest", "train", "generate", "evaluate")
+_RULES = {name: frozenset((name,)) for name in _MADE}
+"""Rule of many runs or files -> what it makes."""
 
 _COMMAND = "(adopt|captions|check|compare|explain|import|prune|report|status|verify)(_.*)?"
 """Targets of former releases that are words of the command `latentmake` now."""
@@ -67,12 +77,30 @@ class Request:
         trained: the runs whose training is asked for: their own targets, what follows it, or all.
         extras: whether anything is asked for besides caches and trainings.
         encodes: whether it may need the encoders of its runs on this machine.
+        forced: what is made anew although it is fresh, see `Facts.forced`.
+
+    Args:
+        targets: of the command line; empty stands for everything.
+        config: has the runs.
+        forceall: whether all that the targets need is forced.
+        force: whether the targets are: a training, caches, what follows a training.
+        forcerun: rules that are forced, and further targets.
 
     Raises:
         ConfigError: a target names an unknown run.
     """
 
-    def __init__(self, targets: Sequence[str], config: Config) -> None:
+    def __init__(
+        self,
+        targets: Sequence[str],
+        config: Config,
+        *,
+        forceall: bool = False,
+        force: bool = False,
+        forcerun: Collection[str] = (),
+    ) -> None:
+        if further := [target for target in forcerun if target not in _RULES]:
+            targets = [*(targets or ["all"]), *further]
         self.targets = targets = [_PAGE.sub(r"\1", target) for target in targets]
         self.files = {target for target in targets if target.startswith("cache/")}
         everything = not targets or "all" in targets
@@ -92,6 +120,30 @@ class Request:
         self.runs = self.runs or [name for name, needs in asked.items() if needs]
         self.trained = [name for name in self.runs if "training" in asked[name]]
         self.extras = any(_EXTRAS & words for words in self.words.values())
+        anew = [*(_RULES if forceall else ()), *((targets or ["all"]) if force else ()), *forcerun]
+        self.forced = {*self._forced(config, anew)}
+        caches = {f"{kind}_{name}": f"manifest_{name}" for name in self.runs for kind in CACHES}
+        self.forced |= {
+            caches[each] for each in self.forced & caches.keys()
+        }  # which waits for them
+
+    def _forced(self, config: Config, targets: Iterable[str]) -> Iterator[str]:
+        for target in (_PAGE.sub(r"\1", each) for each in targets):
+            if target in _RULES:
+                yield from _RULES[target] & CACHES
+                for name in self.runs:
+                    made = {*self.kinds[name], *self.words[name], "manifest"}
+                    made |= {"train"} if name in self.trained else set()
+                    yield from (f"{word}_{name}" for word in made & _RULES[target])
+            elif target == "all":
+                runs = config.runs.items()
+                every = (f"{'train' if run.trainer else 'caches'}_{name}" for name, run in runs)
+                yield from self._forced(config, every)
+            elif target in self.files:
+                yield target
+            else:
+                word, name = _parts(target, config.runs)
+                yield from (f"{each}_{name}" for each in (CACHES if word == "caches" else (word,)))
 
     def orders(self, plan: Plan) -> list[Order]:
         """Return the orders of a plan that a build carries out, none twice."""
@@ -119,8 +171,8 @@ def _parts(target: str, runs: Collection[str]) -> tuple[str, str]:
     """Return word and run of a target; empty where it is none of a run."""
     word, _, name = target.partition("_")
     if target.startswith("runs/"):
-        name, _, file = target.removeprefix("runs/").partition("/")
-        word = _FILES.get(file.partition("/")[0], "train")
+        _, name, file, *_ = (*target.split("/", 3), "", "")
+        word = _FILES.get(file, "train")
     if word not in _WORDS or not name or "/" in name:
         return "", ""
     if name not in runs:
@@ -200,7 +252,7 @@ def followed(facts: Facts, request: Request) -> Iterator[str]:
 
 
 def plan_extras(
-    facts: Facts, plan: Plan, request: Request, orders: dict[str, dict[str, str]], *, force: bool
+    facts: Facts, plan: Plan, request: Request, orders: dict[str, dict[str, str]]
 ) -> Iterator[Need]:
     """Write the orders of what is asked of runs, unless only asked; yield the room that it needs.
 
@@ -211,7 +263,6 @@ def plan_extras(
         plan: theirs.
         request: of the command line.
         orders: run -> kind of an order -> its path; gets the new ones.
-        force: whether also what is there already has an order.
     """
     for name in (name for name, words in request.words.items() if "publish" in words):
         backend = backends.of_run(facts.config, name)
@@ -234,15 +285,16 @@ def plan_extras(
             orders[name]["clips"] = write_order(facts, name, "clips", clips)
             yield clips.need
         for word in _FOLLOWING:
-            if word in words and (order := _following(facts, run, word, force=force)):
+            if word in words and (order := _following(facts, run, word)):
                 orders[name][word] = order
 
 
-def _following(facts: Facts, run: RunPlan, word: str, *, force: bool) -> str:
+def _following(facts: Facts, run: RunPlan, word: str) -> str:
     """Return the order of what follows a training; "" where there is nothing to do."""
     from latentmake.reports.following import outdated
 
     backend = backends.of_run(facts.config, run.name)
     assert backend is not None  # it has a trainer that does this: see `followed`
     order, reasons = backend.plan_following(facts, run, word)
-    return str(order) if force or reasons or outdated(run.name, word) else ""
+    forced = f"{word}_{run.name}" in facts.forced
+    return str(order) if forced or reasons or outdated(run.name, word) else ""

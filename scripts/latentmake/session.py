@@ -48,7 +48,7 @@ class Session:
         values: the configuration file as read.
         targets: of the command line; empty stands for everything.
         main: whether this process plans.
-        force: whether the user forces jobs that have nothing to do.
+        forceall, force, forcerun: what is made anew, in the words of Snakemake; see `Request`.
         asks: whether the command starts no job. Then the plan takes no lock and writes no orders.
         deletes: whether the command deletes outputs of builds.
         configfiles: files of the configuration, where the user names them.
@@ -65,7 +65,9 @@ class Session:
         *,
         targets: Sequence[str],
         main: bool,
+        forceall: bool = False,
         force: bool = False,
+        forcerun: Collection[str] = (),
         asks: bool = False,
         deletes: bool = False,
         configfiles: Sequence[str | Path] = (),
@@ -100,7 +102,10 @@ class Session:
                 return
             if rename:
                 targets = commandline.own_targets(targets, rename, self.config.runs)
-            self._request = Request(targets, self.config)
+                forcerun = commandline.own_rules(forcerun, rename)
+            self._request = Request(
+                targets, self.config, forceall=forceall, force=force, forcerun=forcerun
+            )
             self._facts = backends.facts_of(
                 self.config,
                 runs_jobs=not deployed,
@@ -109,10 +114,11 @@ class Session:
                 asks=asks,
             )
             self.config, self.memo = self._facts.config, self._facts.memo
+            self._facts.forced = self._request.forced
             for file in configfiles:
                 self._facts.options += ("-c", os.path.relpath(file))
             finally_.callback(self._facts.memo.save)
-            orders = self._plan_runs(force=force, side_by_side=side_by_side)
+            orders = self._plan_runs(side_by_side=side_by_side)
             if asks:
                 orders = {name: dict.fromkeys(found, _STAND_IN) for name, found in orders.items()}
             made = self._request.orders(self.plan)
@@ -128,7 +134,7 @@ class Session:
                 self._facts.memo.save()
                 MEMO.touch()
 
-    def _plan_runs(self, *, force: bool, side_by_side: int | None) -> dict[str, dict[str, str]]:
+    def _plan_runs(self, *, side_by_side: int | None) -> dict[str, dict[str, str]]:
         """Plan what targets need; return run -> kind of an order -> its path."""
         request, facts = self._request, self._facts
         following: list[str] = []
@@ -138,7 +144,6 @@ class Session:
             self.plan = make_plan(
                 facts,
                 request.runs,
-                force=force,
                 generated=following,
                 side_by_side=side_by_side,
                 files=request.files,
@@ -154,7 +159,7 @@ class Session:
         # All orders lie there before Snakemake looks: it remembers what a folder holds.
         orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
         if request.extras:
-            self.plan.needs += plan_extras(facts, self.plan, request, orders, force=force)
+            self.plan.needs += plan_extras(facts, self.plan, request, orders)
         return orders
 
     # -- the build ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 from latentmake.request import VARIABLE, PlanFile
 from latentmake.training.order import caption_in
-from project import NOTHING, Counts, Project
+from project import NOTHING, Counts, Project, kill_group, wait_until
 
 WEIGHTS = "runs/tiny/pytorch_lora_weights.safetensors"
 
@@ -184,6 +184,55 @@ def test_a_failed_training_loses_no_result(trained: Project) -> None:
     trained.configure(lambda config: config["runs"]["tiny"]["trainer"].pop("learning_rate"))
     trained.run("train_tiny")
     assert _result(trained) == before and not (trained / "runs/tiny/previous").exists()
+
+
+def test_what_is_forced_is_made_anew_and_nothing_else(trained: Project) -> None:
+    before, caches = _result(trained), trained.snapshot()
+    result = trained.run("train_tiny", "-R", "train")
+    assert result.jobs == ["train", "train_tiny"] and "loss at the start" in result.output
+    result.one_line("training of tiny: forced; the last one took ")
+    assert _result(trained, "previous") == before and trained.changed(caches) == NOTHING
+    assert _weights(trained)[0] == hashlib.sha256(before[WEIGHTS[10:]]).hexdigest()
+    assert trained.run("train_tiny").idle
+    # All that is needed for it: encoded, though its files are fresh and their content is at hand.
+    before = _result(trained)
+    planned = trained.run("-n", "-F", "train_tiny")
+    result = trained.run("-F", "train_tiny")
+    assert result.table() == planned.table()
+    assert {row["forced"] for row in result.table().values()} == {6}
+    result.one_line("text of micro: about ", " kB")
+    assert result.encoded() == Counts(encoded=17, linked=1) and "train" in result.jobs
+    assert trained.changed(caches) == NOTHING._replace(rewritten={*caches})
+    assert _result(trained, "previous") == before
+    assert trained.run("train_tiny").idle
+    # Caches whose keys stay train nothing.
+    caches, (file,) = trained.snapshot(), trained.texts("ant")
+    result = trained.run("train_tiny", "-R", "latents_tiny", file)
+    assert result.encoded() == Counts(encoded=13) and "train" not in result.jobs
+    rewritten = {name for name in caches if name == file or "/text/" not in name}
+    assert trained.changed(caches) == NOTHING._replace(rewritten=rewritten)
+    assert trained.run("train_tiny").idle
+    assert trained.run("-f", file).encoded() == Counts(encoded=1)
+    assert trained.run("train_tiny").idle
+
+
+def test_a_forced_training_that_was_killed_goes_on(trained: Project) -> None:
+    steps = {"steps": 60, "checkpointing_steps": 20}
+    trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(steps))
+    trained.run("train_tiny")
+    before, checkpoints = _result(trained), trained / "runs/tiny/checkpoints"
+    running = trained.start("train_tiny", "-R", "train")
+    wait_until((trained / "runs/tiny/forced.json").is_file, running)
+    wait_until((checkpoints / "step-000020").is_dir, running)
+    kill_group(running)
+    assert "resumed" not in (trained / "started.txt").read_text()
+    assert _result(trained, "previous") == before
+    trained.run("-n", "train_tiny").one_line("training of tiny: goes on from step ")
+    assert "resumed from step " in trained.run("train_tiny").output
+    after = _result(trained)
+    assert after[WEIGHTS[10:]] == before[WEIGHTS[10:]] and after != before
+    assert _result(trained, "previous") == before
+    assert trained.run("train_tiny").idle
 
 
 def test_a_run_that_skips_its_first_items_trains_without_them_and_just_once(

@@ -79,7 +79,9 @@ class Job:
         self._recipe = digest.canonical(order.recipe)
         self._digest = digest.of_bytes(self._recipe.encode())
         # Asked for each target, unless the folder is empty, as it is most often.
-        self._has_store = bool(store.keys())
+        self._has_store = bool(store.keys()) and not order.forced
+        # A job that is tried again keeps what it wrote since.
+        self._planned = order.path.stat().st_mtime_ns if order.forced else -math.inf
         self._lock = threading.RLock()  # of all that workers change
 
     # -- reading ------------------------------------------------------------------------------
@@ -113,9 +115,10 @@ class Job:
         found, reading.keys = reading.keys, {}
         for target, key in found.items():
             # Found while planning, or written since: by a job that was killed and is tried again.
-            if store.holds(Path(target.path), key):
+            path = Path(target.path)
+            if store.holds(path, key) and path.stat().st_mtime_ns > self._planned:
                 reading.kept += 1
-                self._finish(target.path, key, Path(target.path).stat())
+                self._finish(target.path, key, path.stat())
                 continue
             for known in (key, *reading.former.get(key, ())):
                 places = [store.stored(known)] if self._has_store else []
@@ -203,6 +206,8 @@ class Job:
             stat = atomic.write(path, file_bytes(self.order.kind, model, tensors, stamp))
         else:
             stat = atomic.write(path, *cachefile.pieces(tensors, metadata | stamp))
+        if self.order.forced:
+            store.stored(key).unlink(missing_ok=True)  # what it was encoded to before
         with self._lock:
             self.places[key] = Path(path)
             self.wanted.pop(path, None)

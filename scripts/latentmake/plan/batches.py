@@ -51,25 +51,28 @@ def batches(
     """Cut the stale targets of a dataset and model into orders, each with the runs that need it.
 
     Each is of one kind, needed by the same runs, and has either all targets of an item that are
-    to be encoded or all that are at hand. `asked` has the runs that need each part, `side_by_side`
-    is how many jobs run at a time on this machine; without `may_skip`, no faulty item is skipped.
+    to be encoded, all that are forced or all that are at hand. `asked` has the runs that need each
+    part, `side_by_side` is how many jobs run at a time on this machine; without `may_skip`, no
+    faulty item is skipped.
     """
     alike: dict[tuple[str, frozenset[str]], list[str]] = {}
+    forced_ones = facts.forced_of(dataset, model)
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
     for part, wanting in asked.items():
         # A text that lies beside each resolution is encoded once for all of them.
         runs = everyone if "@" in part else frozenset(wanting)
         alike.setdefault((parsed(part).kind, runs), []).append(part)
     for (kind, runs), parts in alike.items():
-        # Whether all is at hand -> of an item: itself, the digest of its inputs where that is
-        # known, and its stale targets.
-        groups: dict[bool, dict[tuple[str, str | None], list[Any]]] = {}
+        # Whether all is at hand, or forced -> of an item: itself, the digest of its inputs where
+        # that is known, and its stale targets.
+        groups: dict[tuple[bool, bool], dict[tuple[str, str | None], list[Any]]] = {}
         for item, target, _, content, _ in (x for part in parts for x in states.parts[part].stale):
-            group = groups.setdefault(bool(target.at_hand), {})
+            forced = not forced_ones.isdisjoint((target.part, target.path))
+            group = groups.setdefault((bool(target.at_hand), forced), {})
             found = group.setdefault((item.stem, item.text), [item, content])
             found[1] = found[1] or content
             found.append(target)
-        for at_hand, group in groups.items():
+        for (at_hand, _), group in groups.items():
             works = [Work(item, (*targets,), content) for item, content, *targets in group.values()]
             group.clear()
             size = _REUSED_ITEMS if at_hand else _batch_size(facts, model, kind, works)
@@ -101,6 +104,8 @@ def order_of(
     """Return the order for some work of one dataset, model and kind; see `batches`."""
     config, settings = facts.config, facts.config.models[model]
     data = config.datasets.get(dataset, _PROMPTS)
+    forced = facts.forced_of(dataset, model)
+    targets = (target for work in works if forced for target in work.targets)
     return Order(
         kind=kind,
         dataset=dataset,
@@ -111,6 +116,7 @@ def order_of(
         items=tuple(works),
         musubi_tuner=config.musubi_tuner if settings.scripted else None,
         sd_scripts=None if settings.scripted else config.encoding_program(settings),
+        forced=any(not forced.isdisjoint((each.part, each.path)) for each in targets),
     )
 
 
@@ -128,7 +134,7 @@ def jobs_of(
         # All that a loaded encoder depends on: orders with the same can share one.
         encoder = order.work, order.kind == "latents" and order.dataset_settings.flip_aug
         alone = side_by_side is None or order.is_external
-        group = (order.name,) if alone else (encoder, order.reuses, frozenset(runs))
+        group = (order.name,) if alone else (encoder, order.reuses, order.forced, frozenset(runs))
         groups.setdefault(group, []).append(order)
     return [
         job_of(dealt) for orders in groups.values() for dealt in _dealt(orders, side_by_side or 1)
@@ -199,6 +205,8 @@ def named_states(
             hint = "check the names of folder and item"
             raise ConfigError("no item has a cache file of this name", where=path, hint=hint)
         for part, items in found.items():
+            if parsed(part).kind in facts.forced:
+                facts.forced |= asked
             state = _judged(facts, Part(dataset, model, part), [*items.values()], asked)
             state.parts[part].stale = [x for x in state.parts[part].stale if x.path in asked]
             yield Part(dataset, model, part), asked, state

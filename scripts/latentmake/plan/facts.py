@@ -18,6 +18,7 @@ from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import (
     PROMPTS,
     left_faults,
+    parts_of,
     prompt_items,
     prompts_of,
     settings_digest,
@@ -34,6 +35,9 @@ class Facts(Datasets):
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
         options: options of a command that name this configuration, for messages.
         local: whether jobs run on this machine, not on one of a cluster.
+        forced: what a command makes anew although it is fresh: `latents`, `text`, `manifest`,
+            `train`, `generate` or `evaluate` of a run (`train_cats`), and cache files: by path, or
+            those of a kind that it asks for by name (`text`).
 
     Args:
         program_digest: returns the digest of the program that encodes a model's `latents` or
@@ -58,6 +62,7 @@ class Facts(Datasets):
         self.runs_jobs = runs_jobs
         self.options: tuple[str, ...] = ()
         self.local = local
+        self.forced: set[str] = set()
         self._program_digest = program_digest
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
         self._faults_of_jobs: dict[str, list[dict[str, str]]] = {}
@@ -121,6 +126,18 @@ class Facts(Datasets):
         without = {fault["stem"] for fault in self.skipped(dataset)}
         return [item for item in self.items(dataset, model)[0] if item.stem not in without]
 
+    def forced_of(self, dataset: str, model: str) -> set[str]:
+        """Return the parts and paths of a dataset's and model's targets that are forced."""
+        if not self.forced:
+            return set()
+        folder = f"cache/{dataset}/{model}/"
+        return {path for path in self.forced if path.startswith(folder)} | {
+            part.name
+            for name, run in self.config.runs.items()
+            for part in parts_of(self.config, run, generated=True)
+            if part[:2] == (dataset, model) and f"{parsed(part.name).kind}_{name}" in self.forced
+        }
+
     def judge(
         self,
         dataset: str,
@@ -148,6 +165,7 @@ class Facts(Datasets):
             layout=self.layout(model),
             recipes={part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
             before=before,
+            forced=self.forced_of(dataset, model),
             _cached=cached.below(folder) if paths is None else cached.known(paths),
         )
 

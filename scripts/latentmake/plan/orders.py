@@ -222,6 +222,7 @@ class Order:
     Attributes:
         dataset_settings: the dataset's section of the configuration; the defaults for prompts.
         musubi_tuner: the installation whose scripts encode, if our encoders do not.
+        forced: whether its targets are encoded although they are there, or could be linked.
         reuses: whether all targets seem to be at hand, so that nothing has to be encoded.
         work: kind and model: jobs with the same are about equally fast.
     """
@@ -235,6 +236,7 @@ class Order:
     items: tuple[Work, ...]
     musubi_tuner: MusubiTuner | None = None
     sd_scripts: ExternalProgram | None = None  # the same of sd-scripts
+    forced: bool = False
     file: InitVar[Path | None] = None  # the one that it was read from
     name: str = field(init=False, compare=False)  # digest of its content
     path: Path = field(init=False, compare=False)
@@ -261,6 +263,8 @@ class Order:
             values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
             for name in _SECTIONS:
                 values[name] = values[name] and values[name].model_dump()
+            if not self.forced:
+                del values["forced"]  # as in orders of releases that knew none
             items = _ITEMS.dump_json(self.items)
             head = digest.canonical(values | {"items": digest.of_bytes(items)}).encode()
             self._texts = head, items

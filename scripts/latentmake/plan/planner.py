@@ -21,7 +21,7 @@ from latentmake.plan.orders import PROMPTS, Order, Part, parts_of, prompts_of
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.remembered import judge_dataset, judge_prompts
 from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
-from latentmake.plan.state import PartState, State
+from latentmake.plan.state import FORCED, PartState, State
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
 """(dataset, model) -> part -> the runs that need it."""
@@ -31,7 +31,6 @@ def make_plan(
     facts: Facts,
     names: Iterable[str],
     *,
-    force: bool = False,
     generated: Collection[str] = (),
     side_by_side: int | None = 1,
     files: Collection[str] = (),
@@ -41,7 +40,6 @@ def make_plan(
     Args:
         facts: of the configuration.
         names: of the runs.
-        force: whether manifests have work to do in any case.
         generated: runs whose clips are asked for, so that the prompts of these are encoded.
         side_by_side: how many jobs run at a time on this machine; None on a cluster.
         files: cache files that the command names.
@@ -114,7 +112,7 @@ def make_plan(
             plan.vanished |= lost[name]
             if lost[name]:
                 plan.warnings.append(store.warning(name, len(lost[name]), facts.options))
-        plan_manifest(facts, plan, force=force)
+        plan_manifest(facts, plan)
     orders = [order for job in jobs for order in job.orders]
     return Plan(plans, jobs, orders, named=named)
 
@@ -153,7 +151,8 @@ def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
         # The other project may be writing the half ones just now.
         part.orphans = sorted(whole) if dataset != PROMPTS else []
         replaced = [each for each in part.stale if each.target.found is not None or part.fresh > 0]
-        count += len(part.orphans) + sum(each.reason != "damaged" for each in replaced)
+        same = ("damaged", FORCED)  # these are replaced by what the other project has, too
+        count += len(part.orphans) + sum(each.reason not in same for each in replaced)
     if count and dataset != PROMPTS:
         raise ConfigError(
             f"the project {project} uses this folder too, and its items are not those of "

@@ -35,6 +35,7 @@ def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) 
     """Return the state of some parts; of what is remembered, only what changed is judged."""
     past = Remembered(facts, dataset, model, parts)
     usual = not facts.skipped(dataset) and dataset not in facts.unreadable
+    usual = usual and not facts.forced_of(dataset, model)
     if usual:
         if same := past.state():
             return same

@@ -48,7 +48,7 @@ from latentmake.plan.orders import (
     settings_digest,
     targets_of,
 )
-from latentmake.plan.state import Difference, PartState, some, value_differences
+from latentmake.plan.state import FORCED, Difference, PartState, some, value_differences
 
 _ANEW = Difference("the manifest is written anew")
 _Skipped = dict[str, list[dict[str, str]]]
@@ -62,7 +62,8 @@ class RunPlan:
         manifest_order: of the manifest job; None where manifest and lock are fresh.
         trainer_order: of training, checklist and publication; None where it has no trainer.
         images: dataset -> digest of the paths of its images.
-        lock: digest of what trains, from its lock; None where its manifest is to be written.
+        lock: digest of what trains, from its lock; None where its manifest is to be written, and
+            not only because that or its caches are forced.
         outdated: why its manifest is to be written; empty where that and the lock are fresh.
         reasons: why it is to be trained, or its files and pictures written; empty where it is.
     """
@@ -109,14 +110,14 @@ class RunPlan:
     def awaits(self, prompts: Collection[str]) -> bool:
         """Whether the embedding of one of these prompts is to be made."""
         return any(
-            stale.item.text in prompts
+            stale.item.text in prompts and stale.reason != FORCED
             for part, state in self.parts.items()
             for stale in (state.stale if part.dataset == PROMPTS else ())
         )
 
     def awaited(self, prompts: Collection[str]) -> list[Difference]:
         """Return what a build must do before clips of these prompts can be drawn or judged."""
-        if self.training_order is None and self.manifest_order is None:
+        if self.training_order is None and self.lock is not None:
             return [Difference("prompts are to be encoded")] if self.awaits(prompts) else []
         return [Difference("the run is trained first"), *(self.reasons or self.outdated)]
 
@@ -136,8 +137,10 @@ class Plan:
     needs: list[Need] = field(default_factory=list)
 
 
-def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False) -> None:
-    """Decide whether a run's manifest and lock fit; where not, or with `force`, write the order.
+def plan_manifest(facts: Facts, plan: RunPlan) -> None:
+    """Decide whether a run's manifest and lock fit; where not, or where forced, write the order.
+
+    That waits for forced caches, whose keys stay; so does the lock, and nothing is trained again.
 
     The plan of the run gets its faults, and the order or the lock's digest.
     """
@@ -167,9 +170,11 @@ def plan_manifest(facts: Facts, plan: RunPlan, *, force: bool = False) -> None:
         *_file_differences(facts, plan, lock),
         *(Difference(f"items of {name} are faulty") for name in skipped if name not in skip),
     ]
-    if not found and not force:
-        plan.lock, plan.outdated = lock.data, []
-        return
+    if not found:
+        plan.lock = lock.data
+        if f"manifest_{plan.name}" not in facts.forced:
+            plan.outdated = []
+            return
     plan.outdated = found or plan.outdated
     planned = time.time_ns()
     plan.manifest_order = run_order(plan.name, "manifest", planned)
@@ -219,7 +224,7 @@ def _data_differences(
     if lock.changed:
         found.append(Difference("the dataset's lock was changed"))
     # What is stale has been told, whatever its keys will be.
-    keys = {part: lock.parts.get(part) if x.stale else x.keys for part, x in states.items()}
+    keys = {part: x.keys or lock.parts.get(part) for part, x in states.items()}
     keys |= {part: keys_digest(each.items()) for part, each in texts.items() if each}
     parts = dict(lock.parts)
     for name in repeats:
@@ -258,7 +263,7 @@ def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
         dataset, part = name.split("/", 1)
         kind = "texts" if parsed(part).kind == "text" else "latents"
         counts[dataset, kind] += state.fresh + len(state.stale)
-        stale.update((dataset, kind, each.reason) for each in state.stale)
+        stale.update((dataset, kind, x.reason) for x in state.stale if x.reason != FORCED)
     return [
         Difference(f"{number} of {counts[dataset, kind]} {kind} of {dataset}: {reason}")
         for (dataset, kind, reason), number in stale.items()

@@ -28,7 +28,10 @@ from latentmake.index.memo import Listing, Memo
 from latentmake.layouts.layout import Layout, parsed
 from latentmake.plan.orders import Part, Target, targets_of, view_of
 
-REASONS = ("reusable", "new", "edited", "changed recipe", "damaged")
+FORCED = "forced"
+"""Reason of a fresh target that a command encodes again: its key stays."""
+
+REASONS = ("reusable", "new", "edited", "changed recipe", "damaged", FORCED)
 UNKNOWN = ""
 """Digest of the recipe of a model that lies on another machine."""
 
@@ -57,8 +60,8 @@ class PartState:
     """State of one part.
 
     Attributes:
-        lines: returns stem -> a line of each of its fresh targets, name and key with a tab
-            between them, in the order of stems.
+        lines: returns stem -> a line of each of its fresh or forced targets, name and key with a
+            tab between them, in the order of stems.
         remembered: digest of all keys, where it is known without `lines`.
     """
 
@@ -71,13 +74,13 @@ class PartState:
 
     @cached_property
     def keys(self) -> str | None:
-        """Digest of all keys; None while a target is stale."""
-        if self.stale:
+        """Digest of all keys; None while a target is stale whose key is not known."""
+        if any(each.reason != FORCED for each in self.stale):
             return None
         return self.remembered or digest.of_lines(self.lines().values())
 
     def known(self) -> dict[str, str]:
-        """Return name (`Layout.identity`) -> key of the fresh targets."""
+        """Return name (`Layout.identity`) -> key of the fresh and the forced targets."""
         several = (line for lines in self.lines().values() for line in lines.split("\n"))
         return {name: key for name, _, key in (line.rpartition("\t") for line in several)}
 
@@ -105,7 +108,10 @@ class State:
 
 @dataclass
 class Judge:
-    """Tells whether the targets of one dataset and model (`place`) are fresh."""
+    """Tells whether the targets of one dataset and model (`place`) are fresh.
+
+    `forced` has parts and paths of targets that the command encodes again in any case.
+    """
 
     _memo: Memo
     place: tuple[str, str]
@@ -116,6 +122,7 @@ class Judge:
     _cached: Mapping[str, tuple[TargetStat, str]]
     # Part -> digest of a recipe of earlier releases, and tokens that it reads otherwise.
     before: Mapping[str, tuple[str, Collection[str]]] = field(default_factory=dict)
+    forced: Collection[str] = ()
 
     @classmethod
     def of(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None, **others: Any) -> Self:
@@ -216,6 +223,21 @@ class Judge:
         reason = "edited" if edited else "changed recipe"
         return Stale(item, target, reason, self.contents.known(item), header.recipe)
 
+    def forces(self, target: Target) -> bool:
+        """Whether the command encodes a target again, whatever is there."""
+        return target.part in self.forced or target.path in self.forced
+
+    def anew(self, item: Item, target: Target, key: str, stat: TargetStat) -> Stale:
+        """Return a fresh target as one to be encoded again.
+
+        One with the key of an earlier release gets today's.
+        """
+        target = target._replace(found=f"{key}@{stat.mtime_ns}")
+        found = Stale(item, target, FORCED, self.contents.known(item))
+        if self.needed(item, target, self.contents.of(item) or "") in (None, key):
+            return found
+        return found._replace(reason="changed recipe", recipe=self.header(target.path).recipe)
+
     # -- all targets --------------------------------------------------------------------------
 
     def judge(
@@ -265,12 +287,16 @@ class Judge:
         for item, targets in self.targets(part, items):
             for target in targets:
                 expected.add(target.path)
-                is_ = self.state(item, target, found.get(target.path))
-                if isinstance(is_, Stale):
-                    state.stale.append(is_)
-                elif is_ is not None:
+                key = self.state(item, target, found.get(target.path))
+                if isinstance(key, str) and self.forces(target):
+                    state.stale.append(self.anew(item, target, key, found[target.path]))
+                    key = key if state.stale[-1].reason == FORCED else None
+                elif isinstance(key, str):
                     state.fresh += 1
-                    line = f"{identity(item.stem, target.path)}\t{is_}"
+                if isinstance(key, Stale):
+                    state.stale.append(key)
+                elif key is not None:
+                    line = f"{identity(item.stem, target.path)}\t{key}"
                     before = lines.get(item.stem)
                     lines[item.stem] = line if before is None else f"{before}\n{line}"
         state.lines = lambda: lines

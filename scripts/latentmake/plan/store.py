@@ -240,7 +240,7 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
     """Note for each stale target the files with the key that it needs.
 
     An item, a dataset or a model was renamed, an edit undone, a setting taken back. The memo tells
-    of such files, none is opened, and the job checks them.
+    of such files, none is opened, and the job checks them. Forced targets are encoded.
     """
     asked = [
         (state.judge, each)
@@ -258,11 +258,17 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
         return
     for judge in {id(each): each for each, _ in asked}.values():
         judge.contents.prepare_presumed(
-            stale.item for other, state in asked if other is judge for stale in state.stale
+            stale.item
+            for other, state in asked
+            if other is judge
+            for stale in state.stale
+            if not judge.forces(stale.target)
         )
     wanted: list[tuple[PartState, int, list[str]]] = []
     for judge, state in asked:
         for number, (item, target, *_) in enumerate(state.stale):
+            if judge.forces(target):
+                continue
             found_keys = (judge.needed(item, target, x) for x in judge.contents.presumed(item))
             wanted.append((state, number, [*filter(None, found_keys)]))
     found = _at_hand({key for _, _, needed in wanted for key in needed}, memo, kept)

@@ -21,7 +21,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.orders import Order, Part
 from latentmake.plan.run_plan import Plan
-from latentmake.plan.state import REASONS, PartState
+from latentmake.plan.state import FORCED, REASONS, PartState
 
 _ENLARGED = 1.01  # times: less is the rounding of sides
 _LOOKED_AT = 1000  # pictures of a dataset whose headers are read: that takes a while on a disk
@@ -38,7 +38,8 @@ def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
         row = rows.setdefault(row_of(part), Counter())
         row.update(fresh=state.fresh, orphaned=len(state.orphans))
         row.update(each.reason for each in state.stale)
-    heads = ["fresh", *REASONS, "orphaned"]
+    reasons = [x for x in REASONS if x != FORCED or any(counts[x] for counts in rows.values())]
+    heads = ["fresh", *reasons, "orphaned"]
     faults = {name: found for run in plan.runs.values() for name, found in run.faults.items()}
     lines = [
         tabulate(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -28,6 +28,7 @@ from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock
 from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import Amount
 from latentmake.plan.state import Difference, short, text_of, value_differences
+from latentmake.progress import duration
 
 BASIS = "trained_on.json"
 _RECEIPT = "trained.json"
@@ -79,6 +80,16 @@ class Origin(JsonFile, extra="ignore"):
     """The digests in a record, an index of pictures or a note on states, whoever wrote it."""
 
     wanted: Wanted
+
+
+class Forced(Origin):
+    """Mark in a run's folder: a forced training from these digests has begun, and not ended.
+
+    Attributes:
+        planned: of its order: a job of the same order that is tried again goes on.
+    """
+
+    planned: int
 
 
 class Basis(JsonFile):
@@ -137,6 +148,7 @@ class RunOrder(BaseModel, ABC):
         lock: file with the digest of the caches that the manifest names, see `Lock`.
         output: folder of all that the training writes.
         planned: time in nanoseconds: no two orders are the same file to Snakemake.
+        forced: whether the run is trained from the start, though it is trained on just that.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -146,6 +158,7 @@ class RunOrder(BaseModel, ABC):
     lock: str
     output: str
     planned: int = 0
+    forced: bool = False
 
     @property
     @abstractmethod
@@ -163,6 +176,14 @@ class RunOrder(BaseModel, ABC):
     @abstractmethod
     def networks(self) -> Iterable[object]:
         """Return the places of what is trained, for people."""
+
+    def force(self, forced: Collection[str]) -> tuple[Self, list[Difference]]:
+        """Return the order, and why it trains if a command forces that; see `Facts.forced`."""
+        if f"train_{self.run}" not in forced:
+            return self, []
+        last = AnyRecord.read(RunFiles(self).finished.record)
+        took = f"; the last one took {duration(last.seconds / 60)}" if last and last.seconds else ""
+        return self.model_copy(update={"forced": True}), [Difference(f"forced{took}")]
 
     def basis(self, wanted: Wanted) -> Basis:
         """Return what weights of these digests come from, by the run's lock as it is now."""
@@ -269,6 +290,7 @@ class RunFiles:
         self.progress = self.work / "wanted.json"  # what the states there belong to
         self.resumed = self.work / "resumed"  # the states that a training was resumed from
         self.previous = self.output / PREVIOUS  # the result of before, see `training.previous`
+        self.forced = self.output / "forced.json"  # a `Forced`
 
     def at(self, folder: Path) -> RunFiles:
         """Return the files of a result in another folder."""
@@ -289,7 +311,13 @@ class RunFiles:
 
     def holder(self, want: Wanted) -> RunFiles | None:
         """Return the files of the result that came from `want`: the present or a previous one."""
-        return next((each for each in (self, *self.before()) if each.came_from(want)), None)
+        before = () if self.is_forced(want) else self.before()
+        return next((each for each in (self, *before) if each.came_from(want)), None)
+
+    def is_forced(self, want: Wanted) -> bool:
+        """Whether a forced training from `want` goes on, so that no previous result is wanted."""
+        mark = Origin.read(self.forced)
+        return mark is not None and mark.wanted == want
 
     def came_from(self, want: Wanted) -> bool:
         """Whether the result is there and came from `want`."""
@@ -432,6 +460,7 @@ def finish(order: RunOrder, record: Record | LaunchedRecord, receipt: Path, **mo
     order.basis(record.wanted).write(files.basis)
     content: dict[str, Any] = {"run": order.run, "weights": str(files.weights)}
     atomic.write(receipt, to_json(content | record.model_dump() | more, indent=2) + b"\n")
+    files.forced.unlink(missing_ok=True)
 
 
 def write_trained(write: Callable[[Path], object], names: Iterable[str], files: RunFiles) -> None:

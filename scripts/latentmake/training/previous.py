@@ -27,7 +27,7 @@ from pydantic import Field
 from latentmake.errors import storage_error
 from latentmake.files import atomic
 from latentmake.plan.manifest import LEAVING, PREVIOUS
-from latentmake.training.order import BASIS, COPIED, Origin, RunFiles, Wanted
+from latentmake.training.order import BASIS, COPIED, Forced, Origin, RunFiles, Wanted
 
 _RETURNING = f".returning{atomic.TEMPORARY_SUFFIX}"
 _UNFINISHED = "unfinished"
@@ -102,6 +102,31 @@ def take_back(files: RunFiles, want: Wanted) -> bool:
     holder.output.rename(files.output / _RETURNING)
     _return(files)
     return True
+
+
+@_moving
+def anew(files: RunFiles, want: Wanted, planned: int, states: Iterable[Path] = ()) -> None:
+    """Make the folder of a run ready for a forced training, which begins from the start.
+
+    The result leaves, whatever it came from. A job that is tried again, and a later build after a
+    kill, find the mark and go on.
+
+    Args:
+        files: of the run.
+        want: what is to be trained.
+        planned: of its order.
+        states: checkpoints that it would resume from.
+    """
+    mark = Forced(wanted=want, planned=planned)
+    if Forced.read(files.forced) == mark:
+        return
+    if Origin.read(files.record):
+        _leave(files)
+    unfinished = files.at(files.output / _UNFINISHED)
+    course = [files.output / name for name in _COURSE if _course(files) == want]
+    for place in (*states, *course, *[unfinished.output] * (_course(unfinished) == want)):
+        atomic.remove(place)
+    mark.write(files.forced)
 
 
 def settle(files: RunFiles) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.training import previous
-from latentmake.training.order import Record, RunFiles, Wanted, last_place
+from latentmake.training.order import Forced, Record, RunFiles, Wanted, last_place
 from latentmake.training.sd.unet import SdOrder
 from trainer_world import make_order
 
@@ -75,8 +76,9 @@ def lay(folder: Path, files: Tree) -> None:
 
 
 def tree(folder: Path) -> Tree:
-    """Return the files below a folder; an empty one that is no folder of Latentmake's fails."""
+    """Return the files below a folder, but for half-written ones, which the next build removes."""
     files = (path for path in folder.rglob("*") if path.is_file())
+    files = (path for path in files if not path.name.endswith(TEMPORARY_SUFFIX))
     return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
@@ -103,8 +105,21 @@ def begin(name: str, *continued: str) -> Callable[[RunFiles], object]:
     return lambda files: previous.begin(files, want(name), WEIGHTS, kept)
 
 
+def anew(name: str) -> Callable[[RunFiles], object]:
+    return lambda files: previous.anew(files, want(name), 7, [files.checkpoints])
+
+
 def take_back(name: str) -> Callable[[RunFiles], object]:
     return lambda files: previous.take_back(files, want(name))
+
+
+def forced(name: str, *before: Tree) -> Tree:
+    """Return what a forced training finds: no states, its mark, and the results before."""
+    mark = Forced(wanted=want(name), planned=7).model_dump_json(indent=2)
+    states = {"forced.json": f"{mark}\n", "checkpoints/step-1/state.pt": ""}
+    for number, each in enumerate(before, 1):
+        states |= below("/".join(["previous"] * number), each)
+    return states
 
 
 Z, A, B, HALF = result("Z"), result("A"), result("B"), course("C")
@@ -153,6 +168,13 @@ MOVES: dict[str, tuple[Tree, Callable[[RunFiles], object], Tree]] = {
         begin("C"),
         HALF | below("previous", {name: A[name] for name in A.keys() - HALF.keys()}),
     ),
+    "a forced training": (A | below("previous", Z), anew("A"), forced("A", A, Z)),
+    "a forced training, half-way": (HALF | below("previous", A), anew("C"), forced("C", A)),
+    "a forced training instead of another, half-way": (
+        course("D") | below("unfinished", HALF) | below("previous", A),
+        anew("C"),
+        course("D") | forced("C", A),
+    ),
 }
 
 
@@ -168,11 +190,28 @@ def test_a_kill_at_any_moment_of_a_move_loses_and_mixes_nothing(
         was_killed = killed_at(number, lambda: action(files))
         if was_killed:
             action(files)
-        assert tree(folder) == BASE | after, number
+        left = {name: text for name, text in (BASE | after).items() if text}
+        assert tree(folder) == left, number
         if not was_killed:
             break
     names = {path.name for path in folder.iterdir()}
-    assert names == {Path(name).parts[0] for name in BASE | after}
+    assert names == {Path(name).parts[0] for name in left}
+
+
+def test_a_forced_training_is_not_replaced_by_the_result_before_it_until_it_has_ended(
+    order: SdOrder, tmp_path: Path
+) -> None:
+    lay(tmp_path, A)
+    files = RunFiles(order, tmp_path)
+    anew("A")(files)
+    assert not previous.take_back(files, want("A"))
+    lay(files.checkpoints, {"step-1": "half A"})
+    anew("A")(files)  # its job is tried again
+    assert tree(files.checkpoints)
+    previous.anew(files, want("A"), 8, [files.checkpoints])  # it is forced again
+    assert not tree(files.checkpoints) and tree(files.previous) == A
+    files.forced.unlink()
+    assert previous.take_back(files, want("A")) and tree(tmp_path) == A
 
 
 def test_after_a_kill_in_a_move_an_undone_change_has_its_result(

@@ -76,6 +76,7 @@ class Launched(Backend, Generic[Order]):
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         order, unread = self.order_type.of_run(facts.config, plan.name), list[Difference]()
+        order, forced = order.force(facts.forced)
         if order.trained and (train or RunFiles(order).finished.record.is_file()):
             try:
                 order = order.with_weights(facts.memo.digest_of_file)
@@ -86,10 +87,10 @@ class Launched(Backend, Generic[Order]):
             order.write()
         if order.trained:
             found = [] if plan.lock else plan.outdated
-            plan.reasons = [*found, *(unread or reasons(order, plan.lock))]
+            plan.reasons = [*forced, *found, *(unread or reasons(order, plan.lock))]
         if plan.reasons:
             plan.note = order.described()
-            if plan.lock and order.weights and former(order, plan.lock):
+            if plan.lock and order.weights and not forced and former(order, plan.lock):
                 plan.note = taken_back(plan.name)
             if train:
                 refuse_failed(self.preflight(order, facts.memo, quick=True))

@@ -214,7 +214,10 @@ def train(
     if not order.weights:
         order = order.with_weights(digest.of_file)
     data = lock_of(order.lock).data
-    record, want = _trained(order, data), wanted(order, data)
+    want = wanted(order, data)
+    if order.forced:
+        previous.anew(files, want, order.planned)
+    record = _trained(order, data)
     if record is not None:
         say(f"{order.run}: already trained on exactly this: {files.weights}")
     elif previous.take_back(files, former(order, data) or want):

@@ -284,6 +284,8 @@ def wanted(order: ExternalOrder, data: str, record: LaunchedRecord | None = None
 
 def former(order: ExternalOrder, data: str) -> Wanted | None:
     """Return what a previous result of a run came from, if it is the result of its order."""
+    if RunFiles(order).is_forced(wanted(order, data)):
+        return None
     for files in RunFiles(order).before():
         want = wanted(order, data, LaunchedRecord.read(files.record))
         if files.came_from(want):

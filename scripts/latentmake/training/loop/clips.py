@@ -65,6 +65,7 @@ class GenerationOrder(JsonFile):
         base: whether each clip is also made without the LoRA.
         asked: whether the prompts come from the command line.
         planned: time, in nanoseconds: no two orders are the same file to Snakemake.
+        forced: whether all is made anew, also what is up to date.
     """
 
     word: ClassVar[str] = "generate"
@@ -88,6 +89,7 @@ class GenerationOrder(JsonFile):
     base: bool
     asked: bool = False
     planned: int = 0
+    forced: bool = False
 
     @property
     def path(self) -> Path:

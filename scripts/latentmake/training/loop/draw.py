@@ -44,6 +44,7 @@ from latentmake.training.loop.clips import (
     judged,
     result_reasons,
     settings_of,
+    wishes,
 )
 from latentmake.training.loop.recipe import Painter, Recipe, item_losses, spread_timesteps
 from latentmake.training.order import JsonFile, caption_in
@@ -87,7 +88,10 @@ def generate(order: GenerationOrder, recipe: Recipe) -> None:
     order, folder, adapter = captions_of(order), Path(order.output), adapter_digest(order)
     index = GenerationIndex.read(folder / INDEX)
     clips = {clip.file: clip for clip in index.clips} if index else {}
-    if missing := judged(order, clips.values(), adapter)[1]:
+    missing = judged(order, clips.values(), adapter)[1]
+    if order.forced:
+        missing = [*wishes(order, adapter)]
+    if missing:
         for clip in _draw(order, recipe, missing):
             clips[clip.file] = clip
             _write_index(order, clips.values())
@@ -235,7 +239,7 @@ class _Evaluation:
         self.order, self.recipe, self.training = order, recipe, recipe.order
         self.folder, self.adapter = Path(order.output), adapter_digest(order)
         self.caches = caches = held_out(recipe)
-        self.known = Known.of(self.folder)
+        self.known = Known(losses={}, clips={}) if order.forced else Known.of(self.folder)
         examples = caches.examples[: len(caches)]
         self.sizes = [recipe.clip_size(each.latents) for each in examples]
         shown = [item for item, size in enumerate(caches.resolutions) if size == order.resolution]
@@ -376,6 +380,6 @@ def follow(order: GenerationOrder, recipe: Recipe) -> Metrics | None:
     """
     if not isinstance(order, EvaluationOrder):
         generate(order, recipe)
-    elif result_reasons(order, recipe.order):
+    elif order.forced or result_reasons(order, recipe.order):
         return _Evaluation(order, recipe).run()
     return None

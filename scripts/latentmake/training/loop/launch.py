@@ -13,7 +13,7 @@ from latentmake import progress
 from latentmake.errors import TrainingError
 from latentmake.plan.manifest import rows_of
 from latentmake.training import previous
-from latentmake.training.loop.checkpoint import as_begun
+from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons
 from latentmake.training.loop.order import Order, Prompt, TrainingOrder, wanted
 from latentmake.training.order import RunFiles, caption_in, finish, read_order, taken_back
@@ -56,6 +56,8 @@ def train(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")  # in place: the caller has it open
     is_first = not files.finished.record.is_file()
+    if order.forced:
+        previous.anew(files, want, order.planned, (x.folder for x in resumable(order, want)))
     if files.trained(want) is not None:
         say(log, f"{order.run}: already trained on exactly this: {files.weights}")
     elif previous.take_back(files, want):
@@ -96,7 +98,8 @@ def follow(path: Path, word: str, *, log: Path, threads: int) -> Path:
     order = order_of(path, word)
     folder = Path(order.output)
     previous.reuse(folder)
-    if word == "evaluate" or clip_reasons(order):  # else the page alone is to be written
+    # Else the page alone is to be written.
+    if word == "evaluate" or order.forced or clip_reasons(order):
         run_child(
             [sys.executable, *RUN, str(path), word],
             run=order.run,

@@ -257,9 +257,12 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
     )
 
 
-def goes_on(order: TrainingOrder) -> bool:
+def goes_on(order: TrainingOrder, want: Wanted | None) -> bool:
     """Whether a training begins from the weights of the last one, see `on_change`."""
-    files = RunFiles(order).finished
+    files = RunFiles(order)
+    if order.forced or (want and files.is_forced(want)):
+        return False
+    files = files.finished
     last = Origin.read(files.record) if order.trainer.on_change == "continue" else None
     same = last is not None and last.wanted.weights == order.weights
     return same and all(path.is_file() for path in files.results)

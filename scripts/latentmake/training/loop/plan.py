@@ -54,13 +54,13 @@ class LoopBackend(Backend):
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Write the order of a run, and decide whether it is to be trained."""
-        order = self.order(facts, plan.name)
+        order, forced = self.order(facts, plan.name).force(facts.forced)
         if plan.lock:
             order = as_begun(order, wanted(order, plan.lock))
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.asks:
             order.write()
-        plan.reasons = reasons(order, plan)
+        plan.reasons = [*forced, *reasons(order, plan)]
         if plan.reasons:
             plan.note = _note(order, plan)
             if train:
@@ -152,6 +152,7 @@ class LoopBackend(Backend):
             "base": settings.base,
             "asked": config.prompt is not None,
             "planned": training.planned,
+            "forced": f"{word}_{name}" in facts.forced,
         }
         if word == "evaluate":
             assert run.validation is not None
@@ -199,13 +200,13 @@ def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
 
 def _note(order: TrainingOrder, plan: RunPlan) -> str:
     """Return a line for the plan; "" of a training that begins anew, or has ended."""
-    found, begins = None, order.trainer.init_lora
-    if plan.lock and order.weights:
+    found, begins, want = None, order.trainer.init_lora, None
+    if plan.lock and order.weights and not order.forced:
         want = wanted(order, plan.lock)
         if holder := RunFiles(order).holder(want):
             return "" if holder.output == Path(order.output) else taken_back(plan.name)
         found = next((f"step {each.progress.step}" for each in resumable(order, want)), None)
-    if found is None and goes_on(order):
+    if found is None and goes_on(order, want):
         found = "the last weights"
     if found is not None:
         return f"training of {plan.name}: goes on from {found}"

@@ -108,7 +108,7 @@ class Training:
         network = recipe.make_network(
             channels=caches.channels, text_width=caches.text_width, dtype=self.dtype
         )
-        if goes_on(order):
+        if goes_on(order, self.wanted):
             recipe.read_copy(network, self.files.finished.results)
         self.learner = Learner(recipe, network, self.accelerator, steps=self.steps)
         self.painter.network = network
