@@ -122,10 +122,9 @@ class Request:
         self.extras = any(_EXTRAS & words for words in self.words.values())
         anew = [*(_RULES if forceall else ()), *((targets or ["all"]) if force else ()), *forcerun]
         self.forced = {*self._forced(config, anew)}
+        # A manifest waits for the forced caches of its run.
         caches = {f"{kind}_{name}": f"manifest_{name}" for name in self.runs for kind in CACHES}
-        self.forced |= {
-            caches[each] for each in self.forced & caches.keys()
-        }  # which waits for them
+        self.forced |= {caches[each] for each in self.forced & caches.keys()}
 
     def _forced(self, config: Config, targets: Iterable[str]) -> Iterator[str]:
         for target in (_PAGE.sub(r"\1", each) for each in targets):

@@ -20,9 +20,9 @@ RUNS = {
 }
 
 
-def request(*targets: str, caches: bool = True) -> Request:
+def request(*targets: str, caches: bool = True, **forced: Any) -> Request:
     config: Any = Config.model_construct(runs=RUNS, publish=Publish.model_construct(caches=caches))
-    return Request(targets, config)
+    return Request(targets, config, **forced)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,51 @@ def test_only_the_runs_asked_for_are_planned(targets: list[str], expected: list[
 def test_a_run_that_there_is_not_is_answered_with_the_nearest(target: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"there is no run `cat`; did you mean `{meant}`"):
         request(target)
+
+
+FILE = "cache/cats/sd15/64/x.latents.safetensors"
+ALL = {"latents_a_b", "text_a_b", "manifest_a_b"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "how", "forced"),
+    [
+        ("train_a_b", {"forcerun": ["train"]}, {"train_a_b"}),
+        ("train_a_b", {"forceall": True}, {*ALL, "train_a_b", "latents", "text"}),
+        (
+            "generate_a_b",
+            {"forceall": True},
+            {*ALL, "train_a_b", "generate_a_b", "latents", "text"},
+        ),
+        ("latents_a_b", {"forceall": True}, ALL - {"text_a_b"} | {"latents", "text"}),
+        ("train_a_b", {"force": True}, {"train_a_b"}),
+        ("runs/a_b/trained.json", {"force": True}, {"train_a_b"}),
+        ("runs/a_b/x.safetensors", {"force": True}, {"train_a_b"}),
+        ("caches_a_b", {"force": True}, ALL),
+        ("runs/a_b/dataset.lock", {"force": True}, {"manifest_a_b"}),
+        ("text_a_b", {"force": True}, ALL - {"latents_a_b"}),
+        ("reports/evaluate_a_b.html", {"force": True}, {"evaluate_a_b"}),
+        (FILE, {"force": True}, {FILE}),
+        ("train_a_b", {"forcerun": [FILE]}, {FILE}),
+        ("train_a_b", {"forcerun": ["text"]}, {"text", *ALL} - {"latents_a_b"}),
+        ("train_a_b", {"forcerun": ["caches_cats"]}, {x.replace("a_b", "cats") for x in ALL}),
+        ("train_a_b", {"forcerun": ["manifest"]}, {"manifest_a_b"}),
+        ("train_a_b", {"forcerun": ["generate"]}, set()),
+        ("train_a_b", {}, set()),
+    ],
+)
+def test_what_snakemake_forces_is_what_the_targets_need_of_it_and_no_more(
+    targets: str, how: dict[str, Any], forced: set[str]
+) -> None:
+    assert request(targets, **how).forced == forced
+
+
+def test_what_is_forced_by_its_name_is_asked_for_beside_the_targets() -> None:
+    beside = request("train_a_b", forcerun=["caches_cats", FILE])
+    assert beside.runs == ["cats", "a_b"] and beside.files == {FILE}
+    assert request(forcerun=["train_cats"]).runs == [*RUNS]
+    with pytest.raises(ConfigError, match="there is no run `cat`"):
+        request(forcerun=["train_cat"])
 
 
 @pytest.mark.parametrize("target", ["evaluate_a_b", "generate_a_b", "runs/a_b/generated.json"])

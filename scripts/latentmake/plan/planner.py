@@ -151,8 +151,8 @@ def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
         # The other project may be writing the half ones just now.
         part.orphans = sorted(whole) if dataset != PROMPTS else []
         replaced = [each for each in part.stale if each.target.found is not None or part.fresh > 0]
-        same = ("damaged", FORCED)  # these are replaced by what the other project has, too
-        count += len(part.orphans) + sum(each.reason not in same for each in replaced)
+        others = [each for each in replaced if each.reason not in ("damaged", FORCED)]
+        count += len(part.orphans) + len(others)
     if count and dataset != PROMPTS:
         raise ConfigError(
             f"the project {project} uses this folder too, and its items are not those of "

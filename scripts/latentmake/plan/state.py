@@ -54,6 +54,11 @@ class Stale(NamedTuple):
         """Path of the target."""
         return self.target.path
 
+    @property
+    def key(self) -> str | None:
+        """Key of a forced target, which stays; None where that is not known."""
+        return (self.target.found or "").partition("@")[0] if self.reason == FORCED else None
+
 
 @dataclass
 class PartState:
@@ -214,11 +219,17 @@ class Judge:
             content = self.contents.of(item)
             if content is None:
                 return None
+            today = content
             content, wanted, header = self.wanted(item, target, content, key)
         except (CacheError, OSError):  # it may have been sound when the memo learnt its key
             return Stale(item, target._replace(found=f"damaged@{stat.mtime_ns}"), "damaged")
         if header is None or wanted == key:
-            return key
+            if not self.forces(target):
+                return key
+            # A job gives another key to what an earlier release encoded.
+            reason = FORCED if self.needed(item, target, today) in (None, key) else "changed recipe"
+            before = header.recipe if header else ""
+            return Stale(item, target, reason, self.contents.known(item), before)
         edited = header.recipe == self.recipe(item, target, header) and header.source != content
         reason = "edited" if edited else "changed recipe"
         return Stale(item, target, reason, self.contents.known(item), header.recipe)
@@ -226,17 +237,6 @@ class Judge:
     def forces(self, target: Target) -> bool:
         """Whether the command encodes a target again, whatever is there."""
         return target.part in self.forced or target.path in self.forced
-
-    def anew(self, item: Item, target: Target, key: str, stat: TargetStat) -> Stale:
-        """Return a fresh target as one to be encoded again.
-
-        One with the key of an earlier release gets today's.
-        """
-        target = target._replace(found=f"{key}@{stat.mtime_ns}")
-        found = Stale(item, target, FORCED, self.contents.known(item))
-        if self.needed(item, target, self.contents.of(item) or "") in (None, key):
-            return found
-        return found._replace(reason="changed recipe", recipe=self.header(target.path).recipe)
 
     # -- all targets --------------------------------------------------------------------------
 
@@ -287,16 +287,14 @@ class Judge:
         for item, targets in self.targets(part, items):
             for target in targets:
                 expected.add(target.path)
-                key = self.state(item, target, found.get(target.path))
-                if isinstance(key, str) and self.forces(target):
-                    state.stale.append(self.anew(item, target, key, found[target.path]))
-                    key = key if state.stale[-1].reason == FORCED else None
-                elif isinstance(key, str):
+                is_ = self.state(item, target, found.get(target.path))
+                if isinstance(is_, Stale):
+                    state.stale.append(is_)
+                    is_ = is_.key
+                elif is_ is not None:
                     state.fresh += 1
-                if isinstance(key, Stale):
-                    state.stale.append(key)
-                elif key is not None:
-                    line = f"{identity(item.stem, target.path)}\t{key}"
+                if is_ is not None:
+                    line = f"{identity(item.stem, target.path)}\t{is_}"
                     before = lines.get(item.stem)
                     lines[item.stem] = line if before is None else f"{before}\n{line}"
         state.lines = lambda: lines

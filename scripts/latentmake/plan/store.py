@@ -247,7 +247,7 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
         for state in states
         if state.judge is not None
         for part, each in state.parts.items()
-        if each.stale and state.judge.recipes.get(part)
+        if each.stale and state.judge.recipes.get(part) and part not in state.judge.forced
     ]
     if not asked:
         return
@@ -258,11 +258,7 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
         return
     for judge in {id(each): each for each, _ in asked}.values():
         judge.contents.prepare_presumed(
-            stale.item
-            for other, state in asked
-            if other is judge
-            for stale in state.stale
-            if not judge.forces(stale.target)
+            stale.item for other, state in asked if other is judge for stale in state.stale
         )
     wanted: list[tuple[PartState, int, list[str]]] = []
     for judge, state in asked:

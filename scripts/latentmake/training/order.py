@@ -83,11 +83,7 @@ class Origin(JsonFile, extra="ignore"):
 
 
 class Forced(Origin):
-    """Mark in a run's folder: a forced training from these digests has begun, and not ended.
-
-    Attributes:
-        planned: of its order: a job of the same order that is tried again goes on.
-    """
+    """Mark in a run's folder: a forced training, by an order planned then, has not ended."""
 
     planned: int
 

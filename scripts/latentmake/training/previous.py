@@ -108,14 +108,8 @@ def take_back(files: RunFiles, want: Wanted) -> bool:
 def anew(files: RunFiles, want: Wanted, planned: int, states: Iterable[Path] = ()) -> None:
     """Make the folder of a run ready for a forced training, which begins from the start.
 
-    The result leaves, whatever it came from. A job that is tried again, and a later build after a
-    kill, find the mark and go on.
-
-    Args:
-        files: of the run.
-        want: what is to be trained.
-        planned: of its order.
-        states: checkpoints that it would resume from.
+    The result leaves, whatever it came from, and `states` are removed. If the job is tried again,
+    which the time when its order was `planned` tells, or the build after a kill, it goes on.
     """
     mark = Forced(wanted=want, planned=planned)
     if Forced.read(files.forced) == mark:

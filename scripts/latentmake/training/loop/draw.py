@@ -44,7 +44,6 @@ from latentmake.training.loop.clips import (
     judged,
     result_reasons,
     settings_of,
-    wishes,
 )
 from latentmake.training.loop.recipe import Painter, Recipe, item_losses, spread_timesteps
 from latentmake.training.order import JsonFile, caption_in
@@ -88,10 +87,7 @@ def generate(order: GenerationOrder, recipe: Recipe) -> None:
     order, folder, adapter = captions_of(order), Path(order.output), adapter_digest(order)
     index = GenerationIndex.read(folder / INDEX)
     clips = {clip.file: clip for clip in index.clips} if index else {}
-    missing = judged(order, clips.values(), adapter)[1]
-    if order.forced:
-        missing = [*wishes(order, adapter)]
-    if missing:
+    if missing := judged(order, () if order.forced else clips.values(), adapter)[1]:
         for clip in _draw(order, recipe, missing):
             clips[clip.file] = clip
             _write_index(order, clips.values())

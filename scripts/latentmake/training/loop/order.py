@@ -258,14 +258,14 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
 
 
 def goes_on(order: TrainingOrder, want: Wanted | None) -> bool:
-    """Whether a training begins from the weights of the last one, see `on_change`."""
-    files = RunFiles(order)
-    if order.forced or (want and files.is_forced(want)):
-        return False
-    files = files.finished
+    """Whether a training begins from the weights of the last one, see `on_change`; no forced one.
+
+    One from what the last one came from, `want`, is forced, or goes on after it was.
+    """
+    files = RunFiles(order).finished
     last = Origin.read(files.record) if order.trainer.on_change == "continue" else None
-    same = last is not None and last.wanted.weights == order.weights
-    return same and all(path.is_file() for path in files.results)
+    same = last is not None and last.wanted.weights == order.weights and last.wanted != want
+    return same and not order.forced and all(path.is_file() for path in files.results)
 
 
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
