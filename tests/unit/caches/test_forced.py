@@ -11,7 +11,6 @@ from latentmake.caches.inputs import Loaded
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan import store
-from latentmake.plan.batches import single
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan
@@ -64,8 +63,8 @@ def test_a_file_that_is_forced_is_the_only_one_with_or_without_its_run() -> None
     for forced, is_ in ((path, True), ("latents", True), ("text", False)):  # the latter by rule
         facts = world.facts()
         facts.forced = {forced}
-        asked, stale = single(facts, path)
-        assert asked.paths == [path] and (stale, asked.forced) == (is_, is_)
+        orders = make_plan(facts, [], files=[path]).orders
+        assert [(x.paths, x.forced) for x in orders] == [([path], True)] * is_
 
 
 def test_what_is_at_hand_is_linked_unless_it_is_forced() -> None:
