@@ -57,7 +57,7 @@ def three_runs() -> Values:
 
 
 def plan(values: Values) -> None:
-    Session(copy.deepcopy(values), targets=[], main=True, dry=True)
+    Session(copy.deepcopy(values), targets=[], main=True, asks=True)
 
 
 def weights(read: Counter[str]) -> set[str]:
