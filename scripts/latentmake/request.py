@@ -45,18 +45,14 @@ _WORDS = {
 
 _EXTRAS = {"generate", "evaluate", "publish", "export", "clips"}
 
-_FILES = {
-    "dataset.lock": "manifest",
-    "manifest.jsonl": "manifest",
-    "generated.json": "generate",
-    "generated": "generate",
-    "evaluation": "evaluate",
-}
+_FILES = {"dataset.lock": "manifest", "manifest.jsonl": "manifest", "generated.json": "generate"}
+_FILES |= {"generated": "generate", "evaluation": "evaluate"}
 """File or folder of a run -> the word of what makes it; `train` makes the others."""
 
-_MADE = ("latents", "text", "manifest", "train", "generate", "evaluate")
-_RULES = {name: frozenset((name,)) for name in _MADE}
-"""Rule of many runs or files -> what it makes."""
+_MADE = frozenset(("latents", "text", "manifest", "train", "generate", "evaluate"))
+_RULES = {"--forceall": _MADE, "--force": frozenset[str](), "all": {"train"}}
+_RULES |= {name: {name} for name in _MADE}
+"""Option of Snakemake, or rule of many runs or files -> what is forced by it."""
 
 _COMMAND = "(adopt|captions|check|compare|explain|import|prune|report|status|verify)(_.*)?"
 """Targets of former releases that are words of the command `latentmake` now."""
@@ -82,25 +78,16 @@ class Request:
     Args:
         targets: of the command line; empty stands for everything.
         config: has the runs.
-        forceall: whether all that the targets need is forced.
-        force: whether the targets are: a training, caches, what follows a training.
-        forcerun: rules that are forced, and further targets.
+        force: `--forceall`, `--force`, and the rules and targets of `--forcerun`.
 
     Raises:
         ConfigError: a target names an unknown run.
     """
 
-    def __init__(
-        self,
-        targets: Sequence[str],
-        config: Config,
-        *,
-        forceall: bool = False,
-        force: bool = False,
-        forcerun: Collection[str] = (),
-    ) -> None:
-        if further := [target for target in forcerun if target not in _RULES]:
-            targets = [*(targets or ["all"]), *further]
+    def __init__(self, targets: Sequence[str], config: Config, force: Iterable[str] = ()) -> None:
+        anew = [*force, *((targets or ["all"]) if "--force" in force else ())]
+        if named := [each for each in force if each == "all" or each not in _RULES]:
+            targets = [*(targets or ["all"]), *named]
         self.targets = targets = [_PAGE.sub(r"\1", target) for target in targets]
         self.files = {target for target in targets if target.startswith("cache/")}
         everything = not targets or "all" in targets
@@ -120,29 +107,20 @@ class Request:
         self.runs = self.runs or [name for name, needs in asked.items() if needs]
         self.trained = [name for name in self.runs if "training" in asked[name]]
         self.extras = any(_EXTRAS & words for words in self.words.values())
-        anew = [*(_RULES if forceall else ()), *((targets or ["all"]) if force else ()), *forcerun]
-        self.forced = {*self._forced(config, anew)}
-        # A manifest waits for the forced caches of its run.
-        caches = {f"{kind}_{name}": f"manifest_{name}" for name in self.runs for kind in CACHES}
-        self.forced |= {caches[each] for each in self.forced & caches.keys()}
+        self.forced = {each for target in anew for each in self._forced(target, config)}
 
-    def _forced(self, config: Config, targets: Iterable[str]) -> Iterator[str]:
-        for target in (_PAGE.sub(r"\1", each) for each in targets):
-            if target in _RULES:
-                yield from _RULES[target] & CACHES
-                for name in self.runs:
-                    made = {*self.kinds[name], *self.words[name], "manifest"}
-                    made |= {"train"} if name in self.trained else set()
-                    yield from (f"{word}_{name}" for word in made & _RULES[target])
-            elif target == "all":
-                runs = config.runs.items()
-                every = (f"{'train' if run.trainer else 'caches'}_{name}" for name, run in runs)
-                yield from self._forced(config, every)
-            elif target in self.files:
-                yield target
-            else:
-                word, name = _parts(target, config.runs)
-                yield from (f"{each}_{name}" for each in (CACHES if word == "caches" else (word,)))
+    def _forced(self, target: str, config: Config) -> Iterator[str]:
+        if target in _RULES:
+            yield from _RULES[target] & CACHES
+            for name in self.runs:
+                made = {*self.kinds[name], *self.words[name], "manifest"}
+                made |= {"train"} if name in self.trained else set()
+                yield from (f"{word}_{name}" for word in made & _RULES[target])
+        elif target in self.files:
+            yield target
+        else:
+            word, name = _parts(_PAGE.sub(r"\1", target), config.runs)
+            yield from (f"{each}_{name}" for each in (CACHES if word == "caches" else (word,)))
 
     def orders(self, plan: Plan) -> list[Order]:
         """Return the orders of a plan that a build carries out, none twice."""

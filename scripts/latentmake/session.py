@@ -48,7 +48,7 @@ class Session:
         values: the configuration file as read.
         targets: of the command line; empty stands for everything.
         main: whether this process plans.
-        forceall, force, forcerun: what is made anew, in the words of Snakemake; see `Request`.
+        force: what is made anew although it is fresh, in the words of Snakemake; see `Request`.
         asks: whether the command starts no job. Then the plan takes no lock and writes no orders.
         deletes: whether the command deletes outputs of builds.
         configfiles: files of the configuration, where the user names them.
@@ -65,9 +65,7 @@ class Session:
         *,
         targets: Sequence[str],
         main: bool,
-        forceall: bool = False,
-        force: bool = False,
-        forcerun: Collection[str] = (),
+        force: Collection[str] = (),
         asks: bool = False,
         deletes: bool = False,
         configfiles: Sequence[str | Path] = (),
@@ -102,10 +100,9 @@ class Session:
                 return
             if rename:
                 targets = commandline.own_targets(targets, rename, self.config.runs)
-                forcerun = commandline.own_rules(forcerun, rename)
-            self._request = Request(
-                targets, self.config, forceall=forceall, force=force, forcerun=forcerun
-            )
+                options = [each for each in force if each.startswith("--")]
+                force = [*options, *commandline.own_rules(force, rename)]
+            self._request = Request(targets, self.config, force)
             self._facts = backends.facts_of(
                 self.config,
                 runs_jobs=not deployed,

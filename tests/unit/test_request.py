@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ RUNS = {
 }
 
 
-def request(*targets: str, caches: bool = True, **forced: Any) -> Request:
+def request(*targets: str, caches: bool = True, force: Sequence[str] = ()) -> Request:
     config: Any = Config.model_construct(runs=RUNS, publish=Publish.model_construct(caches=caches))
-    return Request(targets, config, **forced)
+    return Request(targets, config, force)
 
 
 @pytest.mark.parametrize(
@@ -58,48 +58,46 @@ def test_a_run_that_there_is_not_is_answered_with_the_nearest(target: str, meant
 
 
 FILE = "cache/cats/sd15/64/x.latents.safetensors"
-ALL = {"latents_a_b", "text_a_b", "manifest_a_b"}
+CACHES = {"latents_a_b", "text_a_b"}
+ALL = {*CACHES, "manifest_a_b", "latents", "text"}
 
 
 @pytest.mark.parametrize(
-    ("targets", "how", "forced"),
+    ("target", "force", "forced"),
     [
-        ("train_a_b", {"forcerun": ["train"]}, {"train_a_b"}),
-        ("train_a_b", {"forceall": True}, {*ALL, "train_a_b", "latents", "text"}),
-        (
-            "generate_a_b",
-            {"forceall": True},
-            {*ALL, "train_a_b", "generate_a_b", "latents", "text"},
-        ),
-        ("latents_a_b", {"forceall": True}, ALL - {"text_a_b"} | {"latents", "text"}),
-        ("train_a_b", {"force": True}, {"train_a_b"}),
-        ("runs/a_b/trained.json", {"force": True}, {"train_a_b"}),
-        ("runs/a_b/x.safetensors", {"force": True}, {"train_a_b"}),
-        ("caches_a_b", {"force": True}, ALL),
-        ("runs/a_b/dataset.lock", {"force": True}, {"manifest_a_b"}),
-        ("text_a_b", {"force": True}, ALL - {"latents_a_b"}),
-        ("reports/evaluate_a_b.html", {"force": True}, {"evaluate_a_b"}),
-        (FILE, {"force": True}, {FILE}),
-        ("train_a_b", {"forcerun": [FILE]}, {FILE}),
-        ("train_a_b", {"forcerun": ["text"]}, {"text", *ALL} - {"latents_a_b"}),
-        ("train_a_b", {"forcerun": ["caches_cats"]}, {x.replace("a_b", "cats") for x in ALL}),
-        ("train_a_b", {"forcerun": ["manifest"]}, {"manifest_a_b"}),
-        ("train_a_b", {"forcerun": ["generate"]}, set()),
-        ("train_a_b", {}, set()),
+        ("train_a_b", ["train"], {"train_a_b"}),
+        ("train_a_b", ["--forceall"], {*ALL, "train_a_b"}),
+        ("generate_a_b", ["--forceall"], {*ALL, "train_a_b", "generate_a_b"}),
+        ("latents_a_b", ["--forceall"], ALL - {"text_a_b"}),
+        ("train_a_b", ["--force"], {"train_a_b"}),
+        ("runs/a_b/trained.json", ["--force"], {"train_a_b"}),
+        ("runs/a_b/x.safetensors", ["--force"], {"train_a_b"}),
+        ("caches_a_b", ["--force"], CACHES),
+        ("runs/a_b/dataset.lock", ["--force"], {"manifest_a_b"}),
+        ("text_a_b", ["--force"], {"text_a_b"}),
+        ("reports/evaluate_a_b.html", ["--force"], {"evaluate_a_b"}),
+        (FILE, ["--force"], {FILE}),
+        ("train_a_b", [FILE], {FILE}),
+        ("train_a_b", ["text"], {"text", "text_a_b"}),
+        ("train_a_b", ["caches_cats"], {"latents_cats", "text_cats"}),
+        ("train_a_b", ["manifest"], {"manifest_a_b"}),
+        ("train_a_b", ["generate"], set()),
+        ("all", ["--force"], {f"train_{run}" for run in RUNS}),
+        ("train_a_b", [], set()),
     ],
 )
 def test_what_snakemake_forces_is_what_the_targets_need_of_it_and_no_more(
-    targets: str, how: dict[str, Any], forced: set[str]
+    target: str, force: list[str], forced: set[str]
 ) -> None:
-    assert request(targets, **how).forced == forced
+    assert request(target, force=force).forced == forced
 
 
 def test_what_is_forced_by_its_name_is_asked_for_beside_the_targets() -> None:
-    beside = request("train_a_b", forcerun=["caches_cats", FILE])
+    beside = request("train_a_b", force=["caches_cats", FILE, "train"])
     assert beside.runs == ["cats", "a_b"] and beside.files == {FILE}
-    assert request(forcerun=["train_cats"]).runs == [*RUNS]
+    assert request(force=["train_cats"]).runs == [*RUNS]
     with pytest.raises(ConfigError, match="there is no run `cat`"):
-        request(forcerun=["train_cat"])
+        request(force=["train_cat"])
 
 
 @pytest.mark.parametrize("target", ["evaluate_a_b", "generate_a_b", "runs/a_b/generated.json"])

@@ -35,9 +35,8 @@ class Facts(Datasets):
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
         options: options of a command that name this configuration, for messages.
         local: whether jobs run on this machine, not on one of a cluster.
-        forced: what a command makes anew although it is fresh: `latents`, `text`, `manifest`,
-            `train`, `generate` or `evaluate` of a run (`train_cats`), and cache files: by path, or
-            those of a kind that it asks for by name (`text`).
+        forced: what a command makes anew although it is fresh: things of a run (`text_cats`,
+            `train_cats`), cache files, and the kinds (`text`) of those that it asks for by name.
 
     Args:
         program_digest: returns the digest of the program that encodes a model's `latents` or
@@ -128,15 +127,13 @@ class Facts(Datasets):
 
     def forced_of(self, dataset: str, model: str) -> set[str]:
         """Return the parts and paths of a dataset's and model's targets that are forced."""
-        if not self.forced:
-            return set()
-        folder = f"cache/{dataset}/{model}/"
-        return {path for path in self.forced if path.startswith(folder)} | {
-            part.name
-            for name, run in self.config.runs.items()
-            for part in parts_of(self.config, run, generated=True)
-            if part[:2] == (dataset, model) and f"{parsed(part.name).kind}_{name}" in self.forced
-        }
+        found = {path for path in self.forced if path.startswith(f"cache/{dataset}/{model}/")}
+        for name, run in self.config.runs.items() if self.forced else ():
+            for part in parts_of(self.config, run, generated=True):
+                kind = parsed(part.name).kind
+                if part[:2] == (dataset, model) and f"{kind}_{name}" in self.forced:
+                    found.add(part.name)
+        return found
 
     def judge(
         self,

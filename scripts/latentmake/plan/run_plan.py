@@ -62,8 +62,7 @@ class RunPlan:
         manifest_order: of the manifest job; None where manifest and lock are fresh.
         trainer_order: of training, checklist and publication; None where it has no trainer.
         images: dataset -> digest of the paths of its images.
-        lock: digest of what trains, from its lock; None where its manifest is to be written, and
-            not only because that or its caches are forced.
+        lock: digest of what trains, from its lock; None where that may change.
         outdated: why its manifest is to be written; empty where that and the lock are fresh.
         reasons: why it is to be trained, or its files and pictures written; empty where it is.
     """
@@ -140,8 +139,6 @@ class Plan:
 def plan_manifest(facts: Facts, plan: RunPlan) -> None:
     """Decide whether a run's manifest and lock fit; where not, or where forced, write the order.
 
-    That waits for forced caches, whose keys stay; so does the lock, and nothing is trained again.
-
     The plan of the run gets its faults, and the order or the lock's digest.
     """
     run = facts.config.runs[plan.name]
@@ -172,7 +169,8 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
     ]
     if not found:
         plan.lock = lock.data
-        if f"manifest_{plan.name}" not in facts.forced:
+        # Forced caches keep their keys: so the lock stays, and the manifest just waits for them.
+        if not facts.forced & {f"{x}_{plan.name}" for x in ("manifest", "latents", "text")}:
             plan.outdated = []
             return
     plan.outdated = found or plan.outdated

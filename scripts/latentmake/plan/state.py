@@ -28,9 +28,7 @@ from latentmake.index.memo import Listing, Memo
 from latentmake.layouts.layout import Layout, parsed
 from latentmake.plan.orders import Part, Target, targets_of, view_of
 
-FORCED = "forced"
-"""Reason of a fresh target that a command encodes again: its key stays."""
-
+FORCED = "forced"  # of a fresh target that a command encodes again: its key stays
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged", FORCED)
 UNKNOWN = ""
 """Digest of the recipe of a model that lies on another machine."""
@@ -54,19 +52,14 @@ class Stale(NamedTuple):
         """Path of the target."""
         return self.target.path
 
-    @property
-    def key(self) -> str | None:
-        """Key of a forced target, which stays; None where that is not known."""
-        return (self.target.found or "").partition("@")[0] if self.reason == FORCED else None
-
 
 @dataclass
 class PartState:
     """State of one part.
 
     Attributes:
-        lines: returns stem -> a line of each of its fresh or forced targets, name and key with a
-            tab between them, in the order of stems.
+        lines: returns stem -> a line of each of its fresh and forced targets, name and key with
+            a tab between them, in the order of stems.
         remembered: digest of all keys, where it is known without `lines`.
     """
 
@@ -113,10 +106,7 @@ class State:
 
 @dataclass
 class Judge:
-    """Tells whether the targets of one dataset and model (`place`) are fresh.
-
-    `forced` has parts and paths of targets that the command encodes again in any case.
-    """
+    """Tells whether the targets of one dataset and model (`place`) are fresh."""
 
     _memo: Memo
     place: tuple[str, str]
@@ -127,7 +117,7 @@ class Judge:
     _cached: Mapping[str, tuple[TargetStat, str]]
     # Part -> digest of a recipe of earlier releases, and tokens that it reads otherwise.
     before: Mapping[str, tuple[str, Collection[str]]] = field(default_factory=dict)
-    forced: Collection[str] = ()
+    forced: Collection[str] = ()  # parts and paths of targets that the command encodes again
 
     @classmethod
     def of(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None, **others: Any) -> Self:
@@ -290,7 +280,9 @@ class Judge:
                 is_ = self.state(item, target, found.get(target.path))
                 if isinstance(is_, Stale):
                     state.stale.append(is_)
-                    is_ = is_.key
+                    is_ = (
+                        (is_.target.found or "").partition("@")[0] if is_.reason == FORCED else None
+                    )
                 elif is_ is not None:
                     state.fresh += 1
                 if is_ is not None:

@@ -230,7 +230,9 @@ class Project:
             path.write_text(json.dumps(content))
 
     def plan(self, **trainer: Any) -> RunPlan:
-        facts: Any = SimpleNamespace(config=self.config(trainer), memo=Memo(None), asks=False)
+        facts: Any = SimpleNamespace(
+            config=self.config(trainer), memo=Memo(None), asks=False, forced=()
+        )
         plan = RunPlan(RUN, {}, lock=json.loads(Path(self.lock).read_text())["digest"])
         Musubi().plan(facts, plan, train=False)
         return plan
