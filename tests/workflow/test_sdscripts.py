@@ -151,6 +151,14 @@ def test_training_goes_on_a_folder_of_links_and_again_on_what_was_edited(built: 
     assert list((built / "runs/tiny/sdscripts").rglob("*0100x0160*"))
     built.scramble_mtimes()
     assert built.run("train_tiny").idle
+    # It is forced, begins from the start, and keeps the result before.
+    (folder / "called.json").unlink()
+    before = (built / "runs/tiny/tiny.safetensors").stat().st_ino
+    result = built.run("train_tiny", "-R", "train")
+    result.one_line("training of tiny: forced; the last one took ")
+    assert called(folder) and "resumed" not in result.output and "encoded" not in result.output
+    assert (built / "runs/tiny/previous/tiny.safetensors").stat().st_ino == before
+    assert built.run("train_tiny").idle
 
 
 def test_nothing_but_a_new_and_whole_lora_is_success(

@@ -204,8 +204,7 @@ class LoopTrainer(Trainer):
     """Configuration file for `accelerate launch`, for several GPUs or machines; `accelerate config
     --config_file FILE` writes one. DeepSpeed and FSDP are refused. Batch size, accumulation,
     clipping and precision of this section take precedence over the file. Another number of
-    processes gives other weights, but does not train again; to train again, delete
-    `runs/{run}/training.json`."""
+    processes gives other weights, but does not train again; `-R train` does."""
     samples: Samples = Samples()
     """[Sample pictures](samples.md) drawn during the training."""
 
