@@ -38,7 +38,7 @@ report: "rules/report/workflow.rst"
 rule all:
     input:
         [
-            [*SESSION.results(run, "train")] or final_target(run)
+            next(iter(SESSION.results(run, "train")), final_target(run))
             for run in SESSION.config.runs
         ],
 

@@ -207,13 +207,13 @@ wildcard_constraints:
 # After Snakemake has its lock, and never for a dry run: another build may be at work beside it.
 onstart:
     SESSION.begin()
-    # Snakemake's records of inputs have no orders and receipts, which no later plan has again.
+    # Snakemake's records of inputs have no orders and receipts, which no later plan has again; the
+    # scripts of these rules read them from `params`.
     for job in workflow.dag.needrun_jobs():
-        if (
-            job.is_norun
-        ):  # what it makes is there before it runs, which Snakemake would warn of
+        if job.is_norun:
+            # What it makes is there before it runs, of which Snakemake would warn.
             workflow.dag.reason(job).missing_output.clear()
-        if job.output and not job.output[0].startswith(".latentmake/"):
+        if job.is_norun or "order" in job.params.keys():
             job.input = InputFiles(
                 x for x in job.input if not x.startswith(".latentmake/")
             )

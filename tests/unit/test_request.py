@@ -107,6 +107,12 @@ def test_the_training_of_a_run_is_asked_for_by_all_that_follows_it(target: str) 
     assert asked.kinds["a_b"] == {"latents", "text"} and not asked.kinds["cats"]
 
 
+def test_a_file_of_a_run_is_asked_for_by_what_makes_it() -> None:
+    files = ("lora.safetensors", "samples/step-000001_00.png", "generated/a.png", "dataset.lock")
+    words = [request(f"runs/a_b/{file}").words["a_b"] for file in files]
+    assert words == [{"train"}, {"train"}, {"generate"}, {"caches"}]
+
+
 def test_a_page_is_asked_for_by_its_word() -> None:
     both = request("reports/evaluate_a_b.html", "reports/x_cats.html", "runs/cats/dataset.lock")
     assert (

@@ -89,6 +89,26 @@ def test_pictures_and_losses_follow_a_training(trained: Project) -> None:
     assert trained.run("train_tiny", "evaluate_tiny").idle
 
 
+def test_snakemake_tells_what_a_run_has_made(trained: Project) -> None:
+    trained.run("--report", "out.html")
+    page = (trained / "out.html").read_text()
+    for file in ("samples.png", "curves.png", "training.json", "trained_on.json"):
+        assert f'"runs/tiny/{file}": {{"name": "{file}"' in page
+    for text in ("run tiny", "model micro, shapes", "shapes     micro    text", "learning_rate"):
+        assert text in page
+    lines = trained.run("--summary").output.splitlines()
+    rows = {row[0]: row for row in (line.split("\t") for line in lines) if len(row) == 6}
+    assert rows[WEIGHTS][2] == "train_tiny" and rows["runs/tiny/samples.png"][2] == "train_tiny"
+    assert {(*row[4:],) for row in rows.values()} == {("status", "plan"), ("ok", "no update")}
+    assert "runs/" not in trained.run("--list-changes", "input").output
+    assert "runs/" not in trained.run("--list-untracked", "train_tiny").output
+    assert (trained / "benchmarks/train/tiny.tsv").is_file()
+    # All that is deleted is said, and is made again.
+    result = trained.run("--delete-all-output", "train_tiny")
+    assert f"Deleting {WEIGHTS}" in result.output and not (trained / WEIGHTS).exists()
+    assert trained.run(WEIGHTS).jobs == ["manifest", "train", "train_tiny"]
+
+
 def test_a_prompt_added_trains_nothing(trained: Project) -> None:
     before = _weights(trained)
     samples = {"prompts": ["a red circle"], "num_inference_steps": 1, "guidance_scale": 1}
