@@ -18,10 +18,11 @@ sys.path.insert(0, str(SCRIPTS))
 
 import latentmake
 
-if SCRIPTS.is_dir() and not SCRIPTS.samefile(Path(latentmake.__file__).parents[1]):
+LOADED = Path(latentmake.__file__).resolve().parents[1]
+if SCRIPTS.is_dir() and LOADED != SCRIPTS.resolve():
     sys.exit(
-        f"error: {Path(latentmake.__file__).parents[1]} is loaded already, and {SCRIPTS} belongs to "
-        "this Snakefile: one workflow cannot use two copies of Latentmake; name one of them only"
+        f"error: {LOADED} and {SCRIPTS}: one workflow cannot use two copies of Latentmake; name the "
+        "Snakefile of one of them only"
     )
 
 

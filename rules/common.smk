@@ -10,14 +10,14 @@ from functools import partial
 from latentmake import commandline
 from latentmake.caches.gpu import visible
 from latentmake.config.document import check_files
+from latentmake.errors import LatentmakeError
 from latentmake.files.workspace import usable_cores
 from latentmake.plan import receipts
 from latentmake.request import VARIABLE
-from latentmake.session import session_of
 from snakemake.iocontainers import InputFiles
 
 ASKED = commandline.read()
-IS_MODULE = not workflow.modifier.is_main_snakefile()
+IS_MODULE = commandline.is_module(workflow)
 
 # A file of the user's own replaces the sample's, it does not add to it; a module is given values.
 if workflow.overwrite_configfiles or not workflow.modifier.skip_configfile:
@@ -30,14 +30,7 @@ if not workflow.overwrite_configfiles:
 RESOLUTION = r"\d+(?:x\d+)?"
 
 
-def as_written(values):
-    """Return the configuration with the text of `--config prompt=...`, which Snakemake parses."""
-    given = [str(each).partition("=") for each in ASKED.config or []]
-    texts = [text for name, _, text in given if name == "prompt"]
-    return {**values, "prompt": texts[-1]} if texts else values
-
-
-# Whether jobs run on a cluster: the user's process asks the executor; nodes are never asked.
+# Whether jobs run on a cluster: only the user's process is told the executor.
 ON_CLUSTER = workflow.remote_exec or commandline.is_remote(ASKED)
 
 # All cores, where neither the command line nor a profile says how many.
@@ -52,23 +45,8 @@ if GPUS and "gpu" not in workflow.global_resources:
 
 REPORTS = ASKED.report is not None  # of what is there
 
-SESSION = session_of(
-    as_written(config),
-    targets=ASKED.targets or [],
-    main=workflow.is_main_process and commandline.needs_plan(ASKED),
-    force=[
-        *["--forceall"] * ASKED.forceall,
-        *["--force"] * ASKED.force,
-        *sorted(ASKED.forcerun or ()),
-    ],
-    asks=commandline.only_asks(ASKED),
-    deletes=commandline.deletes(ASKED),
-    configfiles=ASKED.configfile or [],
-    home=Path(workflow.basedir),
-    deployed=bool(workflow.deployment_settings.deployment_method),
-    allowed=ASKED.allowed_rules or [],
-    side_by_side=None if ON_CLUSTER else max(1, len(GPUS)),
-    rename=workflow.modifier.modify_rulename if IS_MODULE else None,
+SESSION = commandline.session_of(
+    workflow, ASKED, config, None if ON_CLUSTER else max(1, len(GPUS))
 )
 
 # Jobs on a cluster inherit it: which plan they carry out.
@@ -173,6 +151,12 @@ def following_inputs(word):
 
     def inputs_of(wildcards):
         inputs = SESSION.inputs(wildcards.run, word)
+        if IS_MODULE and not (
+            inputs or Path(FOLLOWING[word].format(run=wildcards.run)).exists()
+        ):
+            raise LatentmakeError(
+                f"name the target {word}_{wildcards.run} on the command line, too"
+            )
         trained = made(final_target(wildcards.run), wildcards.run, "train")
         return {**inputs, "trained": trained} if inputs else {}
 

@@ -10,10 +10,16 @@ import contextlib
 import io
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from latentmake.entry import exit_on_mistake
+from latentmake.errors import ConfigError
+
+if TYPE_CHECKING:
+    from latentmake.session import Session
 
 _WITHOUT_GRAPH = "cleanup_metadata lint list_rules list_target_rules print_compilation unlock"
 _WITHOUT_JOBS = (
@@ -23,6 +29,8 @@ _WITHOUT_JOBS = (
     f"list_untracked rulegraph summary {_WITHOUT_GRAPH}"
 )
 _Handler = Callable[[object], object]
+_UNTIL_EXIT = contextlib.ExitStack()
+_SESSIONS: dict[str, Session] = {}
 _OURS = ("cache/", "reports/evaluate_", "runs/")
 
 
@@ -40,6 +48,61 @@ def read(arguments: Sequence[str] | None = None) -> Namespace:
     with contextlib.redirect_stderr(io.StringIO()):  # Snakemake has printed the profiles already
         found: Namespace = parse_args(list(arguments))[1]
     return found
+
+
+def session_of(
+    workflow: Any, options: Namespace, values: Mapping[str, object], side_by_side: int | None
+) -> Session:
+    """Return the session of a workflow; a module that is used several times is planned once.
+
+    Args:
+        workflow: of Snakemake.
+        options: of its command line.
+        values: the configuration.
+        side_by_side: as of `Session`.
+    """
+    from latentmake.session import Session
+
+    name, is_main = repr(values), workflow.is_main_process
+    if name not in _SESSIONS:
+        with exit_on_mistake():
+            if _SESSIONS:
+                raise ConfigError(  # both would have the rules of all files in `runs`
+                    "one workflow cannot use Latentmake with two configurations",
+                    hint="write the runs of both into one",
+                )
+            if workflow.modifier.path_modifier.replace_prefix("runs/") != "runs/":
+                raise ConfigError(  # whose jobs write the files that a plan names
+                    "a module of Latentmake cannot have another place for its files",
+                    hint="remove `prefix` and `replace_prefix`, or use --directory",
+                )
+            if is_main and deletes(options):
+                from latentmake.plan.build import alone
+
+                _UNTIL_EXIT.enter_context(alone())
+        targets, allowed = options.targets or [], [*(options.allowed_rules or ())]
+        forced = sorted(options.forcerun or ())
+        if is_module(workflow):
+            rename = workflow.modifier.modify_rulename
+            targets = own_targets(targets, rename, values.get("runs"))
+            allowed = own_rules(allowed, rename)
+            forced = [*own_rules(forced, rename), *(x for x in forced if x.startswith(_OURS))]
+        forced += ["--forceall"] * options.forceall + ["--force"] * options.force
+        text = [x[7:] for x in map(str, options.config or []) if x.startswith("prompt=")]
+        _SESSIONS[name] = Session(
+            # The prompt as it was written: Snakemake takes it for YAML.
+            {**values, "prompt": text[-1]} if text else values,
+            targets=targets,
+            main=is_main and needs_plan(options),
+            force=forced,
+            asks=only_asks(options),
+            configfiles=options.configfile or [],
+            home=Path(workflow.basedir),
+            deployed=bool(workflow.deployment_settings.deployment_method),
+            allowed=allowed,
+            side_by_side=side_by_side,
+        )
+    return _SESSIONS[name]
 
 
 def is_remote(options: Namespace) -> bool:
@@ -69,6 +132,11 @@ def deletes(options: Namespace) -> bool:
 # -- modules --------------------------------------------------------------------------------------
 
 
+def is_module(workflow: Any) -> bool:
+    """Return whether the Snakefile that Snakemake reads now is a module of another one."""
+    return not workflow.modifier.is_main_snakefile()
+
+
 def own_rules(names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
     """Return rules by the names of this Snakefile, which a module's user may have renamed.
 
@@ -80,14 +148,12 @@ def own_rules(names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
     return [name[len(before) : len(name) - len(after)] for name in given]
 
 
-def own_targets(
-    targets: Iterable[str], rename: Callable[[str], str], runs: Iterable[str]
-) -> list[str]:
+def own_targets(targets: Iterable[str], rename: Callable[[str], str], runs: object) -> list[str]:
     """Return what targets of a module's user ask of this Snakefile; see `own_rules`.
 
     Everything stands for a target of the user's own, because it may need any of our files.
     """
-    ends = tuple(f"_{run}" for run in runs)
+    ends = tuple(f"_{run}" for run in runs) if isinstance(runs, Mapping) else ()
     found = []
     for target in targets:
         rule = (own_rules([target], rename) or ["all"])[0]
@@ -120,5 +186,5 @@ def _register(
 ) -> None:
     """Register a handler that stands below the module."""
     register(handler)
-    if workflow.modifier.is_main_snakefile():
+    if not is_module(workflow):
         follow(handler)

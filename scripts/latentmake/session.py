@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from latentmake import backends, commandline, digest
+from latentmake import backends
 from latentmake.config.root import Config, parse
 from latentmake.entry import exit_on_mistake
 from latentmake.errors import LatentmakeError
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 Inputs = dict[str, list[str] | str]
 
-_STAND_IN = str(MEMO)
-"""Input of rules in place of orders that a command which only asks does not write. A plan makes it
-newer than what jobs have made, as it does with an order."""
+_STAND_IN = str(MEMO)  # for orders, which a command that only asks does not write; as new as these
 
 
 class Session:
@@ -50,13 +48,11 @@ class Session:
         main: whether this process plans.
         force: what is made anew although it is fresh, in the words of Snakemake; see `Request`.
         asks: whether the command starts no job. Then the plan takes no lock and writes no orders.
-        deletes: whether the command deletes outputs of builds.
         configfiles: files of the configuration, where the user names them.
         home: folder of the Snakefile.
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
         side_by_side: how many jobs encode at a time on this machine; None on a cluster.
-        rename: in a module, returns the user's name for a rule.
     """
 
     def __init__(
@@ -67,13 +63,11 @@ class Session:
         main: bool,
         force: Collection[str] = (),
         asks: bool = False,
-        deletes: bool = False,
         configfiles: Sequence[str | Path] = (),
         home: Path = Path(),
         deployed: bool = False,
         allowed: Collection[str] = (),
         side_by_side: int | None = 1,
-        rename: Callable[[str], str] | None = None,
     ) -> None:
         self._main = main
         self.memo: object = None
@@ -83,25 +77,16 @@ class Session:
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
                 check_folder(home, dry=asks)
-            if main and deletes:
-                from latentmake.plan.build import alone
-
-                contextlib.ExitStack().enter_context(alone())  # until the process ends
             if main and not asks:
                 from latentmake.plan.build import Build
 
                 self._build = Build(cluster=side_by_side is None)
-            read = {name: value for name, value in values.items() if main or name != "prompt"}
-            self.config: Config = parse(read)
+            own = {name: value for name, value in values.items() if main or name != "prompt"}
+            self.config: Config = parse(own)
             if not main:
                 self._file = PlanFile.read()
-                own = commandline.own_rules(allowed, rename) if rename else allowed
-                self.plan = self._file.plan(own)
+                self.plan = self._file.plan(allowed)
                 return
-            if rename:
-                targets = commandline.own_targets(targets, rename, self.config.runs)
-                options = [each for each in force if each.startswith("--")]
-                force = [*options, *commandline.own_rules(force, rename)]
             self._request = Request(targets, self.config, force)
             self._facts = backends.facts_of(
                 self.config,
@@ -127,8 +112,7 @@ class Session:
             self._file = PlanFile(jobs=jobs, runs=orders)
             if not asks:
                 self._file.write(time.time_ns())
-            elif self.plan.jobs or any(x.keys() - {"trainer"} for x in orders.values()):
-                self._facts.memo.save()
+            elif self.plan.jobs or {*chain(*orders.values())} - {"trainer"}:
                 MEMO.touch()
 
     def _plan_runs(self, *, side_by_side: int | None) -> dict[str, dict[str, str]]:
@@ -273,23 +257,3 @@ class Session:
         """Return the runs that can be published."""
         found = ((name, backends.of_run(self.config, name)) for name in self.config.runs)
         return [name for name, backend in found if backend is not None and backend.publishes]
-
-
-_SESSIONS: list[tuple[str, Session]] = []
-
-
-def session_of(values: Mapping[str, object], **options: Any) -> Session:
-    """Return the session of a configuration; a module that is used several times is planned once.
-
-    Two modules would both have the rules of all files in `runs` and `cache`.
-    """
-    name = digest.of_value(values)
-    for known, session in _SESSIONS:
-        if known != name:
-            sys.exit(
-                "error: one workflow cannot use Latentmake with two configurations; write "
-                "the runs of both into one"
-            )
-        return session
-    _SESSIONS.append((name, Session(values, **options)))
-    return _SESSIONS[0][1]

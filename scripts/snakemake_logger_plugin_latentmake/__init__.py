@@ -7,9 +7,11 @@ Snakemake ends before it has read a Snakefile, which may be that of another copy
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter, logger
@@ -24,6 +26,7 @@ _STEPS = re.compile(
     r"|(Select jobs to|Execute \d+ jobs|Building DAG|Using shell|Rules claiming)"
     r"|(Assuming unrestricted|Conda environments: ignored)"
 )
+_MOST_BYTES = 4_000_000
 _FILES: dict[str, Any] = {"input": [], "output": [], "resources": {}}
 _CACHE_FILES = ("latents", "text")  # rules that have nothing to do: a job wrote their file
 
@@ -44,6 +47,8 @@ class LogHandler(LogHandlerBase):
         Snakemake calls `emit` in a thread of its own, so that a line could be printed after the
         output of the job that it announces.
         """
+        if any(_holds_code(word) for word in sys.argv):
+            _explain_configuration()
         asked, lines = self.common_settings, _Lines(self.common_settings)
         stream = sys.stdout if asked.stdout else sys.stderr
         handler = ColorizingTextHandler(asked.nocolor, stream, formatter=lines, filter=lines)
@@ -103,3 +108,11 @@ def _explain_configuration() -> None:
     from latentmake.config.document import check_command
 
     check_command(sys.argv[1:])
+
+
+def _holds_code(word: str) -> bool:
+    """Return whether a word of the command line names a file whose Python Snakemake would run."""
+    path = Path(word.rpartition("=")[2])
+    with contextlib.suppress(OSError, ValueError):
+        return path.is_file() and b"__use_yte__" in path.read_bytes()[:_MOST_BYTES]
+    return False

@@ -90,7 +90,7 @@ def test_a_run_is_trained_and_an_edited_caption_is_one_job_of_one_item(
     assert submitted(result)[-1] == "train" and len(submitted(result)) == 3
     shutil.rmtree(project / "logs")
     (project / "data/shapes/cat.txt").write_text("something else altogether")
-    # The same, as a module of the site, whose profile says how many cores there are.
+    # As a module of another Snakefile, by a profile that says how many cores there are here.
     (project / "site.smk").write_text(MODULE)
     result = project.run("-s", "site.smk", "--cores", "2", "lm_caches_tiny")
     (rule,) = submitted(result)

@@ -168,4 +168,4 @@ def test_an_import_names_its_module_in_full() -> None:
 def test_the_root_holds_few_modules() -> None:
     root = {path.stem for path in package.folder.glob("*.py")} - {"__init__"}
     named = {"backends", "digest", "entry", "errors", "progress", "regular"}
-    assert root == named | {"__main__", "cli", "graph", "request", "session"}
+    assert root == named | {"__main__", "cli", "commandline", "graph", "request", "session"}

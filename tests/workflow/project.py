@@ -24,6 +24,8 @@ from latentmake.cli import app
 from latentmake.files.atomic import TEMPORARY_SUFFIX
 from latentmake.files.cachefile import read_header
 from latentmake.files.workspace import OWNER
+from latentmake.request import VARIABLE
+from latentmake.session import Session
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -270,6 +272,12 @@ class Project:
         if check:
             assert done.exit_code == 0, done.output
         return Result(done.exit_code, done.output)
+
+    def plan(self, *targets: str) -> str:
+        """Plan targets in this process as a build does; return the path of its plan file."""
+        with contextlib.chdir(self.folder):
+            Session(self.config, targets=targets, main=True)
+        return os.environ.pop(VARIABLE)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in a process group of its own; its output goes to a file."""

@@ -1,8 +1,12 @@
-"""A workflow is planned and carried out by one copy of the package: that of its Snakefile."""
+"""A workflow is planned and carried out by one copy of the package: that of its Snakefile.
+
+The Snakefile may be a module of the user's own.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,12 +27,10 @@ use rule * from {name} as {name}_*
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """Another clone, which is the working folder: its profile imports its package."""
+    """Another clone, which is the working folder; its package is on the path."""
     package = tmp_path / "other/scripts/latentmake"
-    (package / "config").mkdir(parents=True)
-    for name in ("__init__", "config/__init__"):
-        (package / f"{name}.py").touch()
-    (package / "config/document.py").write_text("def check_command(_): pass")
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
     for name in ("session", "entry"):
         (package / f"{name}.py").write_text(OTHER)
     folder = tmp_path / "other"
@@ -48,6 +50,14 @@ def snakemake(folder: Path, snakefile: Path, *arguments: str) -> str:
 def test_the_clone_of_the_snakefile_plans_in_the_folder_of_another_clone(other: Path) -> None:
     output = snakemake(other, ROOT / "Snakefile", "-n", "caches_michael_gove")
     assert output.endswith("status 0") and "targets to make" in output, output
+
+
+def test_a_module_makes_what_its_users_target_names(other: Path, tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_text(MODULE.format(name="lm", clone=ROOT))
+    output = snakemake(other, tmp_path / "Snakefile", "-n", "lm_caches_michael_gove")
+    rules = re.findall(r"^(?:local)?rule ([\w-]+?)(?:_[0-9a-f]{12})?:$", output, re.M)
+    encoded = [f"lm_encode_{kind}_michael_gove_tiny-sd" for kind in ("latents", "text")]
+    assert sorted(rules) == ["lm_caches_michael_gove", *encoded, "lm_manifest"], output
 
 
 def test_a_workflow_of_two_clones_is_refused_in_one_line(other: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_datasets_and_batches_of_one_model_are_encoded_by_one_process(
     result = project.run("latents_tiny", check=False)
     assert result.returncode == 1
     result.one_line("error: 1 of 2 items are faulty", "dog.png: is an empty file")
-    assert len(set(re.findall(r"rule (encode_latents_micro_\w+)", result.output))) == 1
+    assert len(set(re.findall(r"rule (encode_latents_\w+_micro_\w+)", result.output))) == 1
     assert len(re.findall(r"^latents of (?:more|shapes): ", result.output, re.MULTILINE)) >= 4
     assert loads(project) == [1]
     assert result.encoded() == Counts(encoded=10, faulty=1)

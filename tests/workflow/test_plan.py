@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import world
-from latentmake.request import VARIABLE, PlanFile
+from latentmake.request import VARIABLE
 from project import NOTHING, ROOT, Project
 
 
@@ -29,7 +29,11 @@ def mixed(built: Project) -> Project:
 
 
 def test_a_dry_run_counts_every_reason_and_changes_nothing(mixed: Project) -> None:
-    before = mixed.snapshot()
+    for left in ("incomplete/of-a-killed-build", "locks/0.output.lock"):
+        path = mixed / ".snakemake" / left
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    before, states = mixed.snapshot(), states_of(mixed)
     result = mixed.run("-n", "caches_tiny")
     columns = ["fresh", "new", "edited", "changed recipe", "damaged", "orphaned"]
     table = {kind: [row[name] for name in columns] for (_, kind), row in result.table().items()}
@@ -42,7 +46,17 @@ def test_a_dry_run_counts_every_reason_and_changes_nothing(mixed: Project) -> No
     assert "\nrecipe: dtype float32 -> bfloat16: 5 texts of shapes\n" in result.output
     assert result.tables == 1
     assert result.output.index("11 targets to make") < result.output.index("Job stats:")
-    assert mixed.changed(before) == NOTHING
+    summary = mixed.run("--summary", "caches_tiny").output
+    assert len(re.findall(r"^\S+\.receipt\.json\t-\tencode.*update pending$", summary, re.M)) == 2
+    assert re.search(r"^runs/tiny/dataset\.lock\t.*\tupdate pending$", summary, re.M)
+    assert mixed.changed(before) == NOTHING and states_of(mixed) == states
+
+
+def states_of(project: Project) -> set[Path]:
+    """Return files of builds, ours and Snakemake's, but for the memo and logs."""
+    folders = (project / name for name in (".latentmake", ".snakemake"))
+    found = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
+    return {path for path in found if not {"log", "iocache"} & {*path.parts}}
 
 
 def test_status_prints_every_stale_target_with_its_reason(mixed: Project) -> None:
@@ -80,8 +94,8 @@ def test_a_process_that_snakemake_starts_never_plans(built: Project) -> None:
     """It carries out the order that lies on disk, even if the data would now give another plan."""
     (name,) = built.texts("ant")
     (built / name).unlink()
-    dry = built.run("-n", "caches_tiny")
-    (rule,) = {job for job in dry.jobs if job.startswith("encode_")}
+    plan = built.plan("caches_tiny")
+    (rule,) = json.loads((built / plan).read_text())["jobs"]
     shutil.rmtree(built / "data/shapes")
     for stem, caption in world.CAPTIONS.items():
         world.draw(built / f"data/shapes/{stem}.png", 99)
@@ -89,11 +103,8 @@ def test_a_process_that_snakemake_starts_never_plans(built: Project) -> None:
     memo = (built / ".latentmake/memo.sqlite").read_bytes()
     orders = sorted(path.name for path in (built / ".latentmake").rglob("*.json"))
     before = built.snapshot()
-    (order,) = (built / ".latentmake/orders").glob(f"{rule[-12:]}*.items.json")
-    plan = PlanFile(jobs={rule: [order.name.removesuffix(".items.json")]})
-    (built / "plan.json").write_text(plan.model_dump_json())
     arguments = ["--mode", "subprocess", "--nolock", "--target-jobs", f"{rule}:"]
-    result = built.run(*arguments, **{VARIABLE: "plan.json"})
+    result = built.run(*arguments, **{VARIABLE: plan})
     assert result.tables == 0
     assert built.changed(before) == NOTHING._replace(added={name})
     assert (built / ".latentmake/memo.sqlite").read_bytes() == memo
@@ -114,6 +125,6 @@ def test_the_sample_can_be_planned_before_anything_is_made(tmp_path: Path) -> No
     shutil.copytree(ROOT / "data", project / "data")
     result = project.run("-n")
     kinds = {job.rpartition("_")[0] or job for job in result.jobs}
-    assert {"encode_latents_michael_gove", "encode_text_tiny-sd"} <= kinds
+    assert {"encode_latents_michael_gove_tiny-sd", "encode_text_michael_gove_tiny-sd"} <= kinds
     assert {"manifest", "train", "all"} <= kinds
     assert project.cache_files() == []

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from latentmake.request import VARIABLE, PlanFile
+from latentmake.request import VARIABLE
 from latentmake.training.order import caption_in
 from project import NOTHING, Counts, Project, kill_group, wait_until
 
@@ -148,15 +148,11 @@ def test_training_reads_no_image_no_caption_and_no_text_encoder(trained: Project
     """Once it is planned, manifest, caches, UNet and (for the pictures) the VAE are enough."""
     before = _weights(trained)
     trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(learning_rate=1e-2))
-    trained.run("-n", "train_tiny")
+    plan = trained.plan("train_tiny")
     for folder in ("data", "models/micro/text_encoder", "models/micro/tokenizer"):
         shutil.rmtree(trained / folder)
-    orders = (trained / ".latentmake/runs").glob("tiny.*.train.json")
-    order = max(orders, key=lambda path: path.stat().st_mtime)
-    plan = PlanFile(runs={"tiny": {"train": str(order.relative_to(trained.folder))}})
-    (trained / "plan.json").write_text(plan.model_dump_json())
     job = ("--mode", "subprocess", "--nolock", "--target-jobs", "train:run=tiny")
-    trained.run(*job, **{VARIABLE: "plan.json"})
+    trained.run(*job, **{VARIABLE: plan})
     assert _weights(trained)[0] != before[0]
 
 

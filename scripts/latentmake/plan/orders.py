@@ -357,12 +357,15 @@ class EncodingJob(NamedTuple):
 
 
 def job_of(orders: Sequence[Order]) -> EncodingJob:
-    """Return the job of some orders; it is named by their dataset, or by their model."""
+    """Return the job of some orders; its rule is named by their datasets and model."""
     kind, names = orders[0].kind, [order.name for order in orders]
     one = {order.dataset for order in orders} == {orders[0].dataset}
     subject = orders[0].dataset if one else orders[0].model
     name = (names[0] if len(names) == 1 else digest.of_value(names))[:12]
     reuses = all(order.reuses for order in orders)
-    rule = f"{'reuse' if reuses else 'encode'}_{kind}_{subject}_{name}"
+    # Prompts have no name of their own where they are encoded with the texts of a dataset.
+    datasets = dict.fromkeys(order.dataset for order in orders if order.dataset != PROMPTS)
+    several = "_".join([*datasets][:3]) or PROMPTS
+    rule = f"{'reuse' if reuses else 'encode'}_{kind}_{several}_{orders[0].model}_{name}"
     receipts = [str(order.receipt) for order in orders]
     return EncodingJob(rule, f"logs/{kind}/{subject}/{name}.log", tuple(orders), receipts, reuses)

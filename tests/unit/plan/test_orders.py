@@ -163,12 +163,14 @@ def test_orders_of_one_model_and_the_same_runs_are_one_job() -> None:
     (job,) = jobs_of([(one, A | B), (other, A | B)], 1)
     assert job.orders == (one, other)
     assert job.receipts == [str(one.receipt), str(other.receipt)]
-    assert job.rule.startswith("encode_text_tiny_") and job.log.startswith("logs/text/tiny/")
+    assert job.rule.startswith("encode_text_cats_dogs_tiny_") and job.log.startswith(
+        "logs/text/tiny/"
+    )
 
 
 def test_a_job_of_one_order_is_named_as_the_order() -> None:
     (job,) = jobs_of([(text_order("a"), A)], 1)
-    assert job.rule == f"encode_text_cats_{job.orders[0].name[:12]}"
+    assert job.rule == f"encode_text_cats_tiny_{job.orders[0].name[:12]}"
     assert job.log == job.orders[0].log
 
 
