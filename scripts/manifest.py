@@ -7,7 +7,8 @@ sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of th
 from pathlib import Path
 
 from latentmake.entry import logged
-from latentmake.plan.manifest import ManifestOrder, write_manifest
+from latentmake.plan.manifest import ManifestOrder
+from latentmake.training.rows import write_manifest
 
 with logged(snakemake.log[0]) as say:
     order = ManifestOrder.read(Path(snakemake.params.order))

@@ -16,7 +16,7 @@ from item_world import work_of
 from latentmake.caches.inputs import Loaded
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
-from latentmake.data import folders, remote
+from latentmake.data import folders, listing, remote
 from latentmake.digest import SourceStat
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
 from latentmake.plan.orders import Order
@@ -78,7 +78,7 @@ def test_names_that_no_disk_can_have_are_faults(bucket: Bucket) -> None:
         for ending in ("png", "txt"):
             bucket.put(f"p/{stem}.{ending}", b"x")
     settings = Dataset(path=f"s3://{bucket.name}/p/")
-    scanned = folders.scan("x", settings)
+    scanned = listing.scan("x", settings)
     assert scanned.root == f"s3://{bucket.name}/p"
     items, faults = folders.items("x", settings, scanned)
     assert [item.image for item in items] == [f"s3://{bucket.name}/p/fine.png"]

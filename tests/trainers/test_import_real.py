@@ -21,17 +21,17 @@ import video_world
 import world
 from conftest import sources
 from latentmake.config.root import parse
+from latentmake.data.contents import read_caption
 from latentmake.data.item import Item
-from latentmake.data.texts import read_caption
 from latentmake.exchange.adoption import adopt
 from latentmake.exchange.datasets_toml import Imported, imported
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import balanced
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
+from latentmake.training.rows import balanced
 
 pytestmark = pytest.mark.real_trainer
 

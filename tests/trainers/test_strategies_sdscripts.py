@@ -20,13 +20,14 @@ from latentmake.config.architectures import SDSCRIPTS
 from latentmake.config.root import parse
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import ManifestOrder, write_manifest
+from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.planner import make_plan
 from latentmake.training.backend import Finding
 from latentmake.training.external.order import Resume
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.deploy import deploy
 from latentmake.training.external.sdscripts.order import SdScriptsOrder, training_arguments
+from latentmake.training.rows import write_manifest
 from order_world import carry_out
 from safetensors.torch import load_file, save_file
 

@@ -13,8 +13,8 @@ import pytest
 from latentmake import digest
 from latentmake.config.document import check_file
 from latentmake.config.weights import Weights
+from latentmake.data.contents import read_text as read_caption
 from latentmake.data.lists import metadata_of, read_rows
-from latentmake.data.texts import read_text as read_caption
 from latentmake.errors import UserError
 from latentmake.exchange.datasets_toml import imported
 from latentmake.files import npz, safetensors

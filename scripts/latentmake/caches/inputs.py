@@ -20,9 +20,16 @@ from numpy.typing import NDArray
 
 from latentmake import digest
 from latentmake.data import remote
-from latentmake.data.contents import check_length
+from latentmake.data.contents import (
+    caption_of,
+    check_length,
+    decode_text,
+    encoded,
+    formerly,
+    joined,
+)
 from latentmake.data.item import BUCKET, CAPTION, IMAGE, Item
-from latentmake.data.texts import MARKER, caption_of, decode_text, encoded, formerly, joined
+from latentmake.data.texts import MARKER
 from latentmake.digest import source_stat
 from latentmake.errors import SourceError, unreadable
 from latentmake.files import cachefile

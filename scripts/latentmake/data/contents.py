@@ -6,7 +6,7 @@ Content decides what is stale: a stat only tells whether a file must be read aga
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
 from pathlib import Path
@@ -14,21 +14,14 @@ from typing import Self
 
 from latentmake import digest
 from latentmake.config.datasets import Dataset
-from latentmake.data.item import CAPTION, Fault, File, Item, fault_of
-from latentmake.data.texts import (
-    caption_of,
-    decode_text,
-    encoded,
-    formerly,
-    joined,
-    read_text,
-)
+from latentmake.data.item import CAPTION, Fault, File, Item, fault_of, text_fault
 from latentmake.digest import SourceStat
 from latentmake.errors import SourceError, unreadable
 from latentmake.files.cachefile import Header
 from latentmake.files.workspace import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
+from latentmake.regular import read_regular
 
 _SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
 _LARGEST = 1 << 32  # bytes of an image, which is read as a whole
@@ -37,11 +30,108 @@ _FORMER = 4  # digests of releases before that a text is presumed to have
 _MOST_PRESUMED = 16  # digests that inputs of several unknown files are presumed to have
 
 
+EMPTY = "is an empty caption", "describe the image, or set empty_caption: allow"
+
+
 def check_length(path: str, size: int) -> None:
     """Refuse, by SourceError, an image or a caption of more bytes than any has."""
     if size > _LARGEST:
         what = f"has {size} bytes, more than any image or caption"
         raise SourceError(what, where=path, hint="replace or remove the file")
+
+
+def decode_text(data: bytes, path: str) -> str:
+    """Return the text of a file: UTF-8, without byte order mark, line ends as `newlines` has them.
+
+    Raises:
+        SourceError: it is not UTF-8, or no text of a caption (see `text_fault`).
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"is not UTF-8 (byte {error.start + 1})", where=path, hint="save it as UTF-8"
+        ) from None
+    if fault := text_fault(text):
+        raise SourceError(fault, where=path, hint="write the caption there, as UTF-8")
+    return newlines(text)
+
+
+def encoded(text: str) -> str:
+    """Return a text as it is encoded: without byte order mark and space around it.
+
+    Its digest is the content that a cache of it is made of, whatever file it comes from.
+    """
+    return newlines(text.removeprefix("\ufeff")).strip()
+
+
+def former_digests(text: str) -> list[str]:
+    """Return digests that releases before 0.3 may have of a text: of the bytes of its file."""
+    forms = [text, f"{text}\n", *(text.replace("\n", "\r\n") + end for end in ("\r\n", ""))]
+    forms += [text + end for end in (" ", " \n", "\n\n", "\r\n\r\n")]
+    marked = [mark + each for mark in ("", "\ufeff") for each in forms]
+    return [digest.of_bytes(each.encode()) for each in dict.fromkeys(marked)]
+
+
+def caption_of(text: str, path: str, settings: Dataset | None) -> str:
+    """Return the content of a caption file as it is encoded; SourceError: it may not be empty."""
+    caption = encoded(text)
+    if not caption and settings is not None and settings.empty_caption == "error":
+        raise SourceError(EMPTY[0], where=path, hint=EMPTY[1])
+    return caption
+
+
+def newlines(text: str) -> str:
+    """Return a text with the line ends that Python's text mode gives, and so the trainers read."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_caption(path: str) -> str:
+    """Return the caption in a file on disk or at a URL; a SourceError says why there is none."""
+    return encoded(read_text(path))
+
+
+def read_text(path: str) -> str:
+    """Return the text in a file on disk or at a URL, see `decode_text`."""
+    try:
+        if is_remote(path):
+            from latentmake.data import remote
+
+            data = remote.read(path)[0]
+        else:
+            data = read_regular(path)
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+        raise SourceError(what, where=path, hint="check the file's permissions") from None
+    return decode_text(data, path)
+
+
+def joined(item: Item, contents: Sequence[str]) -> str:
+    """Return the digest of inputs, from those of the files that they read (`Item.read`).
+
+    Of a caption, and of a text without a file, the text counts as it is encoded.
+    """
+    if item.source is None:
+        contents = [digest.of_bytes(encoded(item.text or "").encode()), *contents]
+    return _joined(item, contents)
+
+
+def formerly(item: Item, text: str, contents: Sequence[str]) -> list[str]:
+    """Return what `joined` may have been in releases before 0.3, which read more than the text.
+
+    `text` is the one that is encoded; other arguments are as of `joined`.
+    """
+    others = contents if item.source is None else contents[1:]
+    own = [digest.of_bytes(item.text.encode())] if item.text else []
+    return [_joined(item, [each, *others]) for each in (*own, *former_digests(text))]
+
+
+def _joined(item: Item, contents: Sequence[str]) -> str:
+    if len(contents) == 1:
+        return contents[0]
+    last = 1 + len(item.controls)
+    layers = ["layers", *contents[last:]] if contents[last:] else []
+    return digest.of_lines([*contents[:last], *layers])
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from latentmake import digest
 from latentmake.config.root import Config
-from latentmake.data import folders
+from latentmake.data import listing
 from latentmake.data.item import Entry, Fault, Item, Scan
 from latentmake.errors import DatasetError
 from latentmake.index.memo import Memo
@@ -49,7 +49,7 @@ class Datasets:
 
                 self._scans[asked] = lists.scan(dataset, settings)
             else:
-                self._scans[asked] = folders.scan(dataset, settings, key)
+                self._scans[asked] = listing.scan(dataset, settings, key)
         return self._scans[asked]
 
     def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
@@ -99,6 +99,8 @@ class Datasets:
         like_sdscripts = layout.like_sdscripts
         read = dataset, scan.fingerprint, like_sdscripts
         if read not in self._found:
+            # A plan with nothing to do lists a folder, and makes no items.
+            from latentmake.data import folders
             from latentmake.data.texts import with_texts
 
             found, faults = scan.items, [*scan.faults]

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
+from latentmake.data.contents import read_caption
 from latentmake.data.controls import controls_of, lost_controls, sizes_of
 from latentmake.data.item import LAYER, Fault, File, Item, Scan, Window, fault_of
-from latentmake.data.texts import read_caption
 from latentmake.errors import SourceError
 from latentmake.files.media import NPZ, probe_image
 from latentmake.files.readers import probe_videos

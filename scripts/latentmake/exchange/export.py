@@ -26,8 +26,9 @@ from latentmake.files import atomic, cachefile
 from latentmake.layouts import layout
 from latentmake.models.files import text_tokens
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import rows_of, run_folder
+from latentmake.plan.manifest import run_folder
 from latentmake.progress import Progress
+from latentmake.training.rows import rows_of
 
 STATES = ("written", "up to date", "left, for they are not ours")
 _WRITTEN, _SAME, _LEFT = STATES

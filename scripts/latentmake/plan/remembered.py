@@ -16,7 +16,6 @@ from typing import Any
 import latentmake
 from latentmake import digest
 from latentmake.data.item import Item
-from latentmake.data.unread import in_masks
 from latentmake.digest import TargetStat
 from latentmake.files.workspace import is_remote
 from latentmake.index.memo import Folder, Listing, packed, unpacked
@@ -244,8 +243,11 @@ class Remembered:
         files, caches = changes[0], {f"{folder}/{name}" for folder, name, *_ in changes[1]}
         if len(files) + len(caches) > most or any(size < 0 for _, _, size, *_ in files):
             return None
-        if files and any(in_masks(path) for path, *_ in scan.entries):
-            return None
+        if files:
+            from latentmake.data.unread import in_masks  # nothing to do: no file changed
+
+            if any(in_masks(path) for path, *_ in scan.entries):
+                return None
         stems, owners = set[str](), set[str]()
         endings = [x.lower() for x in (settings.caption_extension, settings.tags_extension) if x]
         for _, path, *_ in files:

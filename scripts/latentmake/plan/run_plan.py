@@ -14,8 +14,8 @@ from pydantic_core import to_json
 
 from latentmake import digest
 from latentmake.config.root import Run
+from latentmake.data.contents import encoded, former_digests
 from latentmake.data.item import Fault
-from latentmake.data.texts import encoded, former_digests
 from latentmake.errors import DatasetError, joined
 from latentmake.files import atomic
 from latentmake.files.workspace import Need

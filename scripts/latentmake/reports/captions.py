@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake.caches.tokenizers import clean_caption, load
 from latentmake.config.models import Model
+from latentmake.data.contents import read_caption
 from latentmake.data.item import Item
-from latentmake.data.texts import MARKER, marked, read_caption
+from latentmake.data.texts import MARKER, marked
 from latentmake.errors import SourceError, UserError
 from latentmake.layouts.layout import encoder_name, released_clip
 from latentmake.models.files import T5_LENGTH, text_tokens

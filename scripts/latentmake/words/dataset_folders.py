@@ -12,8 +12,8 @@ from posixpath import splitext
 from typing import NamedTuple
 
 from latentmake.config.datasets import Dataset
-from latentmake.data.folders import scan
 from latentmake.data.item import IMAGE_EXTENSIONS
+from latentmake.data.listing import scan
 from latentmake.data.lists import metadata_of
 from latentmake.data.unread import masks, unread
 from latentmake.errors import DatasetError, SourceError

@@ -25,9 +25,10 @@ from latentmake.index.memo import Memo
 from latentmake.layouts.layout import encoder_name
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import ManifestOrder, write_manifest
+from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.planner import make_plan
 from latentmake.reports.status import status_of
+from latentmake.training.rows import write_manifest
 from latentmake.words.status import _of_items
 from order_world import put_image, silent, whole_numbers
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.config.datasets import Captions
-from latentmake.data.texts import clean, decode_text, doubts, newlines, variants
+from latentmake.data.contents import decode_text, newlines
+from latentmake.data.texts import clean, doubts, variants
 from latentmake.errors import SourceError
 
 # What no step divides at: no separators, no braces, no line ends, no space around.

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from file_clock import await_another_time
 from latentmake.config.datasets import Dataset
-from latentmake.data.folders import items, scan
+from latentmake.data.folders import items
 from latentmake.data.item import CAPTION, IMAGE, IMAGE_EXTENSIONS, Fault, File, Item, Scan
+from latentmake.data.listing import scan
 from latentmake.data.texts import with_texts
 from latentmake.data.unread import unread
 from latentmake.digest import source_stat

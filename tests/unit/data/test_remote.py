@@ -12,7 +12,7 @@ from fsspec.registry import known_implementations
 from latentmake import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
-from latentmake.data import folders, remote
+from latentmake.data import folders, listing, remote
 from latentmake.digest import SourceStat
 from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
 
@@ -32,7 +32,7 @@ def url() -> str:
 
 def test_a_folder_at_a_url_is_listed_and_read_like_one_on_disk(url: str) -> None:
     settings = Dataset(path=f"{url}/")
-    items, faults = folders.items("x", settings, folders.scan("x", settings))
+    items, faults = folders.items("x", settings, listing.scan("x", settings))
     assert not faults
     assert [each.path for item in items for each in item.files] == [
         f"{url}/{path}" for path in ("cat.png", "cat.txt", "sub/dog.png", "sub/dog.txt")
@@ -40,7 +40,7 @@ def test_a_folder_at_a_url_is_listed_and_read_like_one_on_disk(url: str) -> None
     for item in items:
         assert remote.read(item.image) == (f"{item.stem}.png".encode(), item.files[0].stat)
     flat = Dataset(path=url, flat=True)
-    assert [path for path, *_ in folders.scan("x", flat).entries] == ["cat.png", "cat.txt"]
+    assert [path for path, *_ in listing.scan("x", flat).entries] == ["cat.png", "cat.txt"]
 
 
 def test_another_content_is_another_stat(url: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from latentmake.config.datasets import Dataset
-from latentmake.data import folders
+from latentmake.data import folders, listing
 from latentmake.data.texts import with_texts
 from latentmake.index.memo import Memo
 
@@ -38,7 +38,7 @@ def made(
         file.write_text(json.dumps(metadata), encoding="utf-8")
         values["metadata_file"] = str(file)
     asked = Dataset.model_validate({**values, **settings})
-    scan = folders.scan("d", asked)
+    scan = listing.scan("d", asked)
     items, faults = folders.items("d", asked, scan)
     found, more, _ = with_texts("d", asked, scan, items, memo or Memo(None), like_sdscripts=False)
     texts = {item.stem: item.texts for item in found}
@@ -199,7 +199,7 @@ def test_no_caption_file_is_read_twice(folder: Path, monkeypatch: pytest.MonkeyP
         opened.append(path)
         return Path(path).read_bytes()
 
-    monkeypatch.setattr("latentmake.data.texts.read_regular", read)
+    monkeypatch.setattr("latentmake.data.contents.read_regular", read)
     (folder / "c.caption").write_text("another dog")
     again = made(folder, memo=Memo(folder.parent / "memo.sqlite"))
     assert again[0] == {**first[0], "c": ["another dog"]}

@@ -18,14 +18,13 @@ from latentmake.plan.manifest import (
     Lock,
     ManifestOrder,
     Member,
-    chosen,
     keys_digest,
     read_lock,
     refuse_too_many,
-    rows_of,
 )
-from latentmake.plan.manifest import write_manifest as _write
 from latentmake.plan.receipts import Receipt
+from latentmake.training.rows import chosen, rows_of
+from latentmake.training.rows import write_manifest as _write
 from order_world import silent
 
 PARTS = ("64", "96", "text")

@@ -15,19 +15,16 @@ from latentmake.data.item import CAPTION, CONTROL, IMAGE, LAYER, File, Item
 from latentmake.errors import CacheError, DatasetError, TrainingError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.clips import Span
-from latentmake.plan import manifest
 from latentmake.plan.manifest import (
     Lock,
     ManifestOrder,
     Member,
-    Row,
-    balanced,
     keys_digest,
     lock_digest,
     read_lock,
-    rows_of,
 )
 from latentmake.plan.receipts import Receipt
+from latentmake.training.rows import Row, balanced, rows_of, write_manifest
 from order_world import silent
 from safetensors.torch import save_file
 
@@ -87,7 +84,7 @@ def write(work: ManifestOrder, *receipts: Receipt, say: Any = silent) -> Lock:
     for number, receipt in enumerate(receipts):
         places.append(Path(f"receipt{number}.json"))
         receipt.write(places[-1])
-    return manifest.write_manifest(work, places, FOLDER, say)
+    return write_manifest(work, places, FOLDER, say)
 
 
 def rows() -> list[dict[str, Any]]:

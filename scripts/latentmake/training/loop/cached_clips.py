@@ -17,9 +17,9 @@ from latentmake.errors import DatasetError, SourceError
 from latentmake.files import npz
 from latentmake.files.safetensors import read_head
 from latentmake.models.files import T5_LENGTH
-from latentmake.plan.manifest import rows_of
 from latentmake.training.loop.caches import FORM, WAN, Caches, Sought, naming
 from latentmake.training.order import caption_in
+from latentmake.training.rows import rows_of
 
 _SPLITS = {"train": [False], "validation": [True], "all": [False, True]}
 

@@ -27,8 +27,8 @@ from latentmake.files.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH, ver
 from latentmake.files.safetensors import DTYPES, Head, read_head
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts import layout
-from latentmake.plan.manifest import Row, rows_of
 from latentmake.regular import read_regular
+from latentmake.training.rows import Row, rows_of
 
 
 class Batch(NamedTuple):

@@ -18,11 +18,12 @@ from pydantic import Field, StringConstraints, model_validator
 from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError
-from latentmake.plan.manifest import rows_of, run_folder
+from latentmake.plan.manifest import run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.state import Difference, short, value_differences
 from latentmake.training.loop.order import ClipSettings, Prompt, TrainingOrder
 from latentmake.training.order import JsonFile, caption_in, last_place, lock_of
+from latentmake.training.rows import rows_of
 
 FOLDER = "generated"
 """Folder of the clips of `generate` below that of their run."""

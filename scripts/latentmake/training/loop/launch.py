@@ -11,13 +11,13 @@ from pathlib import Path
 
 from latentmake import progress
 from latentmake.errors import TrainingError
-from latentmake.plan.manifest import rows_of
 from latentmake.training import previous
 from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons
 from latentmake.training.loop.order import Order, Prompt, TrainingOrder, wanted
 from latentmake.training.order import RunFiles, caption_in, finish, read_order, taken_back
 from latentmake.training.process import RUN, run_child, say
+from latentmake.training.rows import rows_of
 
 _ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from latentmake.errors import ConfigError
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import rows_of
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.backend import Finding, image_findings, model_finding
 from latentmake.training.loop.plan import LoopBackend, order_values
+from latentmake.training.rows import rows_of
 from latentmake.training.wan.dit import (
     PLACES,
     WanOrder,

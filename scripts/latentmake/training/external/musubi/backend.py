@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from latentmake.models.checks import ModelFile
-from latentmake.plan.manifest import rows_of
 from latentmake.training.backend import Finding, image_findings, of_faults
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
@@ -25,6 +24,7 @@ from latentmake.training.external.musubi.deploy import deploy, folders_of, stray
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import MusubiPublication
 from latentmake.training.external.order import absolute
+from latentmake.training.rows import rows_of
 
 
 class Musubi(Launched[MusubiOrder]):

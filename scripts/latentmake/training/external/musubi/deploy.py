@@ -20,9 +20,9 @@ from latentmake.config.fields import resolution_name
 from latentmake.errors import SourceError
 from latentmake.files import atomic
 from latentmake.files.sync import Changes, recorded, sync
-from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
 from latentmake.training.external.order import absolute
+from latentmake.training.rows import Row, rows_of
 
 Size = tuple[int, int]
 """Width and height of a resolution, in pixels."""

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from latentmake.data.texts import decode_text, encoded
+from latentmake.data.contents import decode_text, encoded
 from latentmake.errors import ConfigError, SourceError
 from latentmake.models.checks import ModelFile
 from latentmake.models.files import script_of
-from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.backend import Finding
 from latentmake.training.external.musubi import checks, command, deploy
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import Resume, located
 from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
+from latentmake.training.rows import Row, rows_of
 
 _KINDS: tuple[Kind, Kind] = ("latents", "text")
 _NUMBER = re.compile(r"_\d+$")

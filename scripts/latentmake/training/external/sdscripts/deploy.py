@@ -25,13 +25,13 @@ import tomli_w
 
 from latentmake import digest
 from latentmake.config.fields import resolution_name
-from latentmake.data.texts import caption_of, read_text
+from latentmake.data.contents import caption_of, read_text
 from latentmake.errors import CacheError, SourceError
 from latentmake.files.sync import Changes, sync
 from latentmake.layouts.layout import SIZED, SdScripts
-from latentmake.plan.manifest import Row, rows_of
 from latentmake.training.external.publish import Files, block_name
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.rows import Row, rows_of
 
 METADATA = "metadata.json"
 CAPTION = ".txt"  # of an item that is held out

@@ -1,0 +1,89 @@
+"""Listing of a dataset's folder: `scan` stats every file, and digests what it saw.
+
+A folder in which nothing changed costs its listing alone; `folders.items` makes items of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+
+from latentmake import digest
+from latentmake.config.datasets import Dataset
+from latentmake.data.item import NO_FILE, Entry, Scan, broken_link, missing_file
+from latentmake.digest import source_stat
+from latentmake.errors import DatasetError
+from latentmake.files.workspace import is_remote
+
+
+def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
+    """List the folder that a dataset's `path` or `control_directory` names.
+
+    Sub-folders are listed unless the dataset is `flat`; hidden files and folders are skipped.
+
+    Raises:
+        DatasetError: it is missing, no folder, or cannot be read.
+    """
+    root, where = getattr(dataset, key), f"datasets.{name}.{key}"
+    if is_remote(root):
+        from latentmake.data import remote
+
+        root = root.rstrip("/")
+        entries = [x for x in remote.listing(root, where) if not (dataset.flat and "/" in x[0])]
+    else:
+        root = os.path.normpath(root)
+        try:
+            entries = _entries(root, flat=dataset.flat)
+        except OSError as error:
+            what = f"{error.filename} cannot be read ({error.strerror})"
+            hint = "give your user permission to read it"
+            if isinstance(error, FileNotFoundError | NotADirectoryError):
+                what = f"the dataset folder {error.filename} does not exist, or is a file"
+                hint = "correct the path or create it"
+                if broken_link(error.filename):
+                    what = f"the dataset folder {error.filename} {missing_file(error.filename)}"
+                    hint = "mount its drive, or correct the link"
+            raise DatasetError(what, where=where, hint=hint) from None
+    listed: object = entries
+    if key == "path" and dataset.metadata_file is not None:
+        with contextlib.suppress(OSError):  # whoever reads it says so
+            listed = entries, tuple(source_stat(Path(dataset.metadata_file).stat()))
+    return Scan(root, entries, digest.of_entries(listed))
+
+
+def _entries(root: str, *, flat: bool) -> list[Entry]:
+    entries: list[Entry] = []
+    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    pending, links = [("", root)], list[tuple[str, str]]()
+    while pending or links:
+        # Links come after all folders, so that these keep their own names.
+        prefix, folder = (pending or links).pop()
+        there = os.stat(folder)  # noqa: PTH116
+        if (there.st_dev, there.st_ino) in seen:
+            continue
+        seen.add((there.st_dev, there.st_ino))
+        # Plain tuples and little else: this loop is what doing nothing costs.
+        with os.scandir(folder) as found:
+            for entry in found:
+                if entry.name[0] == ".":
+                    continue
+                path = prefix + entry.name
+                try:
+                    stat = entry.stat()
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+                        raise
+                    entries.append((path, *NO_FILE))
+                    continue
+                if S_ISREG(stat.st_mode):
+                    changed = stat.st_ctime_ns
+                    entries.append((path, stat.st_size, stat.st_mtime_ns, changed, stat.st_ino))
+                elif not S_ISDIR(stat.st_mode):  # reading a pipe would never end
+                    entries.append((path, *NO_FILE))
+                elif not flat:
+                    (links if entry.is_symlink() else pending).append((f"{path}/", entry.path))
+        links.sort(reverse=True)
+    return entries
