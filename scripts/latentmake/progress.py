@@ -28,13 +28,6 @@ def _on_terminal() -> bool:
     return sys.stderr.isatty() or os.environ.get(_TERMINAL) == "1"
 
 
-def duration(minutes: float) -> str:
-    """Return a time for people: `40 s`, `25 min`, `3.5 h`."""
-    if minutes < 1:
-        return f"{max(1, round(minutes * 60))} s"
-    return f"{round(minutes)} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
 def environment() -> dict[str, str]:
     """Return variables for a child process whose output is piped to this stderr.
 

@@ -238,3 +238,10 @@ def _pure(path: str) -> PurePath:
     if is_windows(path):
         return PureWindowsPath(ntpath.normpath(f"{path}/"))
     return PurePosixPath(posixpath.normpath(path))
+
+
+def duration(minutes: float) -> str:
+    """Return a time for people: `40 s`, `25 min`, `3.5 h`."""
+    if minutes < 1:
+        return f"{max(1, round(minutes * 60))} s"
+    return f"{round(minutes)} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -20,10 +20,9 @@ from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
 from latentmake.files.state_file import read_state
-from latentmake.files.workspace import Need, human, is_remote
+from latentmake.files.workspace import Need, duration, human, is_remote
 from latentmake.index.memo import Memo
 from latentmake.plan.orders import FOLDER, Order
-from latentmake.progress import duration
 
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)

@@ -19,9 +19,9 @@ from latentmake import digest
 from latentmake.config.root import Config
 from latentmake.errors import ConfigError
 from latentmake.files import atomic
+from latentmake.files.workspace import duration
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.state import Difference
-from latentmake.progress import duration
 from latentmake.reports.page import (
     ClipSources,
     embedded,

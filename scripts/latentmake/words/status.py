@@ -11,15 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from latentmake import backends
-from latentmake.files.workspace import free, human, shortages
+from latentmake.files.workspace import duration, free, human, shortages
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Part
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import REASONS, PartState
-from latentmake.progress import duration
 from latentmake.reports.status import Status, StatusRow, faulty_items, status_of
-from latentmake.training.backend import Finding, Verdict, checklist, failed, image_findings
+from latentmake.training.findings import Finding, Verdict, checklist, failed, image_findings
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened, table
 
 

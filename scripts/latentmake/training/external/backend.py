@@ -13,15 +13,7 @@ from latentmake.models.checks import ModelFile
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
-from latentmake.training.backend import (
-    Backend,
-    Finding,
-    Say,
-    accelerate_config,
-    failed,
-    model_finding,
-    refuse_failed,
-)
+from latentmake.training.backend import Backend, Say
 from latentmake.training.external.installation import (
     Installation,
     environment_finding,
@@ -31,6 +23,13 @@ from latentmake.training.external.installation import (
 )
 from latentmake.training.external.order import ExternalOrder, Places, Resume, former, reasons
 from latentmake.training.external.publish import Publication, parts_of, publish
+from latentmake.training.findings import (
+    Finding,
+    accelerate_config,
+    failed,
+    model_finding,
+    refuse_failed,
+)
 from latentmake.training.order import RunFiles, read_order, taken_back
 
 Order = TypeVar("Order", bound=ExternalOrder)

@@ -29,7 +29,7 @@ from latentmake import digest
 from latentmake.errors import TrainingError
 from latentmake.files.workspace import is_windows
 from latentmake.index.memo import Memo
-from latentmake.training.backend import Finding
+from latentmake.training.findings import Finding
 
 
 class Sources(NamedTuple):

@@ -33,7 +33,6 @@ from latentmake.files import atomic
 from latentmake.files.safetensors import not_finite, read_head
 from latentmake.regular import read_regular
 from latentmake.training import previous, process
-from latentmake.training.backend import passed
 from latentmake.training.external.order import (
     ExternalOrder,
     Resume,
@@ -43,6 +42,7 @@ from latentmake.training.external.order import (
     prompt_lines,
     wanted,
 )
+from latentmake.training.findings import passed
 from latentmake.training.order import (
     JsonFile,
     LaunchedRecord,

@@ -5,22 +5,17 @@ No torch and no Pillow here: the planner, the launcher and the comparison of run
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from shutil import which
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints, model_validator
 
 from latentmake import digest
-from latentmake.caches.gpu import emulates_bfloat16, visible
 from latentmake.config.fields import shaping
 from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
-from latentmake.training.backend import Finding, accelerate_config, of_faults
 from latentmake.training.order import (
     JsonFile,
     Origin,
@@ -276,35 +271,6 @@ def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
     if every is None:
         return frozenset(steps * quarter // 4 for quarter in range(5))
     return frozenset([*range(0, steps, every), steps])
-
-
-def check_settings(
-    trainer: LoopTrainer, *, here: bool = True, local: bool = True
-) -> Iterator[Finding]:
-    """Check files that the settings need, and this machine if it trains.
-
-    Args:
-        trainer: the settings.
-        here: whether it is trained in this environment.
-        local: whether it is trained on this machine, not on one of a cluster.
-    """
-    lacks = here and trainer.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None
-    faults = ["bitsandbytes is not installed, which these settings need"] if lacks else []
-    yield of_faults("environment", faults, "has what these settings need")
-    yield from accelerate_config(trainer.accelerate_config)
-    if local and sys.platform == "linux":
-        yield from _precision(trainer.mixed_precision)
-
-
-def _precision(name: str) -> Iterator[Finding]:
-    """Check that this machine computes in a precision; on a CPU accelerate refuses float16."""
-    what, hint = "mixed precision", "or leave it out: `auto` chooses"
-    if name == "fp16" and not visible() and which("sbatch") is None:
-        note = f"fp16 needs a GPU, and this machine has none: set `mixed_precision: bf16`, {hint}"
-        yield Finding(what, "failed", note)
-    if name == "bf16" and emulates_bfloat16():
-        note = f"this GPU only emulates bf16, which is slow: set `mixed_precision: fp16`, {hint}"
-        yield Finding(what, "warning", note)
 
 
 INDEX = "index.json"

@@ -14,27 +14,28 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import prompt_path
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
-from latentmake.training.backend import Backend, Finding, refuse_failed
+from latentmake.training.backend import Backend
 from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.order import (
     CAPTIONS,
     ClipSettings,
     Prompt,
     TrainingOrder,
-    check_settings,
     goes_on,
     wanted,
 )
 from latentmake.training.order import Record, RunFiles, run_values, taken_back
 
 if TYPE_CHECKING:
+    from latentmake.training.findings import Finding
     from latentmake.training.loop.clips import GenerationOrder
 
 
 class LoopBackend(Backend):
     """A trainer that trains by the loop; its networks draw clips or pictures, and are evaluated.
 
-    What follows a training is imported when it is asked for: most plans have nothing of it.
+    Checklists, and what follows a training, are imported when they are asked for: most plans have
+    nothing of them.
 
     Attributes:
         order_type: class of its orders.
@@ -64,11 +65,15 @@ class LoopBackend(Backend):
         if plan.reasons:
             plan.note = _note(order, plan)
             if train:
+                from latentmake.training.findings import check_settings, refuse_failed
+
                 here, local = facts.runs_jobs, facts.local
                 refuse_failed(check_settings(order.trainer, here=here, local=local))
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
+        from latentmake.training.findings import check_settings
+
         del current
         return check_settings(order.trainer)
 

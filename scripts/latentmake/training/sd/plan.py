@@ -11,7 +11,6 @@ from latentmake.errors import ModelError
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.backend import Finding, parameterization_findings
 from latentmake.training.loop.order import CAPTIONS
 from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.sd.unet import (
@@ -30,6 +29,7 @@ from latentmake.training.sd.unet import (
 
 if TYPE_CHECKING:
     from latentmake.config.root import Config
+    from latentmake.training.findings import Finding
     from latentmake.training.sd.recipe import SdRecipe
 
 
@@ -102,6 +102,8 @@ class Sd(LoopBackend):
 
     def check(self, order: SdOrder, *, current: bool) -> Iterator[Finding]:
         """Check what the settings need, and tell what the network predicts."""
+        from latentmake.training.findings import parameterization_findings
+
         yield from super().check(order, current=current)
         unset = {"prediction_type": None, "zero_terminal_snr": None}
         files_only = order.trainer.model_copy(update=unset)

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.config.trainers import WanTrainer
-from latentmake.files.workspace import Need, human
+from latentmake.files.workspace import Need, duration, human
 from latentmake.geometry.buckets import Size
 from latentmake.plan.manifest import result_folder, run_folder
-from latentmake.progress import duration
 from latentmake.training.order import Record
 from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from latentmake.errors import ConfigError
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.backend import Finding, image_findings, model_finding
+from latentmake.training.findings import Finding, image_findings, model_finding
 from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.rows import rows_of
 from latentmake.training.wan.dit import (

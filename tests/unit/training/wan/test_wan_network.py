@@ -22,8 +22,8 @@ from dit_world import (
 from latentmake.config.models import Model
 from latentmake.errors import ModelError, TrainingError
 from latentmake.models.files import PARTS, folder_in
-from latentmake.training.backend import model_finding
 from latentmake.training.external.musubi.checks import networks
+from latentmake.training.findings import model_finding
 from latentmake.training.lora import add_adapter
 from latentmake.training.wan.dit import check_networks, dit_digest, read_dit, trained_networks
 from latentmake.training.wan.recipe import load_transformer

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from latentmake.models.checks import ModelFile
-from latentmake.training.backend import Finding, image_findings, of_faults
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.checks import (
@@ -24,6 +23,7 @@ from latentmake.training.external.musubi.deploy import deploy, folders_of, stray
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import MusubiPublication
 from latentmake.training.external.order import absolute
+from latentmake.training.findings import Finding, image_findings, of_faults
 from latentmake.training.rows import rows_of
 
 

@@ -21,8 +21,8 @@ from latentmake.models.checks import (
     tensors_at,
 )
 from latentmake.models.headers import LORA, kinds_of, one, weight_file
-from latentmake.training.backend import Finding
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.findings import Finding
 
 _FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "float32"}
 

@@ -13,11 +13,11 @@ from latentmake.data.contents import decode_text, encoded
 from latentmake.errors import ConfigError, SourceError
 from latentmake.models.checks import ModelFile
 from latentmake.models.files import script_of
-from latentmake.training.backend import Finding
 from latentmake.training.external.musubi import checks, command, deploy
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import Resume, located
 from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
+from latentmake.training.findings import Finding
 from latentmake.training.rows import Row, rows_of
 
 _KINDS: tuple[Kind, Kind] = ("latents", "text")

@@ -11,10 +11,6 @@ from pydantic_core import from_json
 
 from latentmake.config.root import Config
 from latentmake.models.checks import ModelFile
-from latentmake.training.backend import (
-    Finding,
-    parameterization_findings,
-)
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import Resume
 from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
@@ -25,6 +21,7 @@ from latentmake.training.external.sdscripts.order import (
     encoder_places,
     training_arguments,
 )
+from latentmake.training.findings import Finding, parameterization_findings
 
 
 class SdScriptsPublication(Publication[SdScriptsOrder]):

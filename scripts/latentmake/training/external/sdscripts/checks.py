@@ -14,9 +14,9 @@ from latentmake.errors import UserError
 from latentmake.models.checks import ModelFile
 from latentmake.models.files import only_variant
 from latentmake.models.headers import lack
-from latentmake.training.backend import Finding, image_findings, of_faults
 from latentmake.training.external.sdscripts import deploy
 from latentmake.training.external.sdscripts.order import SdScriptsOrder, encoder_places
+from latentmake.training.findings import Finding, image_findings, of_faults
 from latentmake.training.rows import rows_of
 
 _PARTS = ("unet", "vae", "text_encoder", "text_encoder_2")  # of a pipeline that it reads

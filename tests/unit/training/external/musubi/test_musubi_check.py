@@ -16,10 +16,10 @@ from latentmake.config.models import Model
 from latentmake.errors import TrainingError
 from latentmake.models.checks import encoder_fault
 from latentmake.models.headers import kinds_of, tensors_of, weight_file
-from latentmake.training.backend import Finding, checklist, failed, refuse_failed
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.checks import model_files
 from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.training.findings import Finding, checklist, failed, refuse_failed
 from musubi_world import (
     RUN,
     WAN_DIT,

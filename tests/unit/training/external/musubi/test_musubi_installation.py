@@ -13,11 +13,11 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError
 from latentmake.index.memo import Memo
-from latentmake.training.backend import failed
 from latentmake.training.external.installation import PROVEN, Installation, network_finding
 from latentmake.training.external.musubi import order
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.command import pick_attention, program_digest
+from latentmake.training.findings import failed
 from musubi_world import install, make_run, stand_in
 
 
