@@ -13,13 +13,13 @@ from latentmake.config.architectures import (
     Setting,
     Strategies,
 )
-from latentmake.models import headers, parameterization
+from latentmake.models import parameterization
 
 from reference.tables import table
 
 __all__ = ["page"]
 
-BETAS = json.loads((headers.SCHEDULE / parameterization.SCHEDULE_FILE).read_text())
+BETAS = json.loads((parameterization.SCHEDULE / parameterization.SCHEDULE_FILE).read_text())
 """Stable Diffusion's noise schedule."""
 _TEXT = """# Predictions, noise schedules and the scale of latents
 

@@ -21,7 +21,7 @@ CLASSES = {"SdTrainer", "WanTrainer", "MusubiTrainer", "SdScriptsTrainer", "WAN"
 # Where names are told apart: tables, and what belongs to one trainer, layout or architecture.
 FREE = {"config", "layouts", "backends"}
 FREE_MODULES = {
-    "models/headers.py",  # tells the three families whose releases are one file
+    "models/checkpoints.py",  # tells the three families whose releases are one file
     # init chooses an architecture and a trainer, which nobody can be asked for before
     *(f"words/{name}.py" for name in ("init", "found", "model_section", "new_config")),
 }

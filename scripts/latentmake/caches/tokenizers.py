@@ -19,7 +19,7 @@ from latentmake.config.architectures import ClipOutput
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError, first_line
 from latentmake.models.files import tokenizer_files
-from latentmake.models.headers import END_OF_TEXT, pads_with_zero
+from latentmake.models.recipe import END_OF_TEXT, pads_with_zero
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

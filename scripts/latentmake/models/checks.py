@@ -22,9 +22,21 @@ from latentmake.config.weights import Weights
 from latentmake.errors import ConfigError, ModelError
 from latentmake.files.safetensors import Tensor
 from latentmake.layouts.layout import layout_of
-from latentmake.models import headers
-from latentmake.models.files import script_of, scripted_files, vae_factor, weights_files
-from latentmake.models.headers import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
+from latentmake.models.files import (
+    checkpoint_of,
+    script_of,
+    scripted_files,
+    vae_factor,
+    weights_files,
+)
+from latentmake.models.headers import (
+    SUFFIXES,
+    kinds_of,
+    one,
+    tensors_of,
+    vae_of,
+    weight_file,
+)
 
 Remembered = Callable[[object, Callable[[], tuple[Any, Iterable[object]]]], Any]
 """`Memo.remembered`."""
@@ -60,8 +72,8 @@ def check_run(config: Config, name: str, run: Run, remembered: Remembered = aske
             ("unet", model.unet),
         )
         for role, place in places:
-            if place is not None and headers.part_of(place):
-                headers.check_checkpoint(place, model.architecture, f"{key}.checkpoint")
+            if place is not None and (whole := checkpoint_of(place)):
+                whole.check(model.architecture, f"{key}.checkpoint")
             elif place is not None:
                 check_kind(place, role, f"{key}.{role}")
     check_networks(model, key, remembered, trains=run.trainer is not None)

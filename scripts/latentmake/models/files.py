@@ -22,6 +22,9 @@ from latentmake.models import headers
 from latentmake.regular import read_text
 
 if TYPE_CHECKING:
+    from latentmake.models.checkpoints import Checkpoint
+
+if TYPE_CHECKING:
     from latentmake.config.architectures import Script
 
 _Place = TypeVar("_Place", bound=Weights)
@@ -133,6 +136,15 @@ def _placed(model: Model, weights: _Place, names: tuple[str, ...]) -> _Place:
 
 
 # -- weights --------------------------------------------------------------------------------------
+
+
+def checkpoint_of(weights: Weights) -> Checkpoint | None:
+    """Return the complete checkpoint whose part weights name; None for any other weights."""
+    if headers.part_of(weights) is None:
+        return None
+    from latentmake.models.checkpoints import Checkpoint  # most models are folders
+
+    return Checkpoint(weights)
 
 
 def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
@@ -292,7 +304,8 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
     """Read the configuration of a network; None where none is on this disk."""
     path = None if weights.hub is not None else config_file(weights)
     if path is None:
-        return headers.config_of(weights) if headers.part_of(weights) else None
+        whole = checkpoint_of(weights)
+        return whole.config() if whole else None
     try:
         found = json.loads(read_text(path))
         if not isinstance(found, dict):
@@ -315,8 +328,8 @@ def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
     path, named = Path(weights.path or ""), weights.tokenizer
     folder = path.parent if path.suffix in _ORIGINAL_SUFFIXES else path
     hint = "name its folder as `tokenizer` beside the text encoder's `path`"
-    if headers.part_of(weights):
-        folder, hint = headers.tokenizer_of(weights), headers.TOKENIZER_HINT
+    if whole := checkpoint_of(weights):
+        folder, hint = whole.tokenizer(), whole.tokenizer_hint
     elif folder.name.startswith("text_encoder"):
         sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
         own = any((folder / name).is_file() for name in _TOKENIZER_FILES)

@@ -20,7 +20,9 @@ from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.files.safetensors import POINTER, Tensor, is_pointer
 from latentmake.models import headers, tensors
+from latentmake.models.checkpoints import vae_config
 from latentmake.models.files import (
+    checkpoint_of,
     network_config,
     projection_shape,
     scripted_files,
@@ -128,17 +130,14 @@ def _read(weights: Weights) -> Network | None:
     """
     if weights.path is None or not Path(weights.path).exists():
         return None
-    if part := headers.part_of(weights):
-        path = Path(weights.path)
-        if path.suffix != ".safetensors":
+    if whole := checkpoint_of(weights):
+        if whole.path.suffix != ".safetensors" or whole.prefix is None:
             return None
-        held = headers.tensors_in(path)
-        if (prefix := headers.prefix_of(part, held)) is None:
-            return None
-        own = {x.removeprefix(prefix): held[x] for x in held if x.startswith(prefix)}
-        if part == "unet" and not any(name.startswith("time_embed.") for name in own):
+        prefix, held = whole.own()
+        own = {name.removeprefix(prefix): each for name, each in held.items()}
+        if whole.part == "unet" and not any(name.startswith("time_embed.") for name in own):
             return None  # none of Stable Diffusion
-        return Network(weights.path, own, headers.config_of(weights), prefix)
+        return Network(weights.path, own, whole.config(), prefix)
     try:
         files = weights_files(weights)
     except ModelError:
@@ -206,7 +205,7 @@ def _autoencoder(weights: Weights) -> int | None:
     }
     sized = {name: each.shape for name, each in own.items() if each.dtype}
     try:
-        config = network.config or headers.vae_config(sized)
+        config = network.config or vae_config(sized)
         expected = tensors.vae(config)
         original = any(name.startswith("encoder.down.") for name in own)
         if expected and original:

@@ -24,10 +24,12 @@ from latentmake.config.models import Model
 from latentmake.config.weights import Weights, place_of
 from latentmake.errors import ModelError
 from latentmake.models import headers
-from latentmake.models.files import config_file, network_config
+from latentmake.models.files import checkpoint_of, config_file, network_config
 from latentmake.regular import read_text
 
 SCHEDULE_FILE = "scheduler_config.json"
+SCHEDULE = Path(__file__).with_name("stable_diffusion")
+"""Folder of Stable Diffusion's noise schedule, which no checkpoint holds."""
 FLOW, EPSILON, VELOCITY = "flow_matching", "epsilon", "v_prediction"
 _KEYS = ("prediction_type", _ZERO := "zero_terminal_snr")
 _BETAS = ("beta_start", "beta_end", "beta_schedule")
@@ -115,7 +117,7 @@ def schedule_of(unet: Weights, scheduler: str | None) -> str:
         return scheduler or ""
     beside = Path(unet.path).with_name("scheduler")
     lacks = headers.part_of(unet) and not beside.is_dir()
-    return str(headers.SCHEDULE if lacks else beside)
+    return str(SCHEDULE if lacks else beside)
 
 
 def flows(schedule: Mapping[str, Any]) -> bool:
@@ -257,9 +259,9 @@ def parameterization(
     schedule = _read(place) if config is None else _checked(dict(config), place)
     facts = [*_facts_of_file(file)] if file.is_file() else []
     default = _filled_in(place)
-    if scheduler == str(headers.SCHEDULE):  # of a checkpoint without one of its own
-        kind = headers.kind_of(headers.tensors_in(file))
-        row = ARCHITECTURES[kind] if kind else row
+    if scheduler == str(SCHEDULE):  # of a checkpoint without one of its own
+        whole = checkpoint_of(unet)
+        row = ARCHITECTURES[whole.kind] if whole and whole.kind else row
         place, default = file, _default_of(row)
     else:
         facts += _facts_of_schedule(schedule, place)
@@ -279,7 +281,7 @@ def of_checkpoint(path: str, row: Architecture, given: Given) -> Parameterizatio
     """
     if row.prediction == FLOW:
         return None
-    place, folder, stable = Path(path), Path(path, "scheduler"), _read(headers.SCHEDULE)
+    place, folder, stable = Path(path), Path(path, "scheduler"), _read(SCHEDULE)
     facts = [*_facts_of_file(place)] if place.is_file() else []
     default = _default_of(row)
     if folder.is_dir():

@@ -19,8 +19,8 @@ from latentmake.config.models import Model
 from latentmake.config.weights import NO_WEIGHTS, TextWeights, Weights
 from latentmake.errors import ModelError
 from latentmake.layouts.layout import layout_of, released_clip
-from latentmake.models import headers
 from latentmake.models.files import (
+    checkpoint_of,
     projection_file,
     script_of,
     scripted_files,
@@ -42,6 +42,9 @@ Lanczos instead of Pillow's. plain 4: large JPEGs decoded to a fraction, and all
 oneDNN on a CPU."""
 
 FileDigest = Callable[[Path | digest.Section], str]
+START_OF_TEXT, END_OF_TEXT = "<|startoftext|>", "<|endoftext|>"
+"""CLIP's tokens around a caption; the second pads it unless a tokenizer says otherwise."""
+
 _READING = "reading of "  # and a token: part of the recipe of texts that contain it
 _ZERO = "!"  # token 0 of CLIP's vocabulary
 _DTYPES = ("dtype", "vae_dtype", "text_dtype")  # one of which counts for each kind
@@ -159,6 +162,12 @@ def _text_digests(model: Model, place: TextWeights, file_digest: FileDigest) -> 
     return (*found, projection_digest(place.projection, file_digest, with_code=code))
 
 
+def pads_with_zero(weights: Weights) -> bool:
+    """Whether captions are padded by the token 0, as OpenCLIP's are, not by the end of text."""
+    whole = checkpoint_of(weights)
+    return whole is not None and whole.own()[0].endswith(".model.")
+
+
 def _readings(model: Model, number: int) -> dict[str, str]:
     """Return what counts of a text encoder's tokens, where earlier releases read them otherwise.
 
@@ -166,7 +175,7 @@ def _readings(model: Model, number: int) -> dict[str, str]:
     caption, as `!` may, was padding in one form of a model and text in another.
     """
     place, clip = model.text[number], released_clip(model, number)
-    zero, named = headers.pads_with_zero(place), place.tokenizer
+    zero, named = pads_with_zero(place), place.tokenizer
     if clip is None and not zero:
         return {}
     own = {_ZERO} if clip and clip.padding == 0 else set[str]()
@@ -175,10 +184,10 @@ def _readings(model: Model, number: int) -> dict[str, str]:
         padding, own = special_tokens(tokenizer_files(place))
     if clip is None:
         return {} if _ZERO in own else {f"{_READING}{_ZERO}": "as padding"}
-    own -= {headers.START_OF_TEXT, headers.END_OF_TEXT}
+    own -= {START_OF_TEXT, END_OF_TEXT}
     found = {f"{_READING}{token}": "as text" for token in sorted(own)}
-    before = _ZERO if zero else padding or headers.END_OF_TEXT
-    now = headers.END_OF_TEXT if clip.padding is None else _ZERO
+    before = _ZERO if zero else padding or END_OF_TEXT
+    now = END_OF_TEXT if clip.padding is None else _ZERO
     return found if before == now else found | {"padding": now}
 
 
@@ -295,8 +304,8 @@ def weights_digest(
     """
     if weights.hub is not None:
         return digest.of_value(["hub", weights.hub, weights.revision, weights.subfolder])
-    own = headers.section_of(weights) if headers.part_of(weights) else None
-    files = weights_files(weights, original=original) if own is None else [own]
+    whole = checkpoint_of(weights)
+    files = [whole.section()] if whole else weights_files(weights, original=original)
     return files_digest(files, file_digest)
 
 

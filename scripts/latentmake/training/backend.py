@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from latentmake.plan.facts import Facts
     from latentmake.plan.run_plan import RunPlan
     from latentmake.plan.state import Difference
-    from latentmake.training.findings import Finding
-
-Say = Callable[[str], None]
+    from latentmake.training.findings import Finding, Say
 
 
 class Backend(ABC):

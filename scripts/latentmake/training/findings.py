@@ -24,6 +24,7 @@ from latentmake.files.metadata import orientation
 from latentmake.models.checks import ModelFile
 from latentmake.models.parameterization import Parameterization, scale_of
 
+Say = Callable[[str], None]
 Verdict = Literal["ok", "warning", "failed"]
 
 _SHOWN = 3  # faults or images of one check that are named

@@ -24,11 +24,11 @@ from latentmake.errors import CacheError, TrainingError, storage_error
 from latentmake.files import atomic, state_file
 from latentmake.files.safetensors import read_head
 from latentmake.files.state_file import is_damaged, read_state
+from latentmake.files.workspace import duration
 from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import Amount
 from latentmake.plan.state import Difference, short, text_of, value_differences
-from latentmake.progress import duration
 
 BASIS = "trained_on.json"
 _RECEIPT = "trained.json"

@@ -20,6 +20,7 @@ from latentmake.config.weights import TextWeights, Weights
 from latentmake.errors import ModelError, TrainingError
 from latentmake.index.memo import Memo
 from latentmake.models import headers
+from latentmake.models.checkpoints import Checkpoint, tensors_in
 from latentmake.models.files import (
     network_config,
     resolved,
@@ -141,7 +142,7 @@ def test_configurations_are_those_that_were_published(published: Path) -> None:
     kind = published.stem
 
     def found(part: str) -> dict[str, Any]:
-        return headers.config_of(Weights(path=str(published), subfolder=part))
+        return Checkpoint(Weights(path=str(published), subfolder=part)).config()
 
     for key, value in UNETS[kind].items():
         assert found("unet")[key] == value, key
@@ -358,4 +359,4 @@ def test_a_pickle_is_to_be_converted(tmp_path: Path) -> None:
     file = tmp_path / "old.ckpt"
     torch.save({}, file)
     with pytest.raises(ModelError, match="convert it to safetensors"):
-        headers.tensors_in(file)
+        tensors_in(file)

@@ -13,8 +13,9 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.models import headers, recipe
+from latentmake.models import recipe
 from latentmake.models.parameterization import (
+    SCHEDULE,
     Given,
     Parameterization,
     of_checkpoint,
@@ -53,7 +54,7 @@ def schedule(folder: Path, **values: Any) -> str:
     return str(place)
 
 
-def told(file: Path, scheduler: str = str(headers.SCHEDULE), **keys: Any) -> Parameterization:
+def told(file: Path, scheduler: str = str(SCHEDULE), **keys: Any) -> Parameterization:
     unet = Weights(path=str(file), subfolder="unet")
     found = parameterization(unet, scheduler, GENERIC, Given(where="runs.r.trainer", **keys))
     assert found is not None

@@ -17,7 +17,7 @@ from diffusers.loaders.single_file_utils import (
     convert_ldm_vae_checkpoint,
 )
 from latentmake.models import tensors
-from latentmake.models.headers import vae_config
+from latentmake.models.checkpoints import vae_config
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,

@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError, first_line
 from latentmake.files import atomic, cachefile
+from latentmake.models.checkpoints import prefix_of
 from latentmake.models.files import network_config, projection_file, weights_files
-from latentmake.models.headers import part_of, prefix_of
+from latentmake.models.headers import part_of
 from latentmake.models.tensors import faults
 
 State = dict[str, torch.Tensor]

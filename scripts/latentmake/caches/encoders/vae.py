@@ -19,8 +19,8 @@ from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
 from latentmake.layouts import layout
+from latentmake.models.checkpoints import vae_config
 from latentmake.models.files import network_config
-from latentmake.models.headers import vae_config
 from latentmake.models.parameterization import scale_of
 from latentmake.models.tensors import FLUX2_VAE, STATISTICS, vae_layer
 from latentmake.plan.orders import Order

@@ -12,8 +12,7 @@ from latentmake.index.memo import Memo
 from latentmake.models.checks import ModelFile
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.state import Difference
-from latentmake.training.backend import Backend, Say
+from latentmake.training.backend import Backend
 from latentmake.training.external.installation import (
     Installation,
     environment_finding,
@@ -25,6 +24,7 @@ from latentmake.training.external.order import ExternalOrder, Places, Resume, fo
 from latentmake.training.external.publish import Publication, parts_of, publish
 from latentmake.training.findings import (
     Finding,
+    Say,
     accelerate_config,
     failed,
     model_finding,
@@ -74,19 +74,19 @@ class Launched(Backend, Generic[Order]):
         return [str(script), *self.arguments(order, order.places, attention, resume)]
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
-        order, unread = self.order_type.of_run(facts.config, plan.name), list[Difference]()
+        order, unread = self.order_type.of_run(facts.config, plan.name), ""
         order, forced = order.force(facts.forced)
         if order.trained and (train or RunFiles(order).finished.record.is_file()):
             try:
                 order = order.with_weights(facts.memo.digest_of_file)
             except ModelError as error:
-                unread = [Difference(str(error))]  # the checklist says so, too
+                unread = str(error)  # the checklist says so, too
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.asks:
             order.write()
         if order.trained:
             found = [] if plan.lock else plan.outdated
-            plan.reasons = [*forced, *found, *(unread or reasons(order, plan.lock))]
+            plan.reasons = [*forced, *found, *reasons(order, plan.lock, unread)]
         if plan.reasons:
             plan.note = order.described()
             if plan.lock and order.weights and not forced and former(order, plan.lock):

@@ -293,11 +293,14 @@ def former(order: ExternalOrder, data: str) -> Wanted | None:
     return None
 
 
-def reasons(order: ExternalOrder, lock: str | None) -> list[Difference]:
+def reasons(order: ExternalOrder, lock: str | None, unread: str = "") -> list[Difference]:
     """Return why a run's result is not that of its order.
 
     `lock` is the digest of its caches; None where these are to be made, a reason of its own.
+    `unread` is why its network cannot be read.
     """
+    if unread:
+        return [Difference(unread)]
     files = RunFiles(order)
     last = files.finished
     record = LaunchedRecord.read(last.record)

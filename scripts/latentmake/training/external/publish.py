@@ -27,7 +27,6 @@ from latentmake.index.memo import Memo
 from latentmake.layouts.layout import layout_of
 from latentmake.models.checks import ModelFile
 from latentmake.progress import Progress
-from latentmake.training.backend import Say
 from latentmake.training.external.installation import elsewhere, flags, network_finding
 from latentmake.training.external.order import (
     ExternalOrder,
@@ -35,7 +34,7 @@ from latentmake.training.external.order import (
     accelerate_arguments,
     prompt_lines,
 )
-from latentmake.training.findings import Finding, Verdict, model_finding, passed
+from latentmake.training.findings import Finding, Say, Verdict, model_finding, passed
 
 Files = dict[str, Path | bytes]
 """Path below the published folder, with forward slashes -> file or content."""

@@ -8,20 +8,22 @@ there, and nothing whose key is unchanged is made again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.errors import TrainingError
+from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
-from latentmake.plan.orders import run_order
+from latentmake.plan.orders import prompt_path, run_order
 from latentmake.plan.state import Difference, short, value_differences
-from latentmake.training.loop.order import ClipSettings, Prompt, TrainingOrder
+from latentmake.training.loop.order import CAPTIONS, ClipSettings, Prompt, TrainingOrder
 from latentmake.training.order import JsonFile, caption_in, last_place, lock_of
 from latentmake.training.rows import rows_of
 
@@ -447,3 +449,65 @@ def settings_of(order: EvaluationOrder, training: TrainingOrder, adapter: str) -
 def evaluation_folder(run: str) -> Path:
     """Return the folder of a run's `metrics.json` and clips."""
     return run_folder(run) / "evaluation"
+
+
+def following(
+    facts: Facts, training: TrainingOrder, word: str, weights: str, more: Mapping[str, Any]
+) -> GenerationOrder:
+    """Return the order of a run's clips, or with `evaluate` of its evaluation; UserError.
+
+    `weights` is the digest of all networks that draw; `more` has settings of some trainers only.
+    """
+    config, name, folder = facts.config, training.run, Path(training.output)
+    run = config.runs[name]
+    settings = config.generation(run)
+    size = settings.resolution or run.resolutions[0]
+    guided = settings.guidance_scale > 1
+    text = partial(prompt_path, config, run.model)
+    values: dict[str, Any] = {
+        "kind": training.kind,
+        "run": name,
+        "training": str(training.path),
+        "online": training.from_hub,
+        "output": str(folder / FOLDER),
+        "adapters": [str(folder / each) for each in training.results],
+        "manifest": training.manifest,
+        "model": config.models[run.model],
+        "weights": weights,
+        "prompts": [Prompt(prompt=each, text=text(each)) for each in settings.prompts],
+        "captions": 0 if settings.prompts else CAPTIONS,
+        "negative": text(settings.negative_prompt) if guided else None,
+        "seeds": [settings.seed + number for number in range(settings.count)],
+        "settings": ClipSettings(
+            width=size.width,
+            height=size.height,
+            num_inference_steps=settings.num_inference_steps,
+            guidance_scale=settings.guidance_scale,
+            negative_prompt=settings.negative_prompt if guided else "",
+            **more,
+        ),
+        "base": settings.base,
+        "asked": config.prompt is not None,
+        "planned": training.planned,
+        "forced": f"{word}_{name}" in facts.forced,
+    }
+    if word == "evaluate":
+        assert run.validation is not None
+        values |= {"prompts": [], "captions": 0, "output": str(evaluation_folder(name))}
+        clips, resolution = run.validation.clips, run.resolutions[0].name
+        return EvaluationOrder(**values, clips=clips, resolution=resolution)
+    if settings.lora_strength != 1 and not training.trains_lora:
+        what, hint = "it has no effect: the run trains no LoRA", "leave it out"
+        raise TrainingError(what, where=f"runs.{name}.generate.lora_strength", hint=hint)
+    values |= {"image": settings.image, "strength": settings.lora_strength}
+    if (lora := settings.lora) is not None:
+        is_file = lora.endswith(".safetensors")
+        if is_file and len(training.results) > 1:
+            what, hint = (
+                f"{lora} is one file",
+                f"name a folder with {' and '.join(training.results)}",
+            )
+            raise TrainingError(what, where=f"runs.{name}.generate.lora", hint=hint)
+        files = [lora] if is_file else [f"{lora}/{each}" for each in training.results]
+        values |= {"lora": lora, "adapters": files}
+    return GenerationOrder(**values)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from latentmake.config.trainers import LoopTrainer
-from latentmake.errors import TrainingError
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import prompt_path
 from latentmake.plan.run_plan import RunPlan
@@ -17,8 +16,6 @@ from latentmake.plan.state import Difference
 from latentmake.training.backend import Backend
 from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.order import (
-    CAPTIONS,
-    ClipSettings,
     Prompt,
     TrainingOrder,
     goes_on,
@@ -28,7 +25,6 @@ from latentmake.training.order import Record, RunFiles, run_values, taken_back
 
 if TYPE_CHECKING:
     from latentmake.training.findings import Finding
-    from latentmake.training.loop.clips import GenerationOrder
 
 
 class LoopBackend(Backend):
@@ -97,11 +93,16 @@ class LoopBackend(Backend):
         self, facts: Facts, plan: RunPlan, word: str
     ) -> tuple[Path, list[Difference]]:
         """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
-        from latentmake.training.loop.clips import EvaluationOrder, clip_reasons, result_reasons
+        from latentmake.training.loop.clips import (
+            EvaluationOrder,
+            clip_reasons,
+            following,
+            result_reasons,
+        )
 
         training, file_digest = plan.trainer, facts.memo.digest_of_file
         assert isinstance(training, TrainingOrder)
-        order = self.following(facts, training, word)
+        order = following(facts, training, word, *self.clip_settings(facts, training, word))
         if not facts.asks:
             order.write(order.path)
         if waits := plan.awaited(order.texts()):
@@ -115,70 +116,6 @@ class LoopBackend(Backend):
         from latentmake.training.loop.launch import follow
 
         return follow(order, word, log=log, threads=threads)
-
-    def following(self, facts: Facts, training: TrainingOrder, word: str) -> GenerationOrder:
-        """Return the order of a run's clips, or with `evaluate` of its evaluation; UserError."""
-        from latentmake.training.loop.clips import (
-            FOLDER,
-            EvaluationOrder,
-            GenerationOrder,
-            evaluation_folder,
-        )
-
-        weights, more = self.clip_settings(facts, training, word)
-        config, name, folder = facts.config, training.run, Path(training.output)
-        run = config.runs[name]
-        settings = config.generation(run)
-        size = settings.resolution or run.resolutions[0]
-        guided = settings.guidance_scale > 1
-        text = partial(prompt_path, config, run.model)
-        values: dict[str, Any] = {
-            "kind": training.kind,
-            "run": name,
-            "training": str(training.path),
-            "online": training.from_hub,
-            "output": str(folder / FOLDER),
-            "adapters": [str(folder / each) for each in training.results],
-            "manifest": training.manifest,
-            "model": config.models[run.model],
-            "weights": weights,
-            "prompts": [Prompt(prompt=each, text=text(each)) for each in settings.prompts],
-            "captions": 0 if settings.prompts else CAPTIONS,
-            "negative": text(settings.negative_prompt) if guided else None,
-            "seeds": [settings.seed + number for number in range(settings.count)],
-            "settings": ClipSettings(
-                width=size.width,
-                height=size.height,
-                num_inference_steps=settings.num_inference_steps,
-                guidance_scale=settings.guidance_scale,
-                negative_prompt=settings.negative_prompt if guided else "",
-                **more,
-            ),
-            "base": settings.base,
-            "asked": config.prompt is not None,
-            "planned": training.planned,
-            "forced": f"{word}_{name}" in facts.forced,
-        }
-        if word == "evaluate":
-            assert run.validation is not None
-            values |= {"prompts": [], "captions": 0, "output": str(evaluation_folder(name))}
-            clips, resolution = run.validation.clips, run.resolutions[0].name
-            return EvaluationOrder(**values, clips=clips, resolution=resolution)
-        if settings.lora_strength != 1 and not training.trains_lora:
-            what, hint = "it has no effect: the run trains no LoRA", "leave it out"
-            raise TrainingError(what, where=f"runs.{name}.generate.lora_strength", hint=hint)
-        values |= {"image": settings.image, "strength": settings.lora_strength}
-        if (lora := settings.lora) is not None:
-            is_file = lora.endswith(".safetensors")
-            if is_file and len(training.results) > 1:
-                what, hint = (
-                    f"{lora} is one file",
-                    f"name a folder with {' and '.join(training.results)}",
-                )
-                raise TrainingError(what, where=f"runs.{name}.generate.lora", hint=hint)
-            files = [lora] if is_file else [f"{lora}/{each}" for each in training.results]
-            values |= {"lora": lora, "adapters": files}
-        return GenerationOrder(**values)
 
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:

@@ -18,6 +18,7 @@ from latentmake.training.loop.clips import (
     GenerationOrder,
     adapter_digest,
     clip_reasons,
+    following,
     wishes,
 )
 from latentmake.training.loop.order import TrainingOrder
@@ -90,7 +91,7 @@ def order_of(*sections: dict[str, Any] | None, **changes: Any) -> GenerationOrde
     `changes` are of `generate`.
     """
     facts, training = training_of(*sections, **changes)
-    return Wan().following(facts, training, "generate")
+    return following(facts, training, "generate", *Wan().clip_settings(facts, training, "generate"))
 
 
 def test_defaults_come_from_the_run() -> None:

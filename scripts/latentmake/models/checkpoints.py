@@ -1,0 +1,261 @@
+"""Complete checkpoints: one file with VAE, text encoders and UNet, as Civitai's files are.
+
+They have the names of the original releases of Stable Diffusion (LDM). The configuration of each
+part is read off the shapes; what no shape says is that of the published models of Stable Diffusion
+1.x, 2.x and XL. A checkpoint that is damaged, lacks a part or has other shapes is a ModelError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from latentmake import digest
+from latentmake.config.weights import Weights, known_commit, place_of, snapshots
+from latentmake.errors import ModelError
+from latentmake.files.safetensors import Tensor
+from latentmake.models.headers import contents_of
+
+_FIRST, _OPEN, _XL = "cond_stage_model.transformer.", "cond_stage_model.model.", "conditioner."
+
+# Folder of a part in a pipeline -> prefixes of its tensors; a file has one of them.
+_PREFIXES = {
+    "vae": ("first_stage_model.",),
+    "unet": ("model.diffusion_model.",),
+    "text_encoder": (_FIRST, _OPEN, f"{_XL}embedders.0.transformer."),
+    "text_encoder_2": (f"{_XL}embedders.1.model.",),
+}
+
+_WORDS = {
+    "vae": "VAE",
+    "unet": "UNet",
+    "text_encoder": "text encoder",
+    "text_encoder_2": "second text encoder",
+}
+
+_RELEASES = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
+
+_TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl": "SDXL"}
+
+_UNUSED_BLOCK = "transformer.resblocks.23."  # of SD 2.x's OpenCLIP, as diffusers leaves it out
+
+_TOKENIZER = "openai/clip-vit-large-patch14"
+
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
+
+
+_HEAD = 64  # width of a head in CLIP, and in the UNets of SD 2.x and SDXL
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Checkpoint:
+    """A complete checkpoint, and the part of it that weights name, such as `unet`."""
+
+    tokenizer_hint = (
+        f"run `hf download {_TOKENIZER} tokenizer.json tokenizer_config.json "
+        "special_tokens_map.json vocab.json merges.txt`, or name CLIP's tokenizer as "
+        "`text: {tokenizer: FOLDER}`"
+    )
+    """How a checkpoint's text encoders get the tokenizer that they lack."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.path, self.part = Path(weights.path or ""), weights.subfolder or ""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors by name."""
+        return tensors_in(self.path)
+
+    @property
+    def kind(self) -> str | None:
+        """`sd1`, `sd2` or `sdxl`, by the text encoder in the file; None if there is none."""
+        found = (x for x, own in _RELEASES.items() if any(y.startswith(own) for y in self.tensors))
+        return next(found, None)
+
+    @property
+    def prefix(self) -> str | None:
+        """Prefix of the part's tensors; None if the file holds no such part."""
+        return prefix_of(self.part, self.tensors)
+
+    def own(self) -> tuple[str, dict[str, Tensor]]:
+        """Return prefix and tensors of the part."""
+        if (prefix := self.prefix) is None:
+            what = (
+                f"holds no {_WORDS.get(self.part, self.part)} in the names of a complete checkpoint"
+            )
+            key = "text" if self.part.startswith("text") else self.part
+            raise ModelError(what, where=self.path, hint=f"name it as `{key}` beside `checkpoint`")
+        return prefix, {name: x for name, x in self.tensors.items() if name.startswith(prefix)}
+
+    def section(self) -> digest.Section:
+        """Return the part for its digest."""
+        tensors = self.own()[1]
+        start = self.path.stat().st_size - max(each.end for each in self.tensors.values())
+        own = sorted(tensors.items())
+        ranges = tuple((start + each.start, start + each.end) for _, each in own)
+        shapes = [[name, each.dtype, [*each.shape]] for name, each in own]
+        return digest.Section(self.path, self.part, [self.kind, shapes], ranges)  # see `config`
+
+    def check(self, architecture: str | None, where: str) -> None:
+        """Refuse a checkpoint of another architecture, or without the part."""
+        kind = self.kind
+        if kind not in (None, architecture) and (architecture or kind == "sdxl"):
+            what = f"{self.path} is a checkpoint of {_TITLES[kind]}"
+            raise ModelError(what, where=where, hint=f"set `architecture: {kind}`")
+        try:
+            self.config()
+        except ModelError as error:
+            raise ModelError(f"{error.where}: {error.what}", where=where, hint=error.hint) from None
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration of the part, as a folder's config.json has it."""
+        prefix, tensors = self.own()
+        own = {name.removeprefix(prefix): each.shape for name, each in tensors.items()}
+        try:
+            if self.part == "unet":
+                return _unet_config(own)
+            if self.part != "vae":
+                return _text_config(own, self.part, prefix)
+            known = {"scaling_factor": 0.13025, "force_upcast": True} if self.kind == "sdxl" else {}
+            return vae_config(own) | known
+        except (LookupError, ValueError, TypeError):
+            what = f"its {_WORDS.get(self.part, self.part)} has shapes of no Stable Diffusion"
+            raise ModelError(what, where=self.path, hint="name another checkpoint") from None
+
+    def tokenizer(self) -> Path:
+        """Return the folder of a tokenizer for a text encoder.
+
+        It is `tokenizer` beside the file, as in the repositories of Stable Diffusion, else CLIP's
+        in the local hub cache. All of Stable Diffusion's text encoders share CLIP's vocabulary.
+        """
+        beside = self.path.with_name("tokenizer")
+        if beside.is_dir():
+            return beside
+        known = known_commit(_TOKENIZER)
+        folders = [place_of(_TOKENIZER, known)] if known else snapshots(_TOKENIZER)
+        fit = (x for x in folders if any((x / name).is_file() for name in _TOKENIZER_FILES))
+        return next(fit, beside)
+
+
+def prefix_of(part: str, names: Collection[str]) -> str | None:
+    """Return the prefix of a part's tensors in a checkpoint; None where it holds no such part."""
+    prefixes = _PREFIXES.get(part, ())
+    return next((each for each in prefixes if any(x.startswith(each) for x in names)), None)
+
+
+def tensors_in(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a checkpoint by name."""
+    if path.suffix != ".safetensors":
+        hint = "convert it to safetensors, or name the folder of its pipeline"
+        raise ModelError("is not a .safetensors file", where=path, hint=hint)
+    try:
+        return contents_of(path)[0]
+    except ValueError as error:
+        raise ModelError(str(error), where=path, hint="copy the checkpoint again") from None
+
+
+def vae_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the configuration of a VAE in the names of LDM or of diffusers.
+
+    What shapes do not say is left to diffusers' defaults, such as SD 1.x's scaling factor, 0.18215.
+
+    Raises:
+        ValueError: it is no AutoencoderKL.
+    """
+    original = any(name.startswith("encoder.down.") for name in shapes)
+    block = r"encoder\.down\.(\d+)\.block" if original else r"encoder\.down_blocks\.(\d+)\.resnets"
+    channels: dict[int, int] = {}
+    layers = 0
+    for name, shape in shapes.items():
+        if match := re.match(rf"{block}\.(\d+)\.conv2\.weight", name):
+            channels[int(match[1])] = shape[0]
+            layers = max(layers, int(match[2]) + 1)
+    if not channels:
+        raise ValueError("its keys are not those of an AutoencoderKL")
+    colours, blocks = shapes["encoder.conv_in.weight"][1], len(channels)
+    return {
+        "_class_name": "AutoencoderKL",
+        "in_channels": colours,
+        "out_channels": colours,
+        "down_block_types": ["DownEncoderBlock2D"] * blocks,
+        "up_block_types": ["UpDecoderBlock2D"] * blocks,
+        "block_out_channels": [channels[index] for index in sorted(channels)],
+        "layers_per_block": layers,
+        "latent_channels": shapes["encoder.conv_out.weight"][0] // 2,
+        "use_quant_conv": "quant_conv.weight" in shapes,
+        "use_post_quant_conv": "post_quant_conv.weight" in shapes,
+    }
+
+
+def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
+    """Return the configuration of a CLIP in transformers' names, or of an OpenCLIP in its own."""
+    open_clip, second = prefix.endswith("model."), part == "text_encoder_2"
+    bare = {name.removeprefix("text_model."): shape for name, shape in shapes.items()}
+    token, place, block, inner = (
+        ("token_embedding.weight", "positional_embedding", "transformer.resblocks", "mlp.c_fc")
+        if open_clip
+        else (
+            "embeddings.token_embedding.weight",
+            "embeddings.position_embedding.weight",
+            "encoder.layers",
+            "mlp.fc1",
+        )
+    )
+    unused = _UNUSED_BLOCK if prefix == _OPEN else " "
+    numbers = [re.match(rf"{re.escape(block)}\.(\d+)\.", x) for x in bare if unused not in x]
+    words, width = bare[token]
+    return {
+        "architectures": ["CLIPTextModelWithProjection" if second else "CLIPTextModel"],
+        "model_type": "clip_text_model",
+        "vocab_size": words,
+        "hidden_size": width,
+        "intermediate_size": bare[f"{block}.0.{inner}.weight"][0],
+        "num_hidden_layers": 1 + max(int(match[1]) for match in numbers if match),
+        "num_attention_heads": max(width // _HEAD, 1),
+        "max_position_embeddings": bare[place][0],
+        "hidden_act": "gelu" if open_clip else "quick_gelu",
+        "projection_dim": bare.get("text_projection", (width,))[0] if second else width,
+        "bos_token_id": 0,
+        "eos_token_id": 2,  # the pooled vector is that of the highest id, CLIP's end of text
+        "pad_token_id": 1,
+    }
+
+
+def _unet_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the configuration of a UNet in the names of LDM."""
+    inputs = {int(x.split(".")[1]) for x in shapes if x.startswith("input_blocks.")}
+    halves = sorted(x for x in inputs if f"input_blocks.{x}.0.op.weight" in shapes)
+    step = halves[0] if halves else len(inputs)  # blocks of a level: its layers, and what halves
+    firsts = [1, *(each + 1 for each in halves)]
+    channels = [shapes[f"input_blocks.{x}.0.out_layers.3.weight"][0] for x in firsts]
+    attends = [f"input_blocks.{x}.1.proj_in.weight" in shapes for x in firsts]
+    depths = [
+        len({n.split(".")[4] for n in shapes if n.startswith(f"input_blocks.{x}.1.transformer_")})
+        for x in firsts
+    ]
+    middle = "middle_block.1."
+    width = shapes[f"{middle}transformer_blocks.0.attn2.to_k.weight"][1]
+    linear = len(shapes[f"{middle}proj_in.weight"]) == 2
+    fixed_heads = width == 768  # SD 1.x has 8 heads in each block
+    found: dict[str, Any] = {
+        "_class_name": "UNet2DConditionModel",
+        "in_channels": shapes["input_blocks.0.0.weight"][1],
+        "out_channels": shapes["out.2.weight"][0],
+        "block_out_channels": channels,
+        "layers_per_block": step - 1,
+        "down_block_types": ["CrossAttnDownBlock2D" if x else "DownBlock2D" for x in attends],
+        "up_block_types": ["CrossAttnUpBlock2D" if x else "UpBlock2D" for x in attends[::-1]],
+        "cross_attention_dim": width,
+        "attention_head_dim": 8 if fixed_heads else [max(x // _HEAD, 1) for x in channels],
+        "use_linear_projection": linear,
+    }
+    if max(depths) > 1:
+        found["transformer_layers_per_block"] = [max(each, 1) for each in depths]
+    if "label_emb.0.0.weight" in shapes:
+        found["addition_embed_type"] = "text_time"
+        found["addition_time_embed_dim"] = 256
+        found["projection_class_embeddings_input_dim"] = shapes["label_emb.0.0.weight"][1]
+    return found
