@@ -13,8 +13,8 @@ import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 
-from latentmake.config.document import sections
 from latentmake.config.fields import Shapes
+from latentmake.config.mistakes import sections
 from latentmake.config.root import Config
 from pydantic import BaseModel
 

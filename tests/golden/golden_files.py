@@ -21,7 +21,6 @@ from latentmake.caches.pixels import plain as pixels
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
-from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of
 from latentmake.models import recipe
 from latentmake.plan.orders import Order, Target
@@ -62,7 +61,7 @@ def encode(samples: list[Sample]) -> list[tuple[dict[str, Any], dict[str, str]]]
         else:
             corner = sample.content[:2, :3].transpose(2, 0, 1).astype(np.float32)
             size = {"original_width": str(sample.original[0]), "pixel_height": "24"}
-            found.append(({layout.LATENTS: torch.from_numpy(corner)}, size))
+            found.append(({tensors.LATENTS: torch.from_numpy(corner)}, size))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import pytest
 import yaml
-from latentmake.config.document import sections
+from latentmake.config.mistakes import sections
 from latentmake.config.root import Config
 from pydantic import TypeAdapter, ValidationError
 from reference import ROOT, files

@@ -11,7 +11,7 @@ from latentmake import digest
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.files import atomic, cachefile
-from latentmake.layouts import layout
+from latentmake.layouts.tensors import text_metadata
 from latentmake.training.loop import draw
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, Metrics
 from latentmake.training.loop.launch import read
@@ -63,9 +63,7 @@ def text_file(text: str, width: int) -> str:
     path = Path(f"cache/_prompts/wan/text/{digest.of_bytes(text.encode())[:20]}_wan_te.safetensors")
     seed = sum(text.encode())
     value = torch.randn(5, width, generator=torch.Generator().manual_seed(seed)).bfloat16()
-    atomic.write(
-        path, cachefile.serialize({"varlen_t5_bfloat16": value}, layout.text_metadata(text))
-    )
+    atomic.write(path, cachefile.serialize({"varlen_t5_bfloat16": value}, text_metadata(text)))
     return str(path)
 
 

@@ -17,8 +17,8 @@ from latentmake.config.models import Model
 from latentmake.files import cachefile
 from latentmake.files.media import probe_image
 from latentmake.geometry.buckets import Size
-from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of, parsed
+from latentmake.layouts.tensors import LATENTS
 from latentmake.models import recipe
 from latentmake.plan.orders import Order, Target
 from latentmake.plan.receipts import Receipt, read_receipt
@@ -106,7 +106,7 @@ class Encoder:
         self.batches.append([(sample.item.stem, sample.shape) for sample in samples])
         return [
             (
-                {layout.LATENTS: self._change(sample, whole_numbers(sample.content))},
+                {LATENTS: self._change(sample, whole_numbers(sample.content))},
                 {"made": "here"},
             )
             for sample in samples

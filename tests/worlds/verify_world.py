@@ -15,7 +15,7 @@ from latentmake import digest
 from latentmake.config.root import parse
 from latentmake.files import atomic, cachefile
 from latentmake.index.memo import Memo
-from latentmake.layouts import layout
+from latentmake.layouts.tensors import LATENTS, hidden_state, plain_latents_metadata
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import parts_of
 from PIL import Image
@@ -76,11 +76,9 @@ def tensors_of(key: str, part: str) -> dict[str, torch.Tensor]:
     """Return tensors that no other key has, as small as those of pictures of 16 pixels."""
     dice = np.random.default_rng(int(key[:12], 16))
     if part == "text":
-        return {
-            layout.hidden_state(0): torch.from_numpy(dice.standard_normal((77, 16), np.float32))
-        }
+        return {hidden_state(0): torch.from_numpy(dice.standard_normal((77, 16), np.float32))}
     side = int(part) // 8
-    return {layout.LATENTS: torch.from_numpy(dice.standard_normal((4, side, side), np.float32))}
+    return {LATENTS: torch.from_numpy(dice.standard_normal((4, side, side), np.float32))}
 
 
 def write_cache(
@@ -90,7 +88,7 @@ def write_cache(
     kind = "text" if each.part == "text" else "latents"
     recipe = facts.recipe(DATASET, MODEL, kind)
     stamp = cachefile.stamp(key=each.key, source=each.content, recipe=recipe)
-    said = {} if kind == "text" else layout.plain_latents_metadata(1.0, 0.0, (16, 16), (16, 16))
+    said = {} if kind == "text" else plain_latents_metadata(1.0, 0.0, (16, 16), (16, 16))
     tensors = tensors or tensors_of(each.key, each.part)
     atomic.write(each.path, cachefile.serialize(tensors, said | stamp))
 

@@ -529,7 +529,7 @@ def parse(values: Mapping[str, object]) -> Config:
     except ConfigError:
         raise
     except ValidationError as error:
-        from latentmake.config.document import line_of
+        from latentmake.config.mistakes import line_of
 
         mistakes = error.errors(include_url=False)
         lines = [line_of(each, Config) for each in mistakes]

@@ -22,7 +22,7 @@ from latentmake.digest import target_stat
 from latentmake.errors import CacheError, OtherSizeError, OutdatedError, SourceError
 from latentmake.exchange.trainer_caches import candidates, check, sizes_of, stamped
 from latentmake.files import atomic, cachefile
-from latentmake.files.workspace import usable_cores
+from latentmake.files.check import check as check_file
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, PROMPTS, Order, Target, Work
 from latentmake.plan.receipts import Receipt
@@ -31,7 +31,6 @@ from latentmake.progress import Progress
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
 ADOPTED, FRESH, WITHOUT, UNFIT, OUTDATED = STATES
-_LEAST_THREADS = 4  # they wait for the disk most of the time
 _MOST_LINES = 100  # about files that are not adopted: a wrong setting may refuse all
 
 
@@ -56,7 +55,7 @@ def adopt(
     total, unsaid = _others(plan, count), 0
     sizes = sizes_of(plan.parts)
     store.keep(orders)
-    pool = ThreadPoolExecutor(max(usable_cores(), _LEAST_THREADS))
+    pool = ThreadPoolExecutor()  # threads that wait for the disk most of the time
     with (
         ExitStack() as stack,
         Progress(total=count, desc="adopting", unit="target") as progress,
@@ -184,7 +183,7 @@ class _Batch:
 
 def _write(place: Path, data: bytes) -> None:
     """Write a cache file, unless it holds NaN or nothing but zeros."""
-    if damage := cachefile.check(data).damage:
+    if damage := check_file(data).damage:
         raise CacheError(damage)
     atomic.write(place, data)
 

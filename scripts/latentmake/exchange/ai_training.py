@@ -10,53 +10,19 @@ import io
 from collections.abc import Collection, Iterator
 
 from latentmake.caches.inputs import Reading
-from latentmake.config.root import Config
-from latentmake.errors import CacheError, ConfigError, OtherSizeError, OutdatedError
+from latentmake.errors import CacheError, OtherSizeError, OutdatedError
 from latentmake.files.cachefile import KEY
 from latentmake.files.media import opened_image
 from latentmake.files.metadata import orientation
 from latentmake.files.safetensors import DTYPES, Head, Tensor
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import LATENTS, hidden_state, plain_latents_metadata
-from latentmake.models.files import text_tokens, text_width, vae_factor
+from latentmake.layouts.tensors import LATENTS, hidden_state, plain_latents_metadata
+from latentmake.models.files import vae_factor
 from latentmake.models.parameterization import scale_of
+from latentmake.models.shapes import text_tokens, text_width
 from latentmake.plan.orders import Order, Target
 
 _NAMES = {"latents": "latent", "text": "emb"}
-
-
-def check_run(config: Config, name: str) -> None:
-    """Check that the files of a run's model say what ai-training's caches hold.
-
-    Raises:
-        ConfigError: they do not, no ending is named, or a caption is not encoded as it is.
-        ModelError: a configuration cannot be read.
-    """
-    run = config.runs[name]
-    model, where = config.models[run.model], f"models.{run.model}"
-    if (endings := model.ai_training) is None:
-        hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
-        raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
-    told = {
-        "vae": not endings.latents or vae_factor(model.vae),
-        "text": not endings.text or all(map(text_tokens, model.text)),
-    }
-    for key, known in told.items():
-        if not known:
-            what = "no config.json on this disk says what its caches are like"
-            hint = "name a folder that has one as `path`, or the file as `config`"
-            raise ConfigError(what, where=f"{where}.{key}", hint=hint)
-    if endings.text:
-        _refuse_composed(config, name)
-
-
-def _refuse_composed(config: Config, name: str) -> None:
-    run = config.runs[name]
-    for dataset in run.datasets:
-        if config.datasets[dataset].composed:
-            what = f"the texts of {dataset} are not just what its caption files hold"
-            hint = f"leave out models.{run.model}.ai_training.text, so that they are encoded"
-            raise ConfigError(what, where=f"run {name}", hint=hint)
 
 
 def names(order: Order, stem: str) -> Iterator[str]:

@@ -23,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from latentmake import digest
 from latentmake.errors import CacheError, ConfigError
 from latentmake.files import atomic, cachefile
-from latentmake.layouts import layout
-from latentmake.models.files import text_tokens
+from latentmake.layouts.tensors import LATENTS, hidden_state
+from latentmake.models.shapes import text_tokens
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
 from latentmake.progress import Progress
@@ -160,10 +160,10 @@ def _files(order: ExportOrder) -> Iterator[_File]:
             base = f"{order.folder}/{row.dataset}/{row.stem}"
         if order.ending is not None:
             (cache,) = row.latents_at(order.part)
-            yield _File(Path(base + order.ending), "latent", "float32", cache, layout.LATENTS)
+            yield _File(Path(base + order.ending), "latent", "float32", cache, LATENTS)
         for number, (ending, padded) in enumerate(order.texts):
             dtype = "float32" if padded else "bfloat16"  # T5 pads nothing
-            state = layout.hidden_state(number)
+            state = hidden_state(number)
             yield _File(Path(base + ending), "emb", dtype, row.first_text, state)
 
 

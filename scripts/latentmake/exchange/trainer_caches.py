@@ -10,22 +10,22 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentmake import digest
 from latentmake.caches.inputs import Reading, stored_size
-from latentmake.config.root import Config
-from latentmake.errors import CacheError, ConfigError, OutdatedError
+from latentmake.errors import CacheError, OutdatedError
 from latentmake.exchange import ai_training
 from latentmake.files import npz
 from latentmake.files.cachefile import CAPTION, head_of
 from latentmake.files.safetensors import Tensor, parse_head
 from latentmake.geometry.buckets import crop_ltrb
-from latentmake.layouts.layout import array_name, frames_and_sides, layout_of, parsed
-from latentmake.models.files import text_width
+from latentmake.layouts.layout import parsed
+from latentmake.layouts.tensors import array_name, frames_and_sides
+from latentmake.models.shapes import text_width
 from latentmake.plan.orders import Order, Part, Target
 
 if TYPE_CHECKING:
@@ -39,41 +39,6 @@ _CONTROL = "latents_control"
 
 Tensors = Mapping[str, Tensor]
 Arrays = Mapping[str, "NDArray[Any]"]
-
-
-def folders_of(config: Config, run: str) -> dict[str, list[str]]:
-    """Return the folders of a run's datasets that hold another program's caches.
-
-    They are what `adopt_from` names; by default ai-training's lie beside the images.
-
-    Raises:
-        ConfigError, ModelError: the run's caches cannot be adopted.
-    """
-    named = {each: config.datasets[each] for each in config.runs[run].datasets}
-    if layout_of(config.models[config.runs[run].model].layout_name).external:
-        found = {name: list(each.adopt_from) for name, each in named.items()}
-    else:
-        ai_training.check_run(config, run)
-        found = {name: list(each.adopt_from) or [each.folder] for name, each in named.items()}
-    check_folders(run, found)
-    return found
-
-
-def check_folders(run: str, named: Mapping[str, Sequence[str]]) -> None:
-    """Check the folders of a run's datasets, each as its `adopt_from` names them.
-
-    Raises:
-        ConfigError: no folder of caches is named, or one is missing.
-    """
-    if not any(named.values()):
-        what = "no dataset of the run says where its caches are"
-        hint = f"set datasets.{next(iter(named))}.adopt_from to their folder"
-        raise ConfigError(what, where=f"run {run}", hint=hint)
-    for dataset, folders in named.items():
-        for folder in folders:
-            if not Path(folder).is_dir():
-                where, hint = f"datasets.{dataset}.adopt_from", "name the folder of the caches"
-                raise ConfigError(f"there is no folder {folder}", where=where, hint=hint)
 
 
 def candidates(folders: Iterable[str], order: Order, stem: str, target: Target) -> list[Path]:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake import digest
@@ -20,17 +18,12 @@ from latentmake.errors import CacheError
 from latentmake.files.safetensors import (
     CHECKSUM,
     DTYPES,
-    HEADER_CHECKSUM,
     PLACEHOLDERS,
-    checksum,
     filled,
-    is_sealed,
-    largest,
-    parse_head,
     read_head,
     sealed,
 )
-from latentmake.regular import open_regular, read_regular
+from latentmake.regular import open_regular
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +38,6 @@ SOURCE = "latentmake.source"
 VIEW = "latentmake.view"
 FOREIGN = "was not made by latentmake"
 
-_SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids|latents_clean")  # these may be zero
-_Bytes = bytes | memoryview
 _NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 _ORDER = [*_NAMES]
 
@@ -252,100 +243,3 @@ def parse_header(metadata: Mapping[str, Any], head: bytes) -> Header:
     caption = caption if isinstance(caption, str) else None
     seal = str(metadata.get(CHECKSUM, ""))
     return Header(key, source, content, adopted, seal, picture, view, caption)
-
-
-# -- check of a whole file ------------------------------------------------------------------------
-
-
-class Checked(NamedTuple):
-    """Result of a check.
-
-    Attributes:
-        damage: what is wrong with the file; None where it is sound, `FOREIGN` where another program
-            wrote it.
-        header: its origin; None where it cannot be read.
-        recipe: in its header; empty where there is none.
-    """
-
-    damage: str | None
-    header: Header | None = None
-    recipe: Mapping[str, object] = MappingProxyType({})
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether another program wrote it."""
-        return self.damage == FOREIGN
-
-    @property
-    def has_checksum(self) -> bool:
-        """Whether its header has a checksum; a file of an older release has none."""
-        return self.header is not None and self.header.checksum != ""
-
-
-def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
-    """Read a cache file and check it, see `check`; several threads may do so at a time.
-
-    Raises:
-        OSError: it is gone or cannot be read.
-    """
-    return check(read_regular(path, None), values=values)
-
-
-def check(data: bytes, *, values: bool = True) -> Checked:
-    """Check the bytes of a cache file.
-
-    `values` tells whether NaN, infinity and tensors of zeros are looked for. An embedding may be
-    zeros, as that of an empty caption.
-    """
-    from latentmake.files import npz
-
-    is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
-    tensors: Iterable[_Bytes]
-    try:
-        if is_npz:
-            metadata = npz.metadata_of(npz.comment_of(data, len(data)))
-            origin = parse_header(metadata, b"")
-            header, members = npz.split(data)
-            tensors, arrays = members.values(), dict(map(_array, members.items()))
-        else:
-            head = parse_head(data)
-            metadata, header = head.metadata, head.data[8:]
-            origin, body = parse_header(metadata, head.data), memoryview(data)[len(head.data) :]
-            found = head.tensors.items()
-            tensors, arrays = [body], {name: (x.dtype, body[x.start : x.end]) for name, x in found}
-    except ValueError as error:
-        # The end of an npz file may be gone, which has the key; a crash may leave zeros of any.
-        is_lost = str(error) != FOREIGN and (is_npz or not data.strip(b"\0"))
-        if is_lost or KEY.encode() in data:
-            return Checked(str(error), origin, recipe_of(metadata))
-        return Checked(FOREIGN)
-    damage, recipe = None, recipe_of(metadata)
-    if not metadata.keys().isdisjoint((CHECKSUM, HEADER_CHECKSUM)):  # else of an older release
-        if not is_sealed(header, metadata.get(HEADER_CHECKSUM)):
-            damage = "has a damaged header"
-        elif origin.checksum != checksum(tensors):
-            damage = "checksum differs"
-    if damage is None and values:
-        damage = _values_fault(arrays, may_be_zero=recipe.get("kind") == "text")
-    return Checked(damage, origin, recipe)
-
-
-def _array(member: tuple[str, bytes]) -> tuple[str, tuple[str, _Bytes]]:
-    """Return the name of an array in an archive, its dtype and the bytes of its numbers."""
-    from latentmake.files.npz import parse_array
-
-    name, data = member
-    dtype, _, start = parse_array(data)
-    return name.removesuffix(".npy"), (dtype, memoryview(data)[start:])
-
-
-def _values_fault(arrays: Mapping[str, tuple[str, _Bytes]], *, may_be_zero: bool) -> str | None:
-    longest = max((len(data) for _, data in arrays.values()), default=0)
-    for name, (dtype, data) in arrays.items():
-        top = largest(dtype, data)
-        if top is None:
-            return f"holds NaN or infinity ({name})"
-        # Masks, positions and small tensors may be zero.
-        if not (top or may_be_zero or 2 * len(data) < longest or _SIDE.search(name)):
-            return f"is all zeros ({name})"
-    return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,38 +152,6 @@ def is_pointer(path: Path) -> bool:
     file, _ = open_regular(path)
     with file:
         return file.read(len(_POINTER)) == _POINTER
-
-
-def not_finite(path: Path) -> Iterator[str]:
-    """Yield the names of the tensors that hold NaN or infinite values."""
-    head = read_head(path)
-    with path.open("rb") as file:
-        for name, tensor in head.tensors.items():
-            file.seek(len(head.data) + tensor.start)
-            if largest(tensor.dtype, file.read(tensor.end - tensor.start)) is None:
-                yield name
-
-
-def largest(dtype: str, data: bytes | memoryview) -> int | None:
-    """Return the bits of the largest value of floating-point numbers; None where one is NaN.
-
-    Infinite ones count as NaN, and so do bytes of which a part is left; other dtypes give 1.
-    Without a copy: a number that is not finite is above its exponent, as a signed number or, where
-    negative, an unsigned one.
-    """
-    import numpy as np  # planning reads headers alone, and does without
-
-    if dtype not in DTYPES or not DTYPES[dtype].exponent:
-        return 1
-    _, size, exponent, _ = DTYPES[dtype]
-    if len(data) % size:
-        return None
-    highest = np.maximum.reduce  # what `max` calls, by a detour
-    top = int(highest(np.frombuffer(data, f"<u{size}"), initial=0))
-    if top >= exponent | 1 << 8 * size - 1:
-        return None
-    signed = int(highest(np.frombuffer(data, f"<i{size}"), initial=0))
-    return None if signed >= exponent else top
 
 
 # -- checksums ------------------------------------------------------------------------------------

@@ -11,13 +11,12 @@ import re
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights, download, fetching
 from latentmake.errors import ConfigError, ModelError
-from latentmake.files.safetensors import read_head
 from latentmake.models import headers
 from latentmake.regular import read_text
 
@@ -383,66 +382,3 @@ def vae_factor(weights: Weights) -> int | None:
     except (KeyError, TypeError):
         what, hint = "this is not the configuration of an AutoencoderKL", "name the folder of a VAE"
         raise ModelError(what, where=config_file(weights) or "", hint=hint) from None
-
-
-# -- shapes of what encoders make -----------------------------------------------------------------
-
-
-class Tokens(NamedTuple):
-    """Number of tokens of an embedding.
-
-    Attributes:
-        longest: upper limit.
-        padded: whether each has just as many (CLIP), or its caption's own number (T5).
-    """
-
-    longest: int
-    padded: bool
-
-
-def text_width(weights: TextWeights) -> int | None:
-    """Return the width of a text encoder's embeddings; None where no file here says.
-
-    Raises:
-        ModelError: the configuration or the projection cannot be read.
-    """
-    if weights.projection is None:
-        if (config := _text_config(weights)) is None:
-            return None
-        return int(config.get("hidden_size") or config.get("d_model") or 512)
-    if weights.trust_remote_code:  # a class of its own may do anything
-        return None
-    return projection_shape(weights.projection)[0]
-
-
-def projection_shape(path: str) -> tuple[int, int]:
-    """Return the widths that a text projection gives and takes; raises ModelError."""
-    file = projection_file(path)
-    try:
-        tensors = read_head(file).tensors.values()
-        ((gives, takes),) = (each.shape for each in tensors if len(each.shape) == 2)
-    except (OSError, ValueError):
-        what, hint = "is no linear projection", "name the file of a linear layer"
-        raise ModelError(what, where=file, hint=hint) from None
-    return gives, takes
-
-
-def text_tokens(weights: TextWeights) -> Tokens | None:
-    """Return the number of tokens of a text encoder's embeddings; None as above.
-
-    Raises:
-        ModelError: the configuration cannot be read.
-    """
-    config = _text_config(weights)
-    if config is None:
-        return None
-    if not str(config.get("model_type", "")).startswith("clip"):
-        return Tokens(weights.max_length or T5_LENGTH, padded=False)
-    limit = config.get("max_position_embeddings") or 77
-    return Tokens(min(weights.max_length or limit, limit), padded=True)
-
-
-def _text_config(weights: TextWeights) -> dict[str, Any] | None:
-    """Return a text encoder's configuration; of a complete CLIP, that of its text half."""
-    config = network_config(weights)
-    return None if config is None else {**config, **(config.get("text_config") or {})}

@@ -24,12 +24,11 @@ from latentmake.models.checkpoints import vae_config
 from latentmake.models.files import (
     checkpoint_of,
     network_config,
-    projection_shape,
     scripted_files,
-    text_width,
     tokenizer_files,
     weights_files,
 )
+from latentmake.models.shapes import projection_shape, text_width
 from latentmake.models.tensors import Config, Shapes
 from latentmake.regular import read_text
 

@@ -19,8 +19,10 @@ from latentmake.data.contents import read_caption
 from latentmake.data.item import Item
 from latentmake.data.texts import MARKER, marked
 from latentmake.errors import SourceError, UserError
-from latentmake.layouts.layout import encoder_name, released_clip
-from latentmake.models.files import T5_LENGTH, text_tokens
+from latentmake.layouts.layout import released_clip
+from latentmake.layouts.tensors import encoder_name
+from latentmake.models.files import T5_LENGTH
+from latentmake.models.shapes import text_tokens
 from latentmake.plan.facts import Facts
 from latentmake.progress import Progress
 

@@ -17,7 +17,7 @@ from latentmake import digest
 from latentmake.data.item import Item
 from latentmake.digest import target_stat
 from latentmake.errors import shortened, storage_error
-from latentmake.files import cachefile
+from latentmake.files import check
 from latentmake.files.workspace import usable_cores
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
@@ -124,10 +124,10 @@ def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
 # -- one file -------------------------------------------------------------------------------------
 
 
-def _read(path: str) -> tuple[int, cachefile.Checked | OSError]:
+def _read(path: str) -> tuple[int, check.Checked | OSError]:
     """Return the bytes of a file, and what was found of them."""
     try:
-        return Path(path).stat().st_size, cachefile.verify(path)
+        return Path(path).stat().st_size, check.verify(path)
     except OSError as error:
         return 0, error
 
@@ -138,7 +138,7 @@ def _finding(
     judge: Judge,
     item: Item,
     target: Target,
-    checked: cachefile.Checked | OSError,
+    checked: check.Checked | OSError,
 ) -> Finding | None:
     """Return what is wrong with a cache file."""
     path = target.path

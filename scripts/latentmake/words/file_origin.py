@@ -12,7 +12,8 @@ from pathlib import Path
 
 from latentmake.data.item import Item
 from latentmake.errors import CacheError, SourceError, nearest
-from latentmake.files.cachefile import Checked, Header, read_metadata, verify
+from latentmake.files.cachefile import Header, read_metadata
+from latentmake.files.check import Checked, verify
 from latentmake.files.workspace import is_remote
 from latentmake.layouts.layout import parsed
 from latentmake.plan.batches import judge_one, named_targets

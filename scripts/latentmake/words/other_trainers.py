@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from latentmake.config.fields import NAME, PATTERNS
+from latentmake.config.root import Config
 from latentmake.errors import ConfigError
 from latentmake.files import atomic
+from latentmake.layouts.layout import layout_of
+from latentmake.models.files import vae_factor
+from latentmake.models.shapes import text_tokens
 from latentmake.plan.build import alone
 from latentmake.words.project import ConfigFiles, Directory, opened
 
@@ -63,10 +68,78 @@ def adopt(
 ) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""
     from latentmake.exchange import adoption
-    from latentmake.exchange.trainer_caches import folders_of
 
     with opened(configfile, directory, encoders=True) as project, alone():
         names = project.run_names(runs)
         plans = project.plan(names).runs
         for name in names:
             adoption.adopt(plans[name], folders_of(project.config, name), say=typer.echo)
+
+
+def folders_of(config: Config, run: str) -> dict[str, list[str]]:
+    """Return the folders of a run's datasets that hold another program's caches.
+
+    They are what `adopt_from` names; by default ai-training's lie beside the images.
+
+    Raises:
+        ConfigError, ModelError: the run's caches cannot be adopted.
+    """
+    named = {each: config.datasets[each] for each in config.runs[run].datasets}
+    if layout_of(config.models[config.runs[run].model].layout_name).external:
+        found = {name: list(each.adopt_from) for name, each in named.items()}
+    else:
+        check_run(config, run)
+        found = {name: list(each.adopt_from) or [each.folder] for name, each in named.items()}
+    check_folders(run, found)
+    return found
+
+
+def check_folders(run: str, named: Mapping[str, Sequence[str]]) -> None:
+    """Check the folders of a run's datasets, each as its `adopt_from` names them.
+
+    Raises:
+        ConfigError: no folder of caches is named, or one is missing.
+    """
+    if not any(named.values()):
+        what = "no dataset of the run says where its caches are"
+        hint = f"set datasets.{next(iter(named))}.adopt_from to their folder"
+        raise ConfigError(what, where=f"run {run}", hint=hint)
+    for dataset, folders in named.items():
+        for folder in folders:
+            if not Path(folder).is_dir():
+                where, hint = f"datasets.{dataset}.adopt_from", "name the folder of the caches"
+                raise ConfigError(f"there is no folder {folder}", where=where, hint=hint)
+
+
+def check_run(config: Config, name: str) -> None:
+    """Check that the files of a run's model say what ai-training's caches hold.
+
+    Raises:
+        ConfigError: they do not, no ending is named, or a caption is not encoded as it is.
+        ModelError: a configuration cannot be read.
+    """
+    run = config.runs[name]
+    model, where = config.models[run.model], f"models.{run.model}"
+    if (endings := model.ai_training) is None:
+        hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
+        raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
+    told = {
+        "vae": not endings.latents or vae_factor(model.vae),
+        "text": not endings.text or all(map(text_tokens, model.text)),
+    }
+    for key, known in told.items():
+        if not known:
+            what = "no config.json on this disk says what its caches are like"
+            hint = "name a folder that has one as `path`, or the file as `config`"
+            raise ConfigError(what, where=f"{where}.{key}", hint=hint)
+    if endings.text:
+        _refuse_composed(config, name)
+
+
+def _refuse_composed(config: Config, name: str) -> None:
+    run = config.runs[name]
+    for dataset in run.datasets:
+        if config.datasets[dataset].composed:
+            what = f"the texts of {dataset} are not just what its caption files hold"
+            hint = f"leave out models.{run.model}.ai_training.text, so that they are encoded"
+            raise ConfigError(what, where=f"run {name}", hint=hint)

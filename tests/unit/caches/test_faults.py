@@ -22,7 +22,7 @@ from latentmake.caches.inputs import Loaded, Sample
 from latentmake.config.root import parse
 from latentmake.errors import DatasetError, SourceError
 from latentmake.index.memo import Memo
-from latentmake.layouts.layout import encoder_name
+from latentmake.layouts.tensors import encoder_name
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder

@@ -14,7 +14,7 @@ from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError
 from latentmake.models import recipe
-from latentmake.models.files import text_width
+from latentmake.models.shapes import text_width
 from safetensors.torch import load_file, save_file
 from test_encoders import CAPTIONS, CPU, t5_tokenizer, tiny
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from latentmake.config.document import foreign_words, sections
 from latentmake.config.fields import PATTERNS
+from latentmake.config.mistakes import foreign_words, sections
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError
 

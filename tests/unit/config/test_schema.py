@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 from config_world import changed, smallest
-from latentmake.config.document import sections
+from latentmake.config.mistakes import sections
 from latentmake.config.root import Config, parse
 from reference.schema import json_schema
 from test_config import MISTAKES

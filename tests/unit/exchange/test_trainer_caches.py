@@ -15,13 +15,13 @@ import world
 from latentmake.config.root import parse
 from latentmake.errors import ConfigError
 from latentmake.exchange.adoption import STATES, adopt
-from latentmake.exchange.trainer_caches import folders_of
 from latentmake.files.cachefile import read_header, read_metadata
 from latentmake.geometry.buckets import Size, crop_ltrb
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
+from latentmake.words.other_trainers import folders_of
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from safetensors.numpy import load, load_file, save_file

@@ -29,12 +29,11 @@ from latentmake.files.cachefile import (
     KEY,
     RECIPE,
     SOURCE,
-    Checked,
     Header,
     read_metadata,
     recipe_of,
-    verify,
 )
+from latentmake.files.check import Checked, verify
 from latentmake.files.safetensors import DTYPES, PLACEHOLDERS, checksum, parse_head
 from safetensors import safe_open
 from safetensors.torch import load, save

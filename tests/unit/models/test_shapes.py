@@ -11,7 +11,7 @@ import torch
 import world
 from latentmake.caches.encoders.text import load_text_encoder
 from latentmake.config.weights import TextWeights
-from latentmake.models.files import Tokens, text_tokens, text_width
+from latentmake.models.shapes import Tokens, text_tokens, text_width
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from latentmake.config.root import parse
 from latentmake.errors import UserError
 from latentmake.files import atomic
 from latentmake.index.memo import Memo
-from latentmake.layouts import layout
+from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.remembered import Remembered
@@ -102,9 +102,7 @@ def nothing(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[s
     return [
         (
             {"latents": torch.ones(4, 8, 8)},
-            layout.plain_latents_metadata(1.0, 0.0, sample.original, (8, 8))
-            if sample.shape
-            else {},
+            plain_latents_metadata(1.0, 0.0, sample.original, (8, 8)) if sample.shape else {},
         )
         for sample in samples
     ]

@@ -24,8 +24,8 @@ from latentmake.errors import CacheError
 from latentmake.files import atomic, cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Folder, Memo
-from latentmake.layouts import layout
 from latentmake.layouts.layout import layout_of, parsed
+from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.plan.manifest import keys_digest
 from latentmake.plan.state import UNKNOWN, Contents, Judge, State
 from safetensors.torch import save_file
@@ -71,7 +71,7 @@ class World:
         recipe = self.recipes[part]
         key = cachefile.target_key(source, digest.of_value(recipe), variant)
         stamp = cachefile.stamp(key=key, source=source, recipe=recipe)
-        said = {} if part == "text" else layout.plain_latents_metadata(1.0, 0.0, (80, 60), (64, 64))
+        said = {} if part == "text" else plain_latents_metadata(1.0, 0.0, (80, 60), (64, 64))
         data = cachefile.serialize({"x": torch.ones(2)}, said | stamp)
         atomic.write(self.target(stem, part), data)
 

@@ -20,7 +20,8 @@ from latentmake.files import atomic, cachefile
 from latentmake.files.cachefile import read_header, target_key
 from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
-from latentmake.layouts.layout import layout_of, plain_latents_metadata
+from latentmake.layouts.layout import layout_of
+from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.plan import store
 from latentmake.plan.orders import Target, placing_of, view_of
 from latentmake.plan.planner import make_plan

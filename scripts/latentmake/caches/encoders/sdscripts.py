@@ -18,7 +18,7 @@ from latentmake.caches.inputs import Sample
 from latentmake.config.models import Model
 from latentmake.files import npz
 from latentmake.geometry.buckets import Size, crop_ltrb
-from latentmake.layouts.layout import array_name, encoder_name
+from latentmake.layouts.tensors import array_name, encoder_name
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -63,7 +63,8 @@ from latentmake.config.architectures import ClipOutput
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.errors import ModelError
-from latentmake.layouts.layout import encoder_name, layout_of, released_clip, text_metadata
+from latentmake.layouts.layout import layout_of, released_clip
+from latentmake.layouts.tensors import encoder_name, text_metadata
 from latentmake.models.files import T5_LENGTH, network_config, weights_files
 from latentmake.plan.orders import Order
 

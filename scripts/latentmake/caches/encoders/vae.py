@@ -18,7 +18,7 @@ from latentmake.caches.encoders.sdscripts import latents_arrays
 from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.layouts import layout
+from latentmake.layouts.tensors import LATENTS, plain_latents_metadata
 from latentmake.models.checkpoints import vae_config
 from latentmake.models.files import network_config
 from latentmake.models.parameterization import scale_of
@@ -154,8 +154,8 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
         if arrays:
             return latents_arrays(model, sample, rows), {}
         height, width = sample.shape[:2]
-        told = layout.plain_latents_metadata(scale, shift, sample.original, (width, height))
-        return {layout.LATENTS: rows[0]}, told
+        told = plain_latents_metadata(scale, shift, sample.original, (width, height))
+        return {LATENTS: rows[0]}, told
 
     def encode(samples: list[Sample]) -> Encoded:
         pixels, made = stacked([np.asarray(sample.content) for sample in samples], device), []

@@ -40,7 +40,7 @@ from latentmake.caches.encoders.local_state import State, load_network, place, r
 from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.weights import Weights
 from latentmake.errors import ModelError
-from latentmake.layouts import layout
+from latentmake.layouts.tensors import latents_key, musubi_latents_metadata
 from latentmake.plan.orders import Order
 
 if TYPE_CHECKING:
@@ -426,8 +426,7 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
             control = frames_of([np.asarray(sample.control) for sample in samples])
             made["latents_control"] = vae.encode(control, stored)
         rows = {
-            layout.latents_key(kind, tuple(x.shape[1:]), name): x.to(stored)
-            for kind, x in made.items()
+            latents_key(kind, tuple(x.shape[1:]), name): x.to(stored) for kind, x in made.items()
         }
         if clip is not None:
             rows[f"clip_{name}"] = clip.encode(pixels[:, 0], stored)
@@ -435,7 +434,7 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
 
         def named(sample: Sample, *tensors: torch.Tensor) -> Named:
             size = (width, height, frames) if sample.clip else (*sample.original, None)
-            return dict(zip(names, tensors, strict=True)), layout.musubi_latents_metadata(*size)
+            return dict(zip(names, tensors, strict=True)), musubi_latents_metadata(*size)
 
         return results(samples, download([*rows.values()]), named)
 

@@ -30,7 +30,8 @@ from latentmake import digest
 from latentmake.caches import gpu
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
-from latentmake.files.safetensors import not_finite, read_head
+from latentmake.files.check import not_finite
+from latentmake.files.safetensors import read_head
 from latentmake.regular import read_regular
 from latentmake.training import previous, process
 from latentmake.training.external.order import (

@@ -23,10 +23,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from latentmake.errors import CacheError, TrainingError
-from latentmake.files.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH, verify
+from latentmake.files.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
+from latentmake.files.check import verify
 from latentmake.files.safetensors import DTYPES, Head, read_head
 from latentmake.geometry.buckets import Size, cover
-from latentmake.layouts import layout
+from latentmake.layouts.tensors import encoder_name, hidden_state
 from latentmake.regular import read_regular
 from latentmake.training.rows import Row, rows_of
 
@@ -128,8 +129,8 @@ class CacheTensors(NamedTuple):
     scaled: bool = False
 
 
-PLAIN = CacheTensors((Sought("latents", 3),), (Sought(layout.hidden_state(0), 2),), scaled=True)
-_SECOND = Sought(layout.hidden_state(1), 2), Sought(f"{layout.encoder_name(1)}.pooled", 1)
+PLAIN = CacheTensors((Sought("latents", 3),), (Sought(hidden_state(0), 2),), scaled=True)
+_SECOND = Sought(hidden_state(1), 2), Sought(f"{encoder_name(1)}.pooled", 1)
 SDXL = PLAIN._replace(text=(*PLAIN.text, *_SECOND))
 WAN = CacheTensors((Sought("latents", 4),), (Sought("varlen_t5", 2),))
 """Of musubi-tuner's caches, whose latents are scaled already."""

@@ -20,7 +20,7 @@ from diffusers import (
 from latentmake.caches.encoders.text import text_encoders
 from latentmake.config.models import Model
 from latentmake.files.safetensors import read_head
-from latentmake.layouts.layout import plain_latents_metadata
+from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.training.loop.caches import SDXL as TENSORS
 from latentmake.training.loop.caches import Caches, read_items
 from latentmake.training.lora import lora_tensors

@@ -20,7 +20,7 @@ from latentmake.data.item import BUCKET, IMAGE, Item
 from latentmake.files import atomic
 from latentmake.files.cachefile import CAPTION
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import frames_and_sides
+from latentmake.layouts.tensors import frames_and_sides
 from latentmake.training.external.encode import Content, Encoding, Wanted, parsed
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import caching_arguments
