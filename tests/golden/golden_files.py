@@ -61,7 +61,7 @@ def encode(samples: list[Sample]) -> list[tuple[dict[str, Any], dict[str, str]]]
         else:
             corner = sample.content[:2, :3].transpose(2, 0, 1).astype(np.float32)
             size = {"original_width": str(sample.original[0]), "pixel_height": "24"}
-            found.append(({tensors.LATENTS: torch.from_numpy(corner)}, size))
+            found.append(({"latents": torch.from_numpy(corner)}, size))
     return found
 
 
