@@ -68,11 +68,8 @@ def of_order(order: Path) -> Backend:
     try:
         return backend(from_json(order.read_bytes())["kind"])
     except (OSError, ValueError, LookupError, TypeError):
-        raise TrainingError(
-            "is not an order of a known trainer",
-            where=order,
-            hint="run the build's command again, which writes it anew",
-        ) from None
+        hint = "run the build's command again, which writes it anew"
+        raise TrainingError("is not an order of a known trainer", where=order, hint=hint) from None
 
 
 def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:

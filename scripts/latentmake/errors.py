@@ -80,11 +80,9 @@ class TrainingError(UserError):
 
 def unreadable(error: OSError, place: str | os.PathLike[str]) -> SourceError:
     """Return the error for a source that cannot be read."""
-    return SourceError(
-        f"cannot be read ({error.strerror or error})",
-        where=error.filename or place,
-        hint="check that the file exists and is readable",
-    )
+    what = f"cannot be read ({error.strerror or error})"
+    hint = "check that the file exists and is readable"
+    return SourceError(what, where=error.filename or place, hint=hint)
 
 
 _STORAGE_FAULTS = {

@@ -139,9 +139,7 @@ def load_encoder(order: Order, threads: int, say: Say) -> Loaded:
     finally:
         gc.enable()
     if found is None:
-        raise DeviceError(
-            f"not enough memory to load the encoders of {order.kind}: {words}",
-            where=f"models.{order.model}",
-            hint="end other programs and run the same command again",
-        )
+        what = f"not enough memory to load the encoders of {order.kind}: {words}"
+        hint = "end other programs and run the same command again"
+        raise DeviceError(what, where=f"models.{order.model}", hint=hint)
     return found

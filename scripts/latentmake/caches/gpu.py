@@ -150,11 +150,9 @@ def _folder() -> Path:
         folder.mkdir(mode=0o700)
     # To write through another user's link would overwrite a file of this user.
     if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.getuid():
-        raise StorageError(
-            "belongs to another user, but must hold your lock files of GPUs",
-            where=folder,
-            hint="remove it, or set TMPDIR to a folder of your own",
-        )
+        what = "belongs to another user, but must hold your lock files of GPUs"
+        hint = "remove it, or set TMPDIR to a folder of your own"
+        raise StorageError(what, where=folder, hint=hint)
     return folder
 
 

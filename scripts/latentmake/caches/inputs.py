@@ -234,28 +234,18 @@ def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:
 
 
 def stored_size(item: Item, found: tuple[int, int] | None = None) -> Size:
-    """Return the size that an item's image or video had while planning.
-
-    Raises:
-        SourceError: another size is `found` now.
-    """
+    """Return the size that an item's image or video had while planning; raises SourceError."""
     size = None if item.media is None else Size(item.media.width, item.media.height)
     if size is None or (found is not None and found != size):
-        raise SourceError(
-            "was changed after the build began",
-            where=item.image,
-            hint="run the same command again",
-        )
+        what, hint = "was changed after the build began", "run the same command again"
+        raise SourceError(what, where=item.image, hint=hint)
     return size
 
 
 def samples_of(order: Order, reading: Reading) -> list[Sample]:
-    """Make the samples of an item's missing targets; videos make none.
+    """Make the samples of an item's missing targets; videos make none; raises SourceError.
 
     Images that another program encodes are checked by their headers, and make none either.
-
-    Raises:
-        SourceError: the bytes are damaged, or an image was changed.
     """
     item, limit = reading.work.item, order.dataset_settings.max_image_pixels
     if order.kind == "latents":

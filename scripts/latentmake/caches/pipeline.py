@@ -166,13 +166,10 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
                     job.waiting -= 1
 
     def _encode(self, loaded: Loaded, batch: list[_Waiting]) -> None:
-        """Encode samples of one shape, as many at once as memory suffices for.
+        """Encode samples of one shape, as many at once as memory suffices for; raises DeviceError.
 
         Out of memory: retry with half of them, with one while no other worker encodes, and with it
         in the frugal way: no target's bytes depend on how much memory was free.
-
-        Raises:
-            DeviceError: the device is at fault, not an item; see `_Shortages`.
         """
         from latentmake.caches.encoders.device import attempt, within_memory
 

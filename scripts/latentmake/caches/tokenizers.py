@@ -68,11 +68,8 @@ def load(weights: TextWeights, clip: ClipOutput | None = None) -> PreTrainedToke
         found("a")  # of a damaged file, some things fail no earlier
         return found
     except Exception as error:  # each of its libraries has its own for a damaged file
-        raise ModelError(
-            f"cannot be loaded as a tokenizer ({first_line(error)})",
-            where=place,
-            hint="name the complete folder of one",
-        ) from None
+        what = f"cannot be loaded as a tokenizer ({first_line(error)})"
+        raise ModelError(what, where=place, hint="name the complete folder of one") from None
 
 
 def clean_caption(caption: str) -> str:

@@ -64,11 +64,9 @@ class Datasets:
             sys.stderr.writelines(line for line in lines if line not in self._noted)
             self._noted.update(lines)
             if not found and not faults:
-                raise DatasetError(
-                    "none of its videos is long enough for a clip",
-                    where=f"datasets.{dataset}.target_frames",
-                    hint="use fewer frames, or longer videos",
-                )
+                what = "none of its videos is long enough for a clip"
+                hint = "use fewer frames, or longer videos"
+                raise DatasetError(what, where=f"datasets.{dataset}.target_frames", hint=hint)
             if unreadable := self.unreadable.get(dataset):
                 found = [item for item in found if item.stem not in unreadable]
                 faults = [*faults, *unreadable.values()]

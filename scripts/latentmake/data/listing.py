@@ -20,12 +20,9 @@ from latentmake.files.workspace import is_remote
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
-    """List the folder that a dataset's `path` or `control_directory` names.
+    """List the folder that a dataset's `path` or `control_directory` names; raises DatasetError.
 
     Sub-folders are listed unless the dataset is `flat`; hidden files and folders are skipped.
-
-    Raises:
-        DatasetError: it is missing, no folder, or cannot be read.
     """
     root, where = getattr(dataset, key), f"datasets.{name}.{key}"
     if is_remote(root):

@@ -147,13 +147,10 @@ def _text(value: object, separator: str) -> str | None:
 def metadata_of(
     dataset: str, file: str, root: str, separator: str = ", "
 ) -> tuple[dict[str, Row], list[Fault]]:
-    """Return the rows of a metadata file, and the faults of others.
+    """Return the rows of a metadata file, and the faults of others; raises DatasetError.
 
     The rows are those of the images' names below the folder `root`. The separator is put between
     tags that are a list.
-
-    Raises:
-        DatasetError: it cannot be read, ends in the middle, or is no such file.
     """
     where, roots = f"datasets.{dataset}.metadata_file", absolute_names(root)
     found, faults = dict[str, Row](), list[Fault]()
@@ -356,7 +353,7 @@ class _Part(BaseModel):
 
 
 def _part_of(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | None]:
-    """Take the part of a video out of the columns of a row.
+    """Take the part of a video out of the columns of a row; raises ValueError.
 
     Args:
         columns: by their names, without empty ones.
@@ -365,9 +362,6 @@ def _part_of(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | 
     Returns:
         The end of the item's name, such as `.f120-81x2` or `.s60-75.5`; its frames, which are one
         clip where the row names `frames`; and its seconds.
-
-    Raises:
-        ValueError: says what is wrong with one of them.
     """
     found = {key: columns.pop(key) for key in _Part.model_fields if key in columns}
     try:

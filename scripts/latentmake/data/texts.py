@@ -376,11 +376,9 @@ def _texts(
             found[number] = listed or own
         elif settings.metadata_captions is None:
             file = files[number]
-            raise SourceError(
-                f"differs from the entry in {row.place if row else settings.metadata_file}",
-                where=file.path if file else item.image,
-                hint="set `metadata_captions` to override or join, or remove one of the two",
-            )
+            what = f"differs from the entry in {row.place if row else settings.metadata_file}"
+            hint = "set `metadata_captions` to override or join, or remove one of the two"
+            raise SourceError(what, where=file.path if file else item.image, hint=hint)
         elif settings.metadata_captions == "override":
             found[number] = listed
         else:

@@ -37,7 +37,7 @@ _MOST_LINES = 100  # about files that are not adopted: a wrong setting may refus
 def adopt(
     plan: RunPlan, folders: Mapping[str, Sequence[str]], *, say: Callable[[str], None]
 ) -> Counter[str]:
-    """Adopt the stale targets of a run; no build runs meanwhile.
+    """Adopt the stale targets of a run; no build runs meanwhile; raises StorageError.
 
     Args:
         plan: of the run.
@@ -46,9 +46,6 @@ def adopt(
 
     Returns:
         Number of targets in each of `STATES`.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     orders = [x for x in plan.orders if folders.get(x.dataset) and not x.reuses]
     planned, count = time.time_ns(), sum(len(order.paths) for order in orders)

@@ -147,11 +147,7 @@ def npz_bytes(shape: tuple[int, ...]) -> int:
 
 
 def plan_clips(facts: Facts, name: str) -> ClipsOrder:
-    """Return the order to cut a run's clips.
-
-    Raises:
-        ConfigError: the run has no videos, or several resolutions.
-    """
+    """Return the order to cut a run's clips; raises ConfigError."""
     where, run, datasets = f"clips_{name}", facts.config.runs[name], facts.config.datasets
     videos = [each for each in run.datasets if datasets[each].video]
     if not videos:

@@ -81,11 +81,9 @@ def cut(order: ClipsOrder, *, say: Callable[[str], None], threads: int = 1) -> C
     state = "" if counts["written"] or counts["removed"] or lines else "nothing to do: "
     say(f"{folder}: {state}{summary}, {counts['faulty']} sources faulty")
     if lines:
-        raise SourceError(
-            f"{len(lines)} faulty: {joined(lines, say)}",
-            where=f"clips_{order.run}",
-            hint="the others are done and kept; fix these, or set on_error: skip",
-        )
+        what = f"{len(lines)} faulty: {joined(lines, say)}"
+        hint = "the others are done and kept; fix these, or set on_error: skip"
+        raise SourceError(what, where=f"clips_{order.run}", hint=hint)
     return counts
 
 

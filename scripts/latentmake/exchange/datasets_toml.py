@@ -332,11 +332,7 @@ def _block_of_sdscripts(found: Imported, keys: _Keys, where: str) -> Block:
 def _architecture(
     found: Imported, name: str | None, blocks: Sequence[Block], *, musubi: bool
 ) -> Architecture:
-    """Return the architecture of a name, or of the caches of some blocks.
-
-    Raises:
-        ConfigError: the trainer of the file does not train it.
-    """
+    """Return the architecture of a name, or of the caches of some blocks; raises ConfigError."""
     usual = WAN if musubi else ARCHITECTURES["sdxl"]
     rows = [row for row in ARCHITECTURES.values() if (row.scripts is not None) == musubi]
     named = {row.name: row for row in [usual, *rows]}

@@ -145,11 +145,9 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
             progress.update()
     say(f"{order.run}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     if total[_LEFT]:
-        raise CacheError(
-            f"{total[_LEFT]} files are not of latentmake's making and hold something else",
-            where=f"export_{order.run}",
-            hint="all others are done; remove these, or set export.overwrite to true",
-        )
+        what = f"{total[_LEFT]} files are not of latentmake's making and hold something else"
+        hint = "all others are done; remove these, or set export.overwrite to true"
+        raise CacheError(what, where=f"export_{order.run}", hint=hint)
     return total
 
 

@@ -63,11 +63,7 @@ def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -
 
 
 def stamped(data: bytes, metadata: Mapping[str, str]) -> bytes:
-    """Return an archive's bytes with metadata as its comment.
-
-    Raises:
-        ValueError: it is no archive, damaged, or the metadata take more than 64 KB as JSON.
-    """
+    """Return an archive's bytes with metadata as its comment; raises ValueError."""
     header, members = split(data)
     comment = json.dumps(filled(metadata, members.values()), separators=(",", ":")).encode()
     if len(comment) > 0xFFFF:
@@ -130,14 +126,11 @@ def metadata_of(comment: bytes) -> dict[str, Any]:
 
 
 def split(data: bytes) -> tuple[bytes, dict[str, bytes]]:
-    """Split an archive into its header and its members.
+    """Split an archive into its header and its members; raises ValueError.
 
     Returns:
         All bytes but the members', of which the comment is the end; name of each member, in the
         archive's order -> its bytes, uncompressed.
-
-    Raises:
-        ValueError: it is no archive, or damaged.
     """
     header, members, done = [], dict[str, bytes](), 0
     try:

@@ -59,11 +59,7 @@ def is_damaged(path: Path) -> bool:
 
 
 def read_order(path: Path, parse: Callable[[bytes], _Content]) -> _Content:
-    """Return the content of a file that the plan has written for this job.
-
-    Raises:
-        StorageError: it is missing or damaged.
-    """
+    """Return the content of a file that the plan has written for this job; raises StorageError."""
     try:
         return parse(read_regular(path, _MOST))
     except OSError as error:

@@ -321,8 +321,5 @@ def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:
             found: list[Any] = [frames[place].to_ndarray(format="rgb24") for place in places]
             return found
     except (av.FFmpegError, IndexError) as error:
-        raise StorageError(
-            f"this clip cannot be read ({error})",
-            where=path,
-            hint="delete it and run the same command again, which draws it anew",
-        ) from None
+        hint = "delete it and run the same command again, which draws it anew"
+        raise StorageError(f"this clip cannot be read ({error})", where=path, hint=hint) from None

@@ -28,11 +28,9 @@ _WRITTEN = ("logs", ".latentmake", ".snakemake")
 def check_folder(home: Path, *, dry: bool) -> None:
     """Refuse a working folder, or a folder of the Snakefile (`home`), that Snakemake cannot use."""
     if set("{}") & set(str(home)):
-        raise ConfigError(
-            "Snakemake cannot read a Snakefile in a folder with braces in its path",
-            where=home,
-            hint="rename the folder; those of datasets and models may have braces",
-        )
+        what = "Snakemake cannot read a Snakefile in a folder with braces in its path"
+        hint = "rename the folder; those of datasets and models may have braces"
+        raise ConfigError(what, where=home, hint=hint)
     if dry:
         return
     for name in _WRITTEN:

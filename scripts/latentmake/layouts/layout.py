@@ -192,13 +192,10 @@ class Layout:
         return nearest_bucket(image, resolution, widths(resolution, step, beyond))
 
     def place(self, image: Size, resolution: Size, settings: Dataset, path: str = "") -> Placement:
-        """Return how an image or a frame is brought to its size.
+        """Return how an image or a frame is brought to its size; raises SourceError.
 
         `image` is its own size in pixels: upright for `plain`, as stored for the others; `path` is
         for the error.
-
-        Raises:
-            SourceError: no target can be made of an image of this size.
         """
         size = self.size(image, resolution, settings)
         return cover(image, size, settings.max_image_pixels, path)

@@ -99,11 +99,8 @@ def resolved(config: Config) -> Config:
             texts.append(_placed(model, place, (folder,)))
         if len(texts) < len(encoders):
             what = f"{texts[0].local} is no pipeline's folder, and {model.architecture} has"
-            raise ConfigError(
-                f"{what} {len(encoders)} text encoders: {', '.join(encoders)}",
-                where=f"models.{name}.text",
-                hint="name each of them in a list",
-            )
+            what = f"{what} {len(encoders)} text encoders: {', '.join(encoders)}"
+            raise ConfigError(what, where=f"models.{name}.text", hint="name each of them in a list")
         changes = {key: value for key, value in found.items() if value != getattr(model, key)}
         models[name] = model.model_copy(update=changes) if changes else model
     return config.model_copy(update={"models": models})

@@ -122,11 +122,7 @@ def _at(key: str) -> Iterator[None]:
 
 
 def _read(weights: Weights) -> Network | None:
-    """Return a local network; None where nothing, or not all, of it lies.
-
-    Raises:
-        ModelError: a file is damaged, or no file of weights.
-    """
+    """Return a local network; None where nothing, or not all, of it lies; raises ModelError."""
     if weights.path is None or not Path(weights.path).exists():
         return None
     if whole := checkpoint_of(weights):

@@ -57,12 +57,9 @@ def make(
     file_digest: FileDigest = digest.of_file,
     place: str | None = None,
 ) -> dict[str, object]:
-    """Return the recipe of `latents`, or of `text`, which needs no dataset.
+    """Return the recipe of `latents`, or of `text`, which needs no dataset; raises ModelError.
 
     With the `place` of the model in the configuration, its files are inspected and faults name it.
-
-    Raises:
-        ModelError: files are missing, cannot be read, or are of another kind.
     """
     if place and model.spec.scripts is not None:
         from latentmake.models.checks import encoder_fault

@@ -146,11 +146,8 @@ def refuse_too_many(run: str, count: int, sources: Collection[str]) -> None:
     there = len(set(sources))
     if there and count > there // 2:
         hint = f"set it to {there // 2} or less" if there > 1 else "leave out `validation`"
-        raise ConfigError(
-            f"{count} of {there} different sources would be held out, more than half of them",
-            where=f"runs.{run}.validation.items",
-            hint=hint,
-        )
+        what = f"{count} of {there} different sources would be held out, more than half of them"
+        raise ConfigError(what, where=f"runs.{run}.validation.items", hint=hint)
 
 
 class Member(NamedTuple):

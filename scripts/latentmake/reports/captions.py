@@ -72,14 +72,11 @@ def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut
 
 
 def limits(model: Model) -> dict[str, int | None]:
-    """Return how many tokens each text encoder of a model keeps of a caption.
+    """Return how many tokens each text encoder of a model keeps of a caption; raises ModelError.
 
     Returns:
         By its name in cache files, such as text_encoder_2, or umT5 of Wan; None where it keeps all,
         or no configuration on this disk says.
-
-    Raises:
-        ModelError: a configuration cannot be read.
     """
     kinds = model.spec.text_encoders or [""] * len(model.text)
     found: dict[str, int | None] = {}
@@ -172,11 +169,7 @@ class Cards(NamedTuple):
 
 
 def read_cards(facts: Facts, name: str, most: int | None = None) -> Cards:
-    """Read the texts of a run's items, or of `most` of them, spread evenly.
-
-    Raises:
-        UserError: a dataset cannot be read.
-    """
+    """Read the texts of a run's items, or of `most` of them, spread evenly; raises UserError."""
     run = facts.config.runs[name]
     limits, see, notes = _token_counter(facts.config.models[run.model])
     cards, faults, marks = list[Card](), list[str](), set[str]()

@@ -97,11 +97,7 @@ def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -
 
 
 def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> None:
-    """Write the page of the results in a folder, which are there.
-
-    Raises:
-        StorageError: the disk is full.
-    """
+    """Write the page of the results in a folder, which are there; raises StorageError."""
     metrics = Metrics.read(folder / METRICS)
     assert metrics is not None
     sources = ClipSources(path, [folder / clip.file for clip in metrics.clips()])
@@ -213,11 +209,9 @@ def refuse_following(config: Config, run: str, word: str) -> None:
         hint = "only the trainers sd and wan do; set the trainer's `kind`"
         raise ConfigError(what, where=where, hint=hint)
     if word == "evaluate" and config.runs[run].validation is None:
-        raise ConfigError(
-            f"all items of the run {run} train, so there is none to evaluate it by",
-            where=f"runs.{run}.validation",
-            hint="hold some out: `validation: {items: 16}`; it is trained again without them",
-        )
+        what = f"all items of the run {run} train, so there is none to evaluate it by"
+        hint = "hold some out: `validation: {items: 16}`; it is trained again without them"
+        raise ConfigError(what, where=f"runs.{run}.validation", hint=hint)
 
 
 def outdated(run: str, word: str) -> list[Difference]:

@@ -92,11 +92,7 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
 
 
 def write_page(path: Path, kind: str, title: str, data: Any, state: str = "") -> str:
-    """Write a page as `page` makes it; return its size in words.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
+    """Write a page as `page` makes it; return its size in words; raises StorageError."""
     text = page(kind, title, data, state).encode()
     atomic.write(path, text)
     return f"{len(text) / 1e6:.1f} MB"
@@ -137,11 +133,7 @@ class ClipSources:
         self.embeds = sum(sizes) <= EMBEDDED
 
     def address(self, path: Path) -> str:
-        """Return a data URI, or the path from the page to the clip.
-
-        Raises:
-            OSError: the clip cannot be read.
-        """
+        """Return a data URI, or the path from the page to the clip; raises OSError."""
         if self.embeds:
             ending = path.suffix.lower().removeprefix(".")
             kind = f"image/{ending}" if ending == "png" else f"video/{ending}"

@@ -26,11 +26,7 @@ _IMAGE, _CLIP = 3, 4  # dimensions of an image's latents [C, h, w] and of a clip
 
 
 def write_report(facts: Facts, plan: RunPlan, path: Path) -> None:
-    """Write the page of a run, with at most 500 of its items.
-
-    Raises:
-        UserError: a dataset cannot be read, or the disk is full or cannot be written.
-    """
+    """Write the page of a run, with at most 500 of its items; raises UserError."""
     found = read_cards(facts, plan.name, most=PICTURES)
     faults = [*found.faults, *chain(*faulty_items(facts, plan).values())]
     found = found._replace(faults=[*dict.fromkeys(faults)])

@@ -64,7 +64,7 @@ class Backend(ABC):
     def train(
         self, order: Path, *, log: Path, receipt: Path, processes: int = 1, threads: int = 2
     ) -> None:
-        """Bring the trained weights of an order file up to date.
+        """Bring the trained weights of an order file up to date; raises UserError.
 
         Args:
             order: its path.
@@ -72,9 +72,6 @@ class Backend(ABC):
             receipt: a JSON file that says where the result lies; written last.
             processes: how many devices train together.
             threads: CPU threads of the trainer.
-
-        Raises:
-            UserError: the order cannot be carried out.
         """
 
     def outputs(self, order: Any, word: str, *, finished: bool) -> dict[Path, str]:

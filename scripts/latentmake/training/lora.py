@@ -203,8 +203,6 @@ def _copy(network: Any, file: Path, places: Sequence[Place]) -> None:
 
 def unreadable(error: Exception, file: Path) -> TrainingError:
     """Return the error of trained weights that cannot be read."""
-    return TrainingError(
-        f"these trained weights cannot be read ({first_line(error)})",
-        where=file,
-        hint="delete them and run the same command again, which trains them anew",
-    )
+    what = f"these trained weights cannot be read ({first_line(error)})"
+    hint = "delete them and run the same command again, which trains them anew"
+    return TrainingError(what, where=file, hint=hint)

@@ -49,11 +49,7 @@ class JsonFile(BaseModel):
         return read_state(path, cls.model_validate_json, quiet=cls.quiet)
 
     def write(self, path: Path) -> None:
-        """Write the file.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Write the file; raises StorageError."""
         atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
@@ -231,11 +227,8 @@ def lock_of(path: str) -> Lock:
     """Read the `dataset.lock` of a run's caches; raises TrainingError."""
     if (lock := lock_at(Path(path))).digest:
         return lock
-    raise TrainingError(
-        "the lock of the run's caches is missing or damaged",
-        where=path,
-        hint="delete it, and run the build's command again",
-    )
+    hint = "delete it, and run the build's command again"
+    raise TrainingError("the lock of the run's caches is missing or damaged", where=path, hint=hint)
 
 
 def caption_in(path: str) -> str:
@@ -243,11 +236,9 @@ def caption_in(path: str) -> str:
     try:
         metadata = read_head(Path(path)).metadata
     except (OSError, ValueError) as error:
-        raise CacheError(
-            f"this cache file cannot be read ({error})",
-            where=path,
-            hint="delete it and run the build's command again, which encodes it anew",
-        ) from None
+        what = f"this cache file cannot be read ({error})"
+        hint = "delete it and run the build's command again, which encodes it anew"
+        raise CacheError(what, where=path, hint=hint) from None
     return (metadata.get("caption") or metadata.get("caption1") or "").strip()
 
 

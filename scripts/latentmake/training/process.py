@@ -51,11 +51,8 @@ def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         say(f"warning: {lock.path}: {error.strerror}: begin no second training of this run")
         free = True
     if not free:
-        raise TrainingError(
-            f"another training of this run is running: {lock.holder()}",
-            where=folder,
-            hint="wait until it ends, or stop it",
-        )
+        what = f"another training of this run is running: {lock.holder()}"
+        raise TrainingError(what, where=folder, hint="wait until it ends, or stop it")
     with closing(lock):
         yield
 
@@ -211,13 +208,10 @@ def run_child(
     online: bool,
     gpus: int = 1,
 ) -> None:
-    """Run a command whose mistakes are told by `say_error`.
+    """Run a command whose mistakes are told by `say_error`; raises TrainingError.
 
     The command is Python with `RUN`, perhaps behind a launcher. `gpus` says how many it uses, see
     `gpu.hold`.
-
-    Raises:
-        TrainingError: it failed; one line.
     """
     folder.mkdir(parents=True, exist_ok=True)
     told = {**_environment(threads), **({} if online else {"HF_HUB_OFFLINE": "1"})}

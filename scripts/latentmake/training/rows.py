@@ -150,11 +150,7 @@ class Row(BaseModel, extra="allow"):
 
 
 def rows_of(manifest: Path) -> Iterator[Row]:
-    """Yield the items of a manifest, without skipped ones.
-
-    Raises:
-        TrainingError: it is missing, or a line is damaged.
-    """
+    """Yield the items of a manifest, without skipped ones; raises TrainingError."""
     what, hint = "cannot be read", "run the build's command, which writes it anew"
     try:
         for number, line in enumerate(manifest.read_bytes().splitlines(), 1):
@@ -191,11 +187,9 @@ def write_manifest(
             skipped.setdefault(fault["dataset"], []).append(fault)
     lines = [f["line"] for name, each in skipped.items() if name not in order.skip for f in each]
     if lines:
-        raise DatasetError(
-            f"{len(lines)} faulty: {joined(lines, say)}",
-            where=f"run {order.run}",
-            hint="all other items are done; set on_error: skip to train without these",
-        )
+        what = f"{len(lines)} faulty: {joined(lines, say)}"
+        hint = "all other items are done; set on_error: skip to train without these"
+        raise DatasetError(what, where=f"run {order.run}", hint=hint)
     check_listed(made)
     without = {(name, fault["stem"]) for name, each in skipped.items() for fault in each}
     layout = layout_of(order.layout)

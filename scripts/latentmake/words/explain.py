@@ -74,11 +74,7 @@ def _of_run(project: Project, path: str) -> list[Explanation]:
 
 
 def _reasons(project: Project, word: str, run: str, place: str) -> list[Difference]:
-    """Return why what a word makes of a run is made again.
-
-    Raises:
-        UserError: the word makes nothing of this run.
-    """
+    """Return why what a word makes of a run is made again; raises UserError."""
     config, facts = project.config, project.facts
     if word == "clips":
         return _clip_reasons(facts, run, place)

@@ -213,11 +213,7 @@ def _of_header(path: str) -> Explanation:
 
 
 def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanation:
-    """Explain a target of some inputs.
-
-    Raises:
-        SourceError: its source cannot be read.
-    """
+    """Explain a target of some inputs; raises SourceError."""
     path = target.path
     found = _of_header(path) if os.path.lexists(path) else Explanation(path, "stale", "new")
     found.source = [each.path for each in item.read] or [repr(item.text)]

@@ -144,15 +144,12 @@ class Model(NamedTuple):
 
 
 def found_model(place: Path, label: str = "") -> Model:
-    """Return the model in a file or folder.
+    """Return the model in a file or folder; raises ModelError.
 
     Args:
         place: a file of the network, beside or above the folders of its encoders; a pipeline's
             folder; or a folder with all files of a model.
         label: words about it besides those of its path.
-
-    Raises:
-        ModelError: nothing is there, no network that is known, or those of several models.
     """
     if not place.exists():
         hint = ", or ".join(filter(None, ("correct its path", fetching(place))))

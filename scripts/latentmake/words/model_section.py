@@ -93,11 +93,7 @@ def trainer_of(model: Model, asked: str | None, *, musubi: bool) -> str:
 
 
 def section_of(section: Section) -> Section:
-    """Fill in the keys of a model.
-
-    Raises:
-        ModelError: the trainer cannot read its network, or there are several.
-    """
+    """Fill in the keys of a model; raises ModelError."""
     model, kind, keys = section.model, section.kind, section.keys
     row, networks = model.architecture, _usable(model, kind)
     if not networks and model.networks:

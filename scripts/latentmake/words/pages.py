@@ -161,11 +161,7 @@ def index_of(folder: Path) -> PictureIndex | None:
 
 
 def pictured(config: Config, name: str) -> Pictured:
-    """Return a run with its pictures.
-
-    Raises:
-        UserError: it has none; the hint says how to make them.
-    """
+    """Return a run with its pictures; raises UserError."""
     found = pictures_in(run_folder(name), name)
     if found is None:
         raise _without_pictures(config, name)

@@ -88,11 +88,7 @@ def all_files(groups: Iterable[Files]) -> Files:
 
 
 def remove(files: Files) -> None:
-    """Remove files, and the folders of `cache/` that are empty then.
-
-    Raises:
-        StorageError: one cannot be removed.
-    """
+    """Remove files, and the folders of `cache/` that are empty then; raises StorageError."""
     for path in files:
         try:
             Path(path).unlink(missing_ok=True)

@@ -61,16 +61,13 @@ _QUIET = {
 
 
 def encoder(order: Order, *, threads: int, say: Callable[[str], None]) -> Loaded:
-    """Load the encoder of an order.
+    """Load the encoder of an order; raises ModelError.
 
     On a CPU several threads encode a picture or a few captions each, side by side: threads that
     share the work on one small sample wait for each other most of the time. On a GPU batches take
     half of the memory that is free, and are encoded one after the other, while results of those
     before are written. There float32 is not computed in TF32, as cuDNN would: its 10 bits of
     mantissa are those of float16.
-
-    Raises:
-        ModelError: the model is missing or incomplete.
     """
     device = pick_device()
     model = order.model_settings
@@ -117,11 +114,7 @@ def _side_by_side(order: Order, threads: int) -> int:
 
 
 def pick_device() -> torch.device:
-    """Return CUDA (or ROCm) where there is one, else Apple's, else the CPU.
-
-    Raises:
-        DeviceError: torch does not see this machine's GPU; a CPU takes a hundred times as long.
-    """
+    """Return CUDA (or ROCm) where there is one, else Apple's, else the CPU; raises DeviceError."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     if torch.backends.mps.is_available():

@@ -42,7 +42,7 @@ def load_network(
     foreign: str = "(?!)",
     original: bool = True,
 ) -> Any:
-    """Load a network on the CPU, in the dtype of its files if they are local.
+    """Load a network on the CPU, in the dtype of its files if they are local; raises ModelError.
 
     Args:
         weights: where it is; a single file may have the library's names or the original release's.
@@ -55,9 +55,6 @@ def load_network(
         foreign: pattern of weights that belong to other parts of a hub's model.
         original: whether a single file may be Wan's original release, beside which lies the
             config.json of its DiT.
-
-    Raises:
-        ModelError: it is missing, damaged, incomplete, or of another kind.
     """
     with refusing(weights, name, hint):
         if weights.hub is not None:
@@ -165,11 +162,7 @@ def text_state(weights: Weights, network: Any) -> State:
 
 
 def read_weights(path: Path) -> State:
-    """Read the weights of one file, mapped from it where its format allows.
-
-    Raises:
-        ModelError: it is cut short, or holds something else.
-    """
+    """Read the weights of one file, mapped from it where its format allows; raises ModelError."""
     archive = zipfile.is_zipfile(path)  # files of torch before 1.6 are none and cannot be mapped
     try:
         if path.suffix == ".safetensors":
@@ -268,11 +261,7 @@ def load_projection(path: str) -> torch.nn.Linear:
 
 
 def write_projection(layer: torch.nn.Linear, folder: Path) -> None:
-    """Write a projection, each file atomically.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
+    """Write a projection, each file atomically; raises StorageError."""
     config = {
         "_class_name": "Linear",
         "in_features": layer.in_features,
@@ -284,13 +273,10 @@ def write_projection(layer: torch.nn.Linear, folder: Path) -> None:
 
 
 def text_projection(path: str, *, trust_remote_code: bool) -> torch.nn.Module:
-    """Load the projection of a text encoder for inference.
+    """Load the projection of a text encoder for inference; raises ModelError.
 
     A pipeline with a projection class of its own is loaded with the Python files in its folder, and
     only with `trust_remote_code`.
-
-    Raises:
-        ModelError: it is missing, or cannot be loaded.
     """
     layer: torch.nn.Module
     if not trust_remote_code:
@@ -315,8 +301,6 @@ def text_projection(path: str, *, trust_remote_code: bool) -> torch.nn.Module:
         layer = getattr(pipeline, name)
         return layer.eval().requires_grad_(False)
     except Exception as error:  # code of others may fail in any way
-        raise ModelError(
-            f"its projection cannot be loaded ({first_line(error)})",
-            where=folder,
-            hint="name the folder of a diffusers pipeline with pipeline.py and its projection",
-        ) from None
+        what = f"its projection cannot be loaded ({first_line(error)})"
+        hint = "name the folder of a diffusers pipeline with pipeline.py and its projection"
+        raise ModelError(what, where=folder, hint=hint) from None

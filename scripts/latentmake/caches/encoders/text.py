@@ -125,11 +125,9 @@ def _loaded(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreT
     weights_files(weights)  # names what is missing
     known = network_config(weights)
     if known is None:
-        raise ModelError(
-            "a single file does not say what network it holds",
-            where=weights.path or "",
-            hint="name the folder of its config.json as `config`",
-        )
+        what = "a single file does not say what network it holds"
+        hint = "name the folder of its config.json as `config`"
+        raise ModelError(what, where=weights.path or "", hint=hint)
     model = without_weights(_class_of(known, kind), known)
     state = text_state(weights, model)
     own: State = {}
@@ -451,11 +449,7 @@ def load_text_encoder(
     dtype: torch.dtype,
     stored: torch.dtype = torch.float32,
 ) -> TextEncoder:
-    """Load a text encoder of any kind and its tokenizer for inference.
-
-    Raises:
-        ModelError: something is missing, incomplete or of another kind.
-    """
+    """Load a text encoder of any kind and its tokenizer for inference; raises ModelError."""
     loaded = _parts(weights, device, dtype)
     config: Any = loaded[0].config
     if not str(config.model_type).startswith("clip"):

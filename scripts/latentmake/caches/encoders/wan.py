@@ -217,16 +217,13 @@ def load_wan_vae(
     tiled: bool = False,
     decoder: bool = False,
 ) -> WanVae:
-    """Load Wan's VAE for encoding, or its decoder alone.
+    """Load Wan's VAE for encoding, or its decoder alone; raises ModelError.
 
     On ROCm, where half precision can overflow, it computes in float32.
 
     `tiled` needs less memory: one sample at a time, in tiles of 256 x 256 pixels that overlap by
     64. Latents of pictures up to 256 x 256 stay bit-equal; larger ones change, for a tile's
     convolutions and attention see nothing beyond it.
-
-    Raises:
-        ModelError: it is missing, incomplete, or of another kind.
     """
     network = load_network(
         weights,
@@ -340,11 +337,7 @@ class ClipVision:
 
 
 def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype) -> ClipVision:
-    """Load the CLIP image encoder for inference.
-
-    Raises:
-        ModelError: it is missing, incomplete, or of another kind.
-    """
+    """Load the CLIP image encoder for inference; raises ModelError."""
     from transformers import CLIPVisionModel  # which a job without CLIP does without
 
     network = load_network(

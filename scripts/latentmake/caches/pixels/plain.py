@@ -42,11 +42,7 @@ warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 
 
 def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
-    """Make the samples of an image.
-
-    Raises:
-        SourceError: the image is damaged, too large or too narrow.
-    """
+    """Make the samples of an image; raises SourceError."""
     item, settings, size = reading.work.item, order.dataset_settings, reading.size
     path, images = item.source or "", dict[int, Array]()
     for target, key in reading.missing.items():
@@ -69,14 +65,11 @@ def shrink_to(size: Size, least: Size) -> int:
 
 
 def decode(data: bytes, path: str, settings: Dataset, *, shrink: int = 1) -> Image.Image:
-    """Decode an image to RGB, upright, without transparency.
+    """Decode an image to RGB, upright, without transparency; raises SourceError.
 
     With `shrink` a JPEG is decoded to that fraction of its size, 1 / n, sides rounded up, in less
     time: its pixels are the means of n x n (source: libjpeg-turbo, `jidctred.c`), but for colours
     of half the resolution and the rounding of values beyond black and white.
-
-    Raises:
-        SourceError: it is empty, no image, cut short, or too large.
     """
     with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
         if shrink > 1:

@@ -23,11 +23,7 @@ from latentmake.plan.orders import Order
 
 
 def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
-    """Make the samples of an image, with its control if it has one.
-
-    Raises:
-        SourceError: the image is damaged, too large, too small, too narrow, or was changed.
-    """
+    """Make the samples of an image, with its control if it has one; raises SourceError."""
     item, settings, content = reading.work.item, order.dataset_settings, reading.content
     path, limit = item.source or "", settings.max_image_pixels
     places = _places(order, reading, reading.size)

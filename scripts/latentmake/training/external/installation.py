@@ -242,11 +242,8 @@ class Installation:
         for scripts in (self.scripts, self.folder):
             if (scripts / name).is_file():
                 return scripts / name
-        raise TrainingError(
-            f"{self.program.name} has no {name}",
-            where=self.folder,
-            hint=f"update it, or correct `{self.program.section}.path`",
-        )
+        hint = f"update it, or correct `{self.program.section}.path`"
+        raise TrainingError(f"{self.program.name} has no {name}", where=self.folder, hint=hint)
 
     def sources_of(self, script: str | None = None, without: Sequence[str] = ()) -> Sources:
         """Return facts from the sources of a script, by default the one that trains.
@@ -320,11 +317,9 @@ class Installation:
                 files, places = json.loads(done.stdout.splitlines()[-1])
             except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
                 reason = getattr(error, "strerror", None) or "it gives no answer"
-                raise TrainingError(
-                    f"the Python of {self.program.name}'s environment cannot be used ({reason})",
-                    where=self.python,
-                    hint=f"set `{self.program.section}.venv` to its virtual environment",
-                ) from None
+                what = f"the Python of {self.program.name}'s environment cannot be used ({reason})"
+                hint = f"set `{self.program.section}.venv` to its virtual environment"
+                raise TrainingError(what, where=self.python, hint=hint) from None
             own = (self.scripts / name.replace(".", "/") for name in names)
             folders = [path.parent for path in own if path.parent.is_dir()]
             return files, [self.python, self.scripts, *folders, *filter(None, places)]
@@ -347,11 +342,8 @@ def _find_python(folder: Path, venv: str | None, section: str) -> tuple[Path, st
         if path.is_file() and os.access(path, os.X_OK):
             return Path(os.path.abspath(path)), ""  # noqa: PTH100 -- resolve() would leave the venv
     if venv is not None:
-        raise TrainingError(
-            "this virtual environment has no Python",
-            where=venv,
-            hint=f"correct `{section}.venv`",
-        )
+        what, hint = "this virtual environment has no Python", f"correct `{section}.venv`"
+        raise TrainingError(what, where=venv, hint=hint)
     return Path(sys.executable), (
         f"{folder} has no `venv` or `.venv`: it is run by {sys.executable}; "
         f"set `{section}.venv` where that is not meant"

@@ -121,12 +121,9 @@ class ExternalOrder(RunOrder):
         return order.settled(f"runs.{name}.trainer")
 
     def settled(self, where: str) -> Self:
-        """Return the order with the keys that the files of its network tell.
+        """Return the order with the keys that the files of its network tell; raises ModelError.
 
         `where` is the trainer's section of the configuration.
-
-        Raises:
-            ModelError: the files say too little, or what cannot be trained.
         """
         del where
         return self

@@ -378,13 +378,10 @@ def parts_of(order: Order) -> list[Order]:
 
 
 def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
-    """Bring the folder up to date: only what changed is copied.
+    """Bring the folder up to date: only what changed is copied; raises UserError.
 
     The first one is that of the run; the others add TOMLs and scripts for parts of it. What an
     earlier publication put there and no item owns any longer is removed; nothing else.
-
-    Raises:
-        UserError: an item, cache or argument cannot be published; finished work is kept.
     """
     publication = publications[0]
     order, run, settings = publication.order, publication.order.run, publication.order.publish
@@ -424,12 +421,9 @@ def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
 
 
 def _writable(order: ExternalOrder, place: str, key: str, name: str = "") -> str:
-    """Return a folder that `publish` names by a key as this machine names it.
+    """Return a folder that `publish` names by a key as this machine names it; raises ConfigError.
 
     `name` is that of the folder in it that is written, if it is not the folder itself.
-
-    Raises:
-        ConfigError: this machine has no name for it, or it lies where it may not.
     """
     path = absolute(place)
     maps, named = [vars(names) for names in order.publish.path_maps], [path]

@@ -85,15 +85,12 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
         return len(self._order)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Read the caches of one item.
+        """Read the caches of one item; raises CacheError.
 
         Returns:
             `latents` [16, f, h, w], normalised as the network takes them, float32; `text` [T, D],
             without padding, in the dtype of the cache; `prompt`; `row` of the manifest; and, where
             the model has them, `latents_image` [20, f, h, w], `latents_control` and `clip`.
-
-        Raises:
-            CacheError: a file is gone or damaged.
         """
         number = self._order[index]
         item = self._caches[number]

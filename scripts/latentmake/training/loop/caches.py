@@ -275,11 +275,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def read_text(path: str, tensors: CacheTensors) -> dict[str, torch.Tensor]:
-    """Return the embedding in a cache file of text, float32; see `joined`.
-
-    Raises:
-        CacheError: it is missing or damaged, or holds NaN or infinite values.
-    """
+    """Return the embedding in a cache file of text, float32; see `joined`; raises CacheError."""
     check_bytes(path)
     found = [each.float() for each in inspect(path, tensors.text).read()]
     if not _is_finite(found):
@@ -288,11 +284,7 @@ def read_text(path: str, tensors: CacheTensors) -> dict[str, torch.Tensor]:
 
 
 def read_items(manifest: Path, *, held_out: bool = False) -> list[Row]:
-    """Read the items to train on, or those held out, without skipped ones.
-
-    Raises:
-        TrainingError: the manifest is missing, damaged or has none of these.
-    """
+    """Read the items to train on, or those held out, without skipped ones; raises TrainingError."""
     if items := [row for row in rows_of(manifest) if row.validation == held_out]:
         return items
     what, hint = "nothing to train on: all items were skipped", "see the run's datasets"

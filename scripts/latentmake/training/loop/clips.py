@@ -300,11 +300,7 @@ def fault_of(clip: EvaluatedClip, folder: str, file_digest: FileDigest = digest.
 
 
 def adapter_digest(order: GenerationOrder, file_digest: FileDigest = digest.of_file) -> str:
-    """Return the digest of an order's LoRA.
-
-    Raises:
-        TrainingError: a file of it is missing, or cannot be read.
-    """
+    """Return the digest of an order's LoRA; raises TrainingError."""
     try:
         files = [file_digest(path) for path in order.files]
         return digest.of_value(files if order.strength == 1 else [*files, order.strength])
@@ -400,11 +396,9 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
         texts.setdefault(caption_in(file), file)
     prompts = [Prompt(prompt=caption, text=file) for caption, file in texts.items() if caption]
     if not prompts:
-        raise TrainingError(
-            "none of the first captions has words to draw from",
-            where=f"run {order.run}",
-            hint=f"set runs.{order.run}.generate.prompts",
-        )
+        what = "none of the first captions has words to draw from"
+        hint = f"set runs.{order.run}.generate.prompts"
+        raise TrainingError(what, where=f"run {order.run}", hint=hint)
     return order.model_copy(update={"prompts": [*order.prompts, *prompts], "captions": 0})
 
 

@@ -61,11 +61,7 @@ def _drawn(painter: Painter, *options: Any) -> torch.Tensor:
 def _written(
     painter: Painter, path: Path, latents: torch.Tensor, noun: str, where: str
 ) -> NDArray[np.uint8]:
-    """Write a clip; return its frames [F, H, W, 3].
-
-    Raises:
-        TrainingError: it is NaN or infinite.
-    """
+    """Write a clip; return its frames [F, H, W, 3]; raises TrainingError."""
     try:
         frames = painter.write(path, latents)
     except FloatingPointError as error:

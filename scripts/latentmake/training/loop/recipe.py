@@ -84,17 +84,13 @@ def make_accelerator(settings: LoopTrainer, *, several: bool = False) -> Any:
             mixed_precision=settings.mixed_precision, kwargs_handlers=handlers
         )
     except ValueError as error:
-        raise TrainingError(
-            f"this machine cannot compute in {settings.mixed_precision} ({error})",
-            where="trainer.mixed_precision",
-            hint=f"set it to `{'fp16' if settings.mixed_precision == 'bf16' else 'no'}`",
-        ) from None
+        what = f"this machine cannot compute in {settings.mixed_precision} ({error})"
+        hint = f"set it to `{'fp16' if settings.mixed_precision == 'bf16' else 'no'}`"
+        raise TrainingError(what, where="trainer.mixed_precision", hint=hint) from None
     if (how := accelerator.distributed_type.value) not in _REPLICATED:
-        raise TrainingError(
-            f"the {settings.kind} trainer does not train under {how}",
-            where="trainer.accelerate_config",
-            hint="choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP",
-        )
+        what = f"the {settings.kind} trainer does not train under {how}"
+        hint = "choose one device or multi-GPU in `accelerate config`, without DeepSpeed or FSDP"
+        raise TrainingError(what, where="trainer.accelerate_config", hint=hint)
     return accelerator
 
 

@@ -173,11 +173,9 @@ class Learner:
             if scaler is not None and rest["scaler"] is not None:
                 scaler.load_state_dict(rest["scaler"])
         except (ValueError, KeyError, RuntimeError, TypeError) as error:
-            raise TrainingError(
-                f"this checkpoint belongs to another network or optimizer ({first_line(error)})",
-                where=where,
-                hint="delete it and run the same command again",
-            ) from None
+            what = f"this checkpoint belongs to another network or optimizer ({first_line(error)})"
+            hint = "delete it and run the same command again"
+            raise TrainingError(what, where=where, hint=hint) from None
 
 
 def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
@@ -189,11 +187,9 @@ def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
         try:
             from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
         except ImportError:
-            raise TrainingError(
-                "adamw8bit needs bitsandbytes, which is not installed",
-                where="trainer.optimizer",
-                hint="pip install bitsandbytes, or choose another optimizer",
-            ) from None
+            what = "adamw8bit needs bitsandbytes, which is not installed"
+            hint = "pip install bitsandbytes, or choose another optimizer"
+            raise TrainingError(what, where="trainer.optimizer", hint=hint) from None
         found = AdamW8bit
     else:
         import pytorch_optimizer
@@ -224,22 +220,18 @@ def make_optimizer(
     ]
     for key in arguments:
         if key not in known:
-            raise TrainingError(
-                f"{settings.optimizer} has no argument `{key}`",
-                where="trainer.optimizer_arguments",
-                hint=f"it has {', '.join(known)}",
-            )
+            what = f"{settings.optimizer} has no argument `{key}`"
+            hint = f"it has {', '.join(known)}"
+            raise TrainingError(what, where="trainer.optimizer_arguments", hint=hint)
     given: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.optimizer == "dadaptation":
         given["weight_decouple"] = True  # as the others have it
     try:
         return make(list(parameters), **given | arguments)
     except (ValueError, TypeError) as error:
-        raise TrainingError(
-            f"{settings.optimizer} cannot be made with these arguments ({error})",
-            where="trainer.optimizer_arguments",
-            hint="correct or leave them out",
-        ) from None
+        what = f"{settings.optimizer} cannot be made with these arguments ({error})"
+        hint = "correct or leave them out"
+        raise TrainingError(what, where="trainer.optimizer_arguments", hint=hint) from None
 
 
 def rate_of(step: int, settings: LoopTrainer, steps: int) -> float:

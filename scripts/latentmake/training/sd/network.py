@@ -144,11 +144,9 @@ def load_denoiser(order: SdOrder, channels: int, text_width: int) -> Denoiser:
     width = unet.config.cross_attention_dim
     widths = {width} if isinstance(width, int) else set(width)
     if projection is None and widths != {text_width}:
-        raise ModelError(
-            f"the UNet takes embeddings {width} wide, but the captions' are {text_width} wide",
-            where=where,
-            hint=f"{_TOGETHER}; or set the model's `text_projection` to `new`",
-        )
+        what = f"the UNet takes embeddings {width} wide, but the captions' are {text_width} wide"
+        hint = f"{_TOGETHER}; or set the model's `text_projection` to `new`"
+        raise ModelError(what, where=where, hint=hint)
     if projection is None:
         return Denoiser(unet)
     if len(widths) != 1:
@@ -200,11 +198,9 @@ def adapt(
         try:
             new_adapter(unet, trainer, frozen)
         except ValueError as error:
-            raise TrainingError(
-                f"a LoRA cannot be put there ({first_line(error)})",
-                where="trainer.target_modules",
-                hint="name linear or convolution layers",
-            ) from None
+            what = f"a LoRA cannot be put there ({first_line(error)})"
+            hint = "name linear or convolution layers"
+            raise TrainingError(what, where="trainer.target_modules", hint=hint) from None
         for file in begun:
             begin_lora(unet, file, places_of(unet.config))
         return

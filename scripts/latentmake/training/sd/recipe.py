@@ -142,11 +142,8 @@ class Objective(LoopObjective):
         self._gamma = snr_gamma
         self._offset = noise_offset
         if self.flow and snr_gamma is not None:
-            raise ModelError(
-                "the model's noise schedule is one of flow matching, which has no `snr_gamma`",
-                where="trainer.snr_gamma",
-                hint="leave it out",
-            )
+            what = "the model's noise schedule is one of flow matching, which has no `snr_gamma`"
+            raise ModelError(what, where="trainer.snr_gamma", hint="leave it out")
 
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Return noise of a batch's shape and a timestep for each of its examples, on the CPU.

@@ -141,14 +141,11 @@ def lora_layers(targets: Iterable[str], parameters: Iterable[str]) -> set[str]:
 
 
 def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> None:
-    """Refuse names of layers and parts that a UNet does not have.
+    """Refuse names of layers and parts that a UNet does not have; raises TrainingError.
 
     peft's rule for `target_modules`: a layer's name, or its end after a dot.
 
     `where` is the trainer's key in the configuration.
-
-    Raises:
-        TrainingError: one of `target_modules`, `parts` or `reinitialize` fits nothing.
     """
     if trainer.adapter == "lora":
         for target in trainer.target_modules:

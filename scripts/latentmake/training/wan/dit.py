@@ -66,11 +66,7 @@ class Dit(NamedTuple):
 
 
 def read_dit(path: str) -> Dit:
-    """Read what headers tell of a Wan DiT.
-
-    Raises:
-        ModelError: it is missing, damaged, or no DiT that can be trained.
-    """
+    """Read what headers tell of a Wan DiT; raises ModelError."""
     weights = Weights(path=path)
     files = _files(weights)
     tensors: dict[str, Tensor] = {}

@@ -105,11 +105,9 @@ def _first_frame(facts: Facts, training: WanOrder) -> str | None:
     model, image = config.models[run.model], config.generation(run).image
     task = str(model.task)
     if task.startswith("flf2v") or task.endswith("-FC"):
-        raise ConfigError(
-            f"{task} draws from further pictures, which generate_{training.run} cannot give it",
-            where=f"{where}.model",
-            hint="generate with musubi-tuner, which takes the LoRA",
-        )
+        what = f"{task} draws from further pictures, which generate_{training.run} cannot give it"
+        hint = "generate with musubi-tuner, which takes the LoRA"
+        raise ConfigError(what, where=f"{where}.model", hint=hint)
     if image is not None:
         try:
             return facts.memo.digest_of_file(Path(image))

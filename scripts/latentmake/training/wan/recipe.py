@@ -66,14 +66,11 @@ _not_compiled: Any = torch.compiler.disable  # torch has no types for it
 
 
 def load_transformer(path: str, *, dtype: torch.dtype = torch.bfloat16) -> Transformer:
-    """Load Wan's network on the CPU, frozen.
+    """Load Wan's network on the CPU, frozen; raises ModelError.
 
     See `read_dit` for the path. Weights that have their dtype already are mapped from the files;
     others take memory once. What diffusers keeps in float32 (`_keep_in_fp32_modules`) is float32
     whatever the dtype.
-
-    Raises:
-        ModelError: it is missing, damaged, incomplete, or no DiT that can be trained.
     """
     config, weights = read_dit(path).config, Weights(path=path)
     with refusing(weights, "Wan's DiT", HINT):
@@ -412,8 +409,6 @@ def _check(transformer: Transformer, channels: int, text_width: int, path: str) 
     ):
         if takes != holds:
             sides = "channels" if name == "latents" else "values a token"
-            raise ModelError(
-                f"the network takes {name} of {takes} {sides}, but the caches' have {holds}",
-                where=path,
-                hint="`dit`, `vae` and `text` of the model must come from the same base model",
-            )
+            what = f"the network takes {name} of {takes} {sides}, but the caches' have {holds}"
+            hint = "`dit`, `vae` and `text` of the model must come from the same base model"
+            raise ModelError(what, where=path, hint=hint)
