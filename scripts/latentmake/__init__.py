@@ -9,11 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from latentmake.training.loop.cached_clips import (
-        CachedClipDataset,
-        ClipDataset,
-        collate_fn,
-    )
+    from latentmake.training.loop.cached_clips import CachedClipDataset, ClipDataset, collate_fn
 
 __version__ = "0.2.0"
 

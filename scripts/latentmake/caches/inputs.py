@@ -315,9 +315,7 @@ class Loaded(NamedTuple):
 
 
 def results(
-    inputs: Sequence[Any],
-    wait: Callable[[], Iterable[Iterable[Any]]],
-    named: Callable[..., Named],
+    inputs: Sequence[Any], wait: Callable[[], Iterable[Iterable[Any]]], named: Callable[..., Named]
 ) -> Encoded:
     """Wait for rows of results, once they are asked for; `named` gets an input and its results."""
     for each in zip(inputs, *wait(), strict=True):

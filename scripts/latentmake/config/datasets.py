@@ -133,8 +133,7 @@ _PLACING = (
 
 _OF_VIDEOS = Applies("is about videos: it needs `target_frames`", when=lambda data: data.video)
 _OF_IMAGES = Applies(
-    "is about images: leave it out, or leave out `target_frames`",
-    when=lambda data: not data.video,
+    "is about images: leave it out, or leave out `target_frames`", when=lambda data: not data.video
 )
 _ON_DISK = Applies(
     "is not for a dataset at a URL, whose captions are taken as they are",

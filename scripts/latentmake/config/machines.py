@@ -5,12 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self, cast
 
-from pydantic import (
-    ByteSize,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import ByteSize, Field, WithJsonSchema, model_validator
 
 from latentmake.config.fields import (
     MACHINE,

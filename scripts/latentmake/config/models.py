@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    TypeAdapter,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import TypeAdapter, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from latentmake.config.architectures import (

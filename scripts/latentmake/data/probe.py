@@ -18,15 +18,7 @@ from latentmake.data.item import LAYER, Fault, File, Item, Scan, Window, fault_o
 from latentmake.errors import SourceError
 from latentmake.files.media import NPZ, probe_image
 from latentmake.files.readers import probe_videos
-from latentmake.geometry.clips import (
-    WAN_FPS,
-    Clip,
-    Media,
-    SourceFps,
-    Span,
-    Timing,
-    kept_indices,
-)
+from latentmake.geometry.clips import WAN_FPS, Clip, Media, SourceFps, Span, Timing, kept_indices
 from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout
 from latentmake.progress import Progress

@@ -53,10 +53,7 @@ def adopt(
     sizes = sizes_of(plan.parts)
     store.keep(orders)
     pool = ThreadPoolExecutor()  # threads that wait for the disk most of the time
-    with (
-        ExitStack() as stack,
-        Progress(total=count, desc="adopting", unit="target") as progress,
-    ):
+    with ExitStack() as stack, Progress(total=count, desc="adopting", unit="target") as progress:
         stack.callback(pool.shutdown, cancel_futures=True)
         for number, order in enumerate(orders):
             batch = _Batch(order, folders[order.dataset], sizes)
@@ -142,11 +139,7 @@ class _Batch:
         return next(outdated, refused[0] if refused else (WITHOUT, ""))
 
     def _take(
-        self,
-        path: Path,
-        target: Target,
-        reading: Reading,
-        existing: cachefile.Header | None,
+        self, path: Path, target: Target, reading: Reading, existing: cachefile.Header | None
     ) -> None:
         """Write a cache file from another program's.
 

@@ -54,11 +54,7 @@ def sizes_of(parts: Iterable[Part]) -> list[tuple[int, int]]:
 
 
 def check(
-    data: bytes,
-    order: Order,
-    reading: Reading,
-    target: Target,
-    sizes: Collection[tuple[int, int]],
+    data: bytes, order: Order, reading: Reading, target: Target, sizes: Collection[tuple[int, int]]
 ) -> bool:
     """Check what a file holds; return whether it tells what it was made of: a caption does.
 

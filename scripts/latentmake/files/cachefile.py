@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake import digest
 from latentmake.errors import CacheError
-from latentmake.files.safetensors import (
-    CHECKSUM,
-    DTYPES,
-    PLACEHOLDERS,
-    filled,
-    read_head,
-    sealed,
-)
+from latentmake.files.safetensors import CHECKSUM, DTYPES, PLACEHOLDERS, filled, read_head, sealed
 from latentmake.regular import open_regular
 
 if TYPE_CHECKING:

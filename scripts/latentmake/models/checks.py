@@ -29,14 +29,7 @@ from latentmake.models.files import (
     vae_factor,
     weights_files,
 )
-from latentmake.models.headers import (
-    SUFFIXES,
-    kinds_of,
-    one,
-    tensors_of,
-    vae_of,
-    weight_file,
-)
+from latentmake.models.headers import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
 
 Remembered = Callable[[object, Callable[[], tuple[Any, Iterable[object]]]], Any]
 """`Memo.remembered`."""

@@ -116,9 +116,7 @@ def latents_recipe(
 
 
 def text_recipe(
-    model: Model,
-    weights: list[tuple[str, ...]],
-    readings: Sequence[Mapping[str, str]] = (),
+    model: Model, weights: list[tuple[str, ...]], readings: Sequence[Mapping[str, str]] = ()
 ) -> dict[str, object]:
     """Return the recipe of embeddings, from results of `_text_digests` and `_readings`."""
     # Keys of programs alone; with their defaults they change no digest.

@@ -145,12 +145,7 @@ def kohya_bytes(
     return cachefile.serialize(named, {"format": "pt", **(metadata or {})})
 
 
-def load_lora(
-    network: Any,
-    file: Path,
-    prefix: str,
-    strength: float = 1.0,
-) -> None:
+def load_lora(network: Any, file: Path, prefix: str, strength: float = 1.0) -> None:
     """Put back a LoRA from the file of `lora_bytes`, or one in older names of diffusers.
 
     A network without a LoRA gets one of its sizes. `strength` is a factor of what it adds to the

@@ -66,10 +66,7 @@ def captions(
 
 
 def report(
-    run: Run,
-    open_page: Open = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
+    run: Run, open_page: Open = False, configfile: ConfigFiles = None, directory: Directory = None
 ) -> None:
     """Write a page with the caches of a run, its training, its buckets and its items."""
     path = Path(f"reports/report_{run}.html")

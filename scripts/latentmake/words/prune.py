@@ -44,8 +44,7 @@ def prune(
         ),
     ] = None,
     everything: Annotated[
-        bool,
-        typer.Option("--all", help="Also list folders that the configuration does not name."),
+        bool, typer.Option("--all", help="Also list folders that the configuration does not name.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List each file.")] = False,

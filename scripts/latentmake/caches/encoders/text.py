@@ -289,9 +289,7 @@ class TextEncoders:
     """
 
     def __init__(
-        self,
-        encoders: dict[str, TextEncoder],
-        max_token_length: int | Literal["auto"] = CHUNK,
+        self, encoders: dict[str, TextEncoder], max_token_length: int | Literal["auto"] = CHUNK
     ) -> None:
         self._encoders = encoders
         clips = [each.tokens for each in encoders.values() if each.padding == "chunks"]

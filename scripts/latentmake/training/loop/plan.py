@@ -15,12 +15,7 @@ from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
 from latentmake.training.backend import Backend
 from latentmake.training.loop.checkpoint import as_begun, resumable
-from latentmake.training.loop.order import (
-    Prompt,
-    TrainingOrder,
-    goes_on,
-    wanted,
-)
+from latentmake.training.loop.order import Prompt, TrainingOrder, goes_on, wanted
 from latentmake.training.order import Record, RunFiles, run_values, taken_back
 
 if TYPE_CHECKING:

@@ -38,13 +38,7 @@ from latentmake.progress import say
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied
 from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up
-from latentmake.training.lora import (
-    begin_lora,
-    kohya_bytes,
-    load_lora,
-    lora_bytes,
-    new_adapter,
-)
+from latentmake.training.lora import begin_lora, kohya_bytes, load_lora, lora_bytes, new_adapter
 from latentmake.training.wan.dit import (
     HINT,
     IGNORED,

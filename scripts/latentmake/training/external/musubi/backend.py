@@ -12,12 +12,7 @@ from pathlib import Path
 from latentmake.models.checks import ModelFile
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.checks import (
-    model_files,
-    networks,
-    precision,
-    samples,
-)
+from latentmake.training.external.musubi.checks import model_files, networks, precision, samples
 from latentmake.training.external.musubi.command import MODULES, pick_attention, training_arguments
 from latentmake.training.external.musubi.deploy import deploy, folders_of, strays_of
 from latentmake.training.external.musubi.order import MusubiOrder

@@ -151,11 +151,7 @@ def caching_arguments(
     return [*model.version.caching(kind), *arguments, *model.further_arguments(kind)]
 
 
-MODULES = {
-    "flash_attn": "flash_attn",
-    "flash3": "flash_attn_interface",
-    "xformers": "xformers",
-}
+MODULES = {"flash_attn": "flash_attn", "flash3": "flash_attn_interface", "xformers": "xformers"}
 """Attention -> the package that has it, if torch does not."""
 PREFERRED = ("flash_attn", "xformers")  # SageAttention has no backward pass
 _UNUSED = ("networks",)  # LoRAs: imported by helpers that load weights, and taken by no such script

@@ -17,11 +17,7 @@ from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
 from latentmake.models.files import scripted_files
 from latentmake.training.external.installation import Installation, Program
-from latentmake.training.external.order import (
-    ExternalOrder,
-    Resume,
-    depends_on_length,
-)
+from latentmake.training.external.order import ExternalOrder, Resume, depends_on_length
 
 DEPLOYED = "caches"
 """Folder of links to caches, below that of a run."""
