@@ -12,7 +12,8 @@ with logged(snakemake.log[0]) as say:
 
     from latentmake.backends import encoder_of
     from latentmake.caches.encode import carry_out
-    from latentmake.caches.gpu import lease, visible
+    from latentmake.caches.gpu import visible
+    from latentmake.caches.lease import lease
     from latentmake.files.workspace import usable_cores
     from latentmake.plan.orders import Order
 

@@ -124,9 +124,8 @@ def expanded(path: str) -> str:
         if name == "$":
             return "$"
         if name not in os.environ:
-            raise ValueError(
-                f"has a variable that is not set: {name}; set it, or write $$ for a dollar sign"
-            )
+            what = f"has a variable that is not set: {name}; set it, or write $$ for a dollar sign"
+            raise ValueError(what)
         return os.environ[name]
 
     found = str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- URLs stay

@@ -49,9 +49,8 @@ def decode_text(data: bytes, path: str) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SourceError(
-            f"is not UTF-8 (byte {error.start + 1})", where=path, hint="save it as UTF-8"
-        ) from None
+        what, hint = f"is not UTF-8 (byte {error.start + 1})", "save it as UTF-8"
+        raise SourceError(what, where=path, hint=hint) from None
     if fault := text_fault(text):
         raise SourceError(fault, where=path, hint="write the caption there, as UTF-8")
     return newlines(text)

@@ -20,7 +20,7 @@ from typing import IO
 
 import latentmake
 from latentmake import progress
-from latentmake.caches import gpu
+from latentmake.caches import gpu, lease
 from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic
 from latentmake.files.watchdog import Watchdog, signals_call
@@ -211,13 +211,13 @@ def run_child(
     """Run a command whose mistakes are told by `say_error`; raises TrainingError.
 
     The command is Python with `RUN`, perhaps behind a launcher. `gpus` says how many it uses, see
-    `gpu.hold`.
+    `lease.hold`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     told = {**_environment(threads), **({} if online else {"HF_HUB_OFFLINE": "1"})}
     # One file for all processes of a training: of the same error that each of them has, one line.
     with (
-        gpu.hold(gpus, f"run {run}", partial(say, log)),
+        lease.hold(gpus, f"run {run}", partial(say, log)),
         tempfile.NamedTemporaryFile(dir=folder, prefix=".error-") as file,
     ):
         told |= gpu.chosen()
@@ -225,9 +225,8 @@ def run_child(
         status, output = run_program(command, environment=told, log=log)
         error = Path(file.name).read_text(encoding="utf-8", errors="replace").strip()
     if status != 0:
-        raise TrainingError(
-            f"run {run}: {error or last_error(output, status)}", hint=f"all output: {log}"
-        )
+        what, hint = f"run {run}: {error or last_error(output, status)}", f"all output: {log}"
+        raise TrainingError(what, hint=hint)
 
 
 def say(log: Path, text: str) -> None:

@@ -46,9 +46,8 @@ def import_(
     os.chdir(directory or ".")
     run = name or re.sub(r"[^A-Za-z0-9_.-]+", "_", file.stem).lstrip("_.-")
     if not re.fullmatch(NAME, run):
-        raise ConfigError(
-            "is no name of a run", where=f"--name {run}", hint=f"use {PATTERNS[NAME]}"
-        )
+        what, hint = "is no name of a run", f"use {PATTERNS[NAME]}"
+        raise ConfigError(what, where=f"--name {run}", hint=hint)
     found = imported(file, run, architecture, task)
     if output is None:
         typer.echo(found.text, nl=False)

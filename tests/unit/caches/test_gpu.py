@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from latentmake.caches import gpu
+from latentmake.caches import gpu, lease
 from latentmake.caches.encoders.device import pick_device, stacked
 from latentmake.errors import DeviceError, StorageError
 from latentmake.words import doctor
@@ -25,7 +25,7 @@ PACKAGE = str(Path(gpu.__file__).parents[2])
 HOLD = """
 import sys, signal
 sys.path.insert(0, {package!r})
-from latentmake.caches.gpu import hold
+from latentmake.caches.lease import hold
 
 def say(line):
     if line.startswith("waiting"):
@@ -94,7 +94,7 @@ def test_gpus_of_amd_are_those_that_rocm_smi_lists(
     assert gpu.visible() == ["0", "1"]
     assert not gpu.computes_bfloat16() and not gpu.emulates_bfloat16()
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    with gpu.lease() as taken:
+    with lease.lease() as taken:
         assert taken == "1"
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", "7.1")
@@ -111,7 +111,7 @@ def test_jobs_side_by_side_get_different_gpus_and_a_killed_one_gives_its_back(
         killed, free = held[1]
         killed.kill()
         killed.wait()
-        with gpu.lease() as name:
+        with lease.lease() as name:
             assert name == free
             assert os.environ["CUDA_VISIBLE_DEVICES"] == free
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,7"
@@ -126,7 +126,7 @@ def test_one_gpu_of_unknown_uuid_or_none_needs_no_lock(
     value: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    with gpu.lease() as name, gpu.lease() as other:
+    with lease.lease() as name, lease.lease() as other:
         assert name == other == expected
     assert not list(tmp_path.iterdir())
 
@@ -146,7 +146,7 @@ def test_a_waiting_job_says_for_whom_whatever_project_holds_the_only_gpu(
         process.kill()
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", other)  # the same one, by its other name
-    with gpu.lease(say) as device:
+    with lease.lease(say) as device:
         assert device == other
     process.wait()
     who = f"process {process.pid} on {socket.gethostname()} (run cats in {Path.cwd()})"
@@ -181,7 +181,7 @@ def test_an_allocation_has_its_gpus_for_itself(
 ) -> None:
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES" if shown == "1" else "CUDA_VISIBLE_DEVICES", shown)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with gpu.hold(3, "run cats", print) as taken:
+    with lease.hold(3, "run cats", print) as taken:
         assert taken == shown
     assert not (tmp_path / f"latentmake-{os.getuid()}").exists()
 
@@ -203,7 +203,7 @@ def test_a_folder_of_locks_that_is_not_ours_is_refused(
         os.chown(folder, 65534, 65534)
     with (
         pytest.raises(StorageError, match=rf"^{folder}: .*; remove it, or set TMPDIR"),
-        gpu.lease(),
+        lease.lease(),
     ):
         pass
 
@@ -245,7 +245,7 @@ def test_a_machine_without_gpus_and_one_that_hides_them_compute_on_the_cpu(
         assert pick_device() == torch.device("cpu")
     request.getfixturevalue("listed")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with gpu.lease() as name:
+    with lease.lease() as name:
         assert name is None
         assert pick_device() == torch.device("cpu")
 

@@ -182,9 +182,8 @@ def read_weights(path: Path) -> State:
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
     ):
-        raise ModelError(
-            "holds no table of weights", where=path, hint="name the file of one network"
-        )
+        what, hint = "holds no table of weights", "name the file of one network"
+        raise ModelError(what, where=path, hint=hint)
     return found
 
 

@@ -540,9 +540,8 @@ def load_umt5(
 def _converted(state: State) -> State:
     """Name weights as transformers does, and drop a decoder's."""
     if any(name.endswith(_SCALES) for name in state):
-        raise ValueError(
-            "it is in 8 bits with scales, which cannot be read; `fp8_t5` brings 16 bits to 8"
-        )
+        what = "it is in 8 bits with scales, which cannot be read; `fp8_t5` brings 16 bits to 8"
+        raise ValueError(what)
     if any("blocks.0.ffn.gate." in name for name in state):
         state = renamed(state, _NAMES)
     state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}

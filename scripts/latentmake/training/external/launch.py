@@ -27,7 +27,7 @@ from pydantic import Field
 from pydantic_core import from_json
 
 from latentmake import digest
-from latentmake.caches import gpu
+from latentmake.caches import lease
 from latentmake.errors import TrainingError
 from latentmake.files import atomic
 from latentmake.files.check import not_finite
@@ -268,7 +268,7 @@ class _Training:
         launcher += accelerate_arguments(
             settings.mixed_precision, processes=processes, config=config
         )
-        with gpu.hold(processes, f"run {order.run}", self.say):
+        with lease.hold(processes, f"run {order.run}", self.say):
             started = time.monotonic()
             status = 1
             try:

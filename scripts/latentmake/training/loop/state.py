@@ -1,23 +1,41 @@
-"""Train state: network, optimizer, LR scheduler, EMA."""
+"""Train state: network, optimizer, LR scheduler, EMA; and the checkpoints that hold it."""
 
 from __future__ import annotations
 
 import inspect
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from diffusers.training_utils import EMAModel
+from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import LambdaLR
 
+from latentmake import digest
 from latentmake.config.trainers import LoopTrainer
-from latentmake.errors import TrainingError, first_line
-from latentmake.training.loop.checkpoint import State
+from latentmake.errors import TrainingError, first_line, is_out_of_memory
+from latentmake.files import atomic
+from latentmake.training.loop.checkpoint import (
+    PROGRESS,
+    Checkpoint,
+    Progress,
+    find,
+    folders,
+    resumable,
+)
+from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Network, Recipe
+from latentmake.training.order import RunFiles, Wanted
 
+State: TypeAlias = tuple[dict[str, torch.Tensor], dict[str, Any]]
+"""The trained weights by name, and the state of optimizer, learning rate, EMA and scaler."""
+
+_WEIGHTS = "weights.safetensors"
+_STATE = "state.pt"
 Result = TypeVar("Result")
 
 
@@ -251,3 +269,62 @@ def rate_of(step: int, settings: LoopTrainer, steps: int) -> float:
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
     share = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
     return least + (1 - least) * share
+
+
+def newest(
+    order: TrainingOrder, wanted: Wanted, steps: int, say: Callable[[str], None]
+) -> tuple[Checkpoint, State] | None:
+    """Return the newest undamaged checkpoint that a training can resume from, and its state.
+
+    On more devices the same epochs have fewer steps. `say` takes a line about each damaged one.
+    """
+    for _, folder in folders(RunFiles(order).checkpoints):
+        if Progress.read(folder / PROGRESS) is None:
+            say(f"{folder} is damaged and skipped")
+    for found in resumable(order, wanted):
+        if found.progress.wanted != wanted and found.progress.step > steps:
+            continue
+        state = load(found)
+        if state is not None:
+            return found, state
+        say(f"{found.folder} is damaged and skipped")
+    return None
+
+
+def load(checkpoint: Checkpoint) -> State | None:
+    """Return the state of a training, or None if the files are damaged."""
+    try:
+        for name, known in checkpoint.progress.files.items():
+            if digest.of_file(checkpoint.folder / name) != known:
+                return None
+        weights = load_file(checkpoint.folder / _WEIGHTS)
+        file = checkpoint.folder / _STATE
+        return weights, torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # unpickling a file that is no archive raises nearly anything
+        if isinstance(error, MemoryError) or is_out_of_memory(str(error)):
+            raise
+        return None
+
+
+def save(checkpoints: Path, progress: Progress, state: State) -> None:
+    """Write a checkpoint; one of another training at the same step is replaced.
+
+    Its progress gets the digests of the files.
+    """
+    with atomic.replacing_folder(checkpoints / f"step-{progress.step:06d}") as new:
+        save_file(state[0], new / _WEIGHTS)
+        with (new / _STATE).open("wb") as file:  # so that a full disk is an OSError
+            torch.save(state[1], file)
+        digests = {name: digest.of_file(new / name, quiet=True) for name in (_WEIGHTS, _STATE)}
+        progress.model_copy(update={"files": digests}).write(new / PROGRESS)
+
+
+def prune(checkpoints: Path, wanted: Wanted, keep: int, *, others: bool = False) -> None:
+    """Remove all but the `keep` newest checkpoints of this training, and those of others if so."""
+    ours = [each.folder for each in find(checkpoints, wanted)]
+    removed = ours[keep:]
+    if others:
+        removed += [folder for _, folder in folders(checkpoints) if folder not in ours]
+        removed += checkpoints.glob(f".*{atomic.TEMPORARY_SUFFIX}")
+    for folder in removed:
+        shutil.rmtree(folder, ignore_errors=True)

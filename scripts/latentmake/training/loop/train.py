@@ -43,7 +43,7 @@ from latentmake.training.loop.recipe import (
     seed_of,
 )
 from latentmake.training.loop.samples import Samples
-from latentmake.training.loop.state import Learner
+from latentmake.training.loop.state import Learner, newest, prune, save
 from latentmake.training.order import COPIED, Record, RunFiles, Wanted, write_record, write_trained
 
 Unread = tuple[int, Callable[[], dict[str, float]], dict[str, float], str]
@@ -151,8 +151,8 @@ class Training:
 
     def _resume(self) -> list[Wanted]:
         """Resume from the newest checkpoint that fits; return the digests of its training."""
-        if newest := checkpoint.newest(self.order, self.wanted, self.steps, say):
-            found, state = newest
+        if resumed := newest(self.order, self.wanted, self.steps, say):
+            found, state = resumed
             self.learner.restore(state, found.folder)
             progress, own = found.progress, found.progress.wanted == self.wanted
             self.step, self.seconds = progress.step, progress.seconds
@@ -368,9 +368,9 @@ class Training:
             limit=self.settings.step_limit,
         )
         folder = self.files.checkpoints
-        checkpoint.save(folder, progress, self.learner.state())
+        save(folder, progress, self.learner.state())
         self.saved = self.step
-        checkpoint.prune(folder, self.wanted, self.settings.checkpoints_total_limit)
+        prune(folder, self.wanted, self.settings.checkpoints_total_limit)
 
     def _copy(self) -> None:
         """Write the trained weights as they are now, for use elsewhere."""
@@ -402,4 +402,4 @@ class Training:
             mixed_precision=self.settings.mixed_precision,
         )
         write_record(record, self.files, self.recipe.results)
-        checkpoint.prune(self.files.checkpoints, self.wanted, 1, others=True)
+        prune(self.files.checkpoints, self.wanted, 1, others=True)

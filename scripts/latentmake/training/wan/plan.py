@@ -117,7 +117,6 @@ def _first_frame(facts: Facts, training: WanOrder) -> str | None:
             raise ConfigError(what, where=f"{where}.generate.image", hint=hint) from None
     if model.image_to_video:
         hint = "name the file of the clips' first frame"
-        raise ConfigError(
-            f"{task} draws from a picture", where=f"{where}.generate.image", hint=hint
-        )
+        what, hint = f"{task} draws from a picture", hint
+        raise ConfigError(what, where=f"{where}.generate.image", hint=hint)
     return None

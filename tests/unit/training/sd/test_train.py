@@ -21,7 +21,7 @@ from latentmake.errors import (
     TrainingError,
     storage_error,
 )
-from latentmake.training.loop import checkpoint
+from latentmake.training.loop import checkpoint, state
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.pictures import read_curves
 from latentmake.training.loop.recipe import generator
@@ -303,7 +303,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: 
     (newest, *_) = checkpoint.find(RunFiles(order).checkpoints, wanted(order))
     assert f"at step {newest.progress.step + 1}, for " in str(error.value)
     assert f"the checkpoint of step {newest.progress.step} is kept" in str(error.value)
-    loaded = checkpoint.load(newest)
+    loaded = state.load(newest)
     assert loaded is not None
     assert all(torch.isfinite(value).all() for value in loaded[0].values())
     assert not RunFiles(order).weights.exists()
@@ -315,16 +315,16 @@ def test_few_checkpoints_are_kept(tmp_path: Path) -> None:
     tensors = {"a": torch.ones(2)}
     for step, want in ((5, theirs), (10, ours), (15, ours), (20, ours), (30, theirs)):
         progress = checkpoint.Progress(wanted=want, step=step, loss_start=1.0, seconds=2.0)
-        checkpoint.save(tmp_path, progress, (tensors, {"optimizer": {}}))
+        state.save(tmp_path, progress, (tensors, {"optimizer": {}}))
 
     def names() -> list[str]:
         return sorted(each.name for each in tmp_path.iterdir())
 
-    checkpoint.prune(tmp_path, ours, 2, others=False)
+    state.prune(tmp_path, ours, 2, others=False)
     assert names() == ["step-000005", "step-000015", "step-000020", "step-000030"]
     assert [each.progress.step for each in checkpoint.find(tmp_path, ours)] == [20, 15]
     (tmp_path / ".step-000025.latentmake-partial").mkdir()
-    checkpoint.prune(tmp_path, ours, 1, others=True)
+    state.prune(tmp_path, ours, 1, others=True)
     assert names() == ["step-000020"]
 
 
