@@ -32,7 +32,7 @@ EMBEDDING = "cache/{dataset}/{model}/{text}/{stem}{ending}"
 
 rule latents:
     input:
-        unpack(Inputs("image of {stem}", cache_file_inputs, LATENTS)),
+        unpack(Inputs("image of {stem}", "cache", LATENTS)),
     output:
         LATENTS,
     wildcard_constraints:
@@ -44,7 +44,7 @@ rule latents:
 
 rule text:
     input:
-        unpack(Inputs("caption of {stem}", cache_file_inputs, EMBEDDING)),
+        unpack(Inputs("caption of {stem}", "cache", EMBEDDING)),
     output:
         EMBEDDING,
     wildcard_constraints:

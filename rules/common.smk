@@ -5,15 +5,13 @@
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 import shlex
-from functools import partial
 
 from latentmake import commandline
 from latentmake.caches.gpu import visible
 from latentmake.config.document import check_files
-from latentmake.errors import LatentmakeError
 from latentmake.files.workspace import usable_cores
 from latentmake.plan import receipts
-from latentmake.request import VARIABLE
+from latentmake.request import FOLLOWING, VARIABLE
 from snakemake.iocontainers import InputFiles
 
 ASKED = commandline.read()
@@ -89,36 +87,24 @@ def check_targets():
     )
 
 
-def final_target(run):
-    """Return the file that stands for all of a run: its training's receipt, or its lock."""
-    trained = SESSION.config.runs[run].trainer is not None
-    return f"runs/{run}/trained.json" if trained else f"runs/{run}/dataset.lock"
-
-
 class Inputs:
-    """An input function, and what `--filegraph` calls it."""
+    """Inputs of a job, as the plan has them; `--filegraph` shows the words in their place."""
 
-    def __init__(self, words, function, *arguments):
-        self.words, self.function = words, partial(function, *arguments)
+    def __init__(self, words, word, place="{run}"):
+        self.words, self.word, self.place = words, word, place
 
     def __call__(self, wildcards):
-        return self.function(wildcards)
+        place = self.place.format(**dict(wildcards.items()))
+        asked, others = SESSION.inputs(self.word, place)
+        return {**asked, **{name: ancient(found) for name, found in others.items()}}
 
     def __str__(self):
         return self.words
 
 
-def cache_file_inputs(pattern, wildcards):
-    """Return the sources of a cache file, whose times never count, and the receipt of its job."""
-    sources, receipt = SESSION.cache_file(pattern.format(**dict(wildcards.items())))
-    inputs = {role: ancient(paths) for role, paths in sources.items()}
-    return {**inputs, "receipt": receipt} if receipt else inputs
-
-
-def manifest_inputs(wildcards):
-    """Return the inputs of a manifest; that of a run which has not changed is made of nothing new."""
-    caches = ancient(SESSION.cache_files(wildcards.run, "latents", "text"))
-    return {"caches": caches, **SESSION.inputs(wildcards.run, "manifest")}
+def order_of(word):
+    """Return a function for the order of a job: as `params`, Snakemake keeps no record of it."""
+    return lambda wildcards, input: SESSION.run_order(wildcards.run, word)
 
 
 def made(file, run, word):
@@ -127,7 +113,7 @@ def made(file, run, word):
 
 
 def results(run, word):
-    """Return the outputs of `train_{run}` and the like; a report has only those that it shows."""
+    """Return the outputs of `{word}_{run}`; a report has only those that it shows."""
     files, settings = (
         SESSION.results(run, word, present=REPORTS),
         SESSION.config.runs[run],
@@ -135,50 +121,6 @@ def results(run, word):
     about = f"run {run}", f"model {settings.model}, {', '.join(settings.datasets)}"
     shown = {x: report(x, f"report/{y}.rst", *about) for x, y in files.items() if y}
     return [*shown.values()] if REPORTS else [shown.get(x, x) for x in files]
-
-
-def training_inputs(wildcards):
-    """Return the inputs of a training; a lock that was copied or touched never makes it run."""
-    inputs = SESSION.inputs(wildcards.run, "train")
-    lock = f"runs/{wildcards.run}/dataset.lock"
-    # A new prompt of sample pictures trains nothing: it is encoded for the next training.
-    prompts = ancient(SESSION.cache_files(wildcards.run, "prompts", fresh=not inputs))
-    return {"lock": lock if inputs else ancient(lock), "prompts": prompts, **inputs}
-
-
-def following_inputs(word):
-    """Return a function for the inputs of what follows a training, and waits for it."""
-
-    def inputs_of(wildcards):
-        inputs = SESSION.inputs(wildcards.run, word)
-        if IS_MODULE and not (
-            inputs or Path(FOLLOWING[word].format(run=wildcards.run)).exists()
-        ):
-            raise LatentmakeError(
-                f"name the target {word}_{wildcards.run} on the command line, too"
-            )
-        trained = made(final_target(wildcards.run), wildcards.run, "train")
-        return {**inputs, "trained": trained} if inputs else {}
-
-    return inputs_of
-
-
-def order_of(kind):
-    """Return a function for the order of a job, which Snakemake notes no more than `input`."""
-    return lambda wildcards, input: SESSION.run_order(wildcards.run, kind)
-
-
-def exchange_inputs(word, run):
-    """Return a function for the inputs of what other programs read of a run."""
-
-    def inputs_of(wildcards):
-        if word == "publish":
-            return SESSION.publication_inputs(run)
-        order = ancient(SESSION.run_order(run, word) or workflow.main_snakefile)
-        lock = {"lock": f"runs/{run}/dataset.lock"} if word == "export" else {}
-        return {**lock, "order": order}
-
-    return inputs_of
 
 
 wildcard_constraints:

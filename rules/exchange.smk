@@ -15,7 +15,7 @@ for word, run in ((word, run) for word in EXCHANGED for run in EXCHANGED[word]):
         name:
             f"{word}_{run}"
         input:
-            unpack(exchange_inputs(word, run)),
+            unpack(Inputs("runs/{run}/dataset.lock", word, run)),
         log:
             f"logs/{word}/{run}.log",
         localrule: True

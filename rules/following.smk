@@ -3,18 +3,13 @@
 #        from metrics.json and clips in runs/{run}/evaluation. The rule that makes them has one file
 #        of each as output; the others, which outlive a failure, are outputs of {word}_{run}.
 
-FOLLOWING = {
-    "generate": "runs/{run}/generated.json",
-    "evaluate": "reports/evaluate_{run}.html",
-}
-
 for word, file in FOLLOWING.items():
 
     rule:
         name:
             word
         input:
-            unpack(following_inputs(word)),
+            unpack(Inputs(SESSION.final("{run}"), word)),
         output:
             file,
         log:

@@ -4,7 +4,7 @@
 
 rule manifest:
     input:
-        unpack(Inputs("cache/{dataset}/{model}/...", manifest_inputs)),
+        unpack(Inputs("cache/{dataset}/{model}/...", "manifest")),
     output:
         manifest="runs/{run}/manifest.jsonl",
         lock="runs/{run}/dataset.lock",
@@ -15,9 +15,7 @@ rule manifest:
         "../envs/encode.yaml"
     params:
         order=order_of("manifest"),
-        receipts=lambda wildcards, input: SESSION.receipts(
-            wildcards.run, "latents", "text"
-        ),
+        receipts=lambda wildcards, input: SESSION.receipts(wildcards.run),
     script:
         "../scripts/manifest.py"
 
@@ -30,16 +28,12 @@ for run in SESSION.config.runs:
         input:
             f"runs/{run}/dataset.lock",
 
-    rule:
-        name:
-            f"latents_{run}"
-        input:
-            SESSION.cache_files(run, "latents"),
-            SESSION.receipts(run, "latents") or ancient(workflow.main_snakefile),
+    for kind in ("latents", "text"):
 
-    rule:
-        name:
-            f"text_{run}"
-        input:
-            SESSION.cache_files(run, "text"),
-            SESSION.receipts(run, "text") or ancient(workflow.main_snakefile),
+        rule:
+            name:
+                f"{kind}_{run}"
+            input:
+                SESSION.cache_files(run, kind),
+                # Without any input, Snakemake would run it.
+                SESSION.receipts(run, kind) or ancient(workflow.main_snakefile),

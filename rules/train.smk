@@ -6,7 +6,7 @@
 
 rule train:
     input:
-        unpack(Inputs("runs/{run}/dataset.lock", training_inputs)),
+        unpack(Inputs("runs/{run}/dataset.lock", "train")),
     output:
         receipt="runs/{run}/trained.json",
     log:
@@ -30,7 +30,7 @@ for run in SESSION.config.runs:
         name:
             f"train_{run}"
         input:
-            made(final_target(run), run, "train"),
+            made(SESSION.final(run), run, "train"),
             results(run, "pages") if REPORTS else [],
         output:
             results(run, "train"),

@@ -210,7 +210,8 @@ def _read(name: str) -> Order:
     return Order.read(FOLDER / f"{name}.json")
 
 
-_FOLLOWING = ("generate", "evaluate")  # words of what follows a training
+FOLLOWING = {"generate": "runs/{run}/generated.json", "evaluate": "reports/evaluate_{run}.html"}
+"""Word of what follows a training -> the file that stands for it."""
 
 
 def followed(facts: Facts, request: Request) -> Iterator[str]:
@@ -220,7 +221,7 @@ def followed(facts: Facts, request: Request) -> Iterator[str]:
         ConfigError: it cannot be done.
     """
     for name in request.runs:
-        if words := [word for word in _FOLLOWING if word in request.words[name]]:
+        if words := [word for word in FOLLOWING if word in request.words[name]]:
             from latentmake.reports.following import refuse_following
 
             for word in words:
@@ -261,7 +262,7 @@ def plan_extras(
             clips = plan_clips(facts, name)
             orders[name]["clips"] = write_order(facts, name, "clips", clips)
             yield clips.need
-        for word in _FOLLOWING:
+        for word in FOLLOWING:
             if word in words and (order := _following(facts, run, word)):
                 orders[name][word] = order
 

@@ -25,7 +25,7 @@ from latentmake.plan import receipts
 from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.reports.plan_report import report
-from latentmake.request import PlanFile, Request, followed, plan_extras
+from latentmake.request import FOLLOWING, PlanFile, Request, followed, plan_extras
 
 if TYPE_CHECKING:
     from latentmake.plan.build import Build
@@ -187,10 +187,10 @@ class Session:
         return self._file.runs.get(run, {}).get(kind)
 
     def receipts(self, run: str, *kinds: str) -> list[str]:
-        """Return the receipts of a run's batches of some kinds."""
+        """Return the receipts of a run's batches of some kinds, or of all."""
         plan = self.plan.runs.get(run)
         orders = [] if plan is None else plan.orders
-        return [str(order.receipt) for order in orders if order.kind in kinds]
+        return [str(order.receipt) for order in orders if order.kind in (kinds or (order.kind,))]
 
     def ending(self, kind: str) -> str:
         """Return the pattern of the ends of the names of all models' caches of a kind."""
@@ -201,27 +201,63 @@ class Session:
         """Return the files of orders; one that stands for all where the command only asks."""
         return [_STAND_IN] if self._asks else [str(order.path) for order in orders]
 
-    def cache_file(self, path: str) -> tuple[Mapping[str, list[str]], str | None]:
-        """Return the sources of a cache file by role, and the receipt of the job that makes it."""
-        node = self._graph.nodes.get(path) if self._graph else None
-        return node or ({}, None)
-
     def cache_files(self, run: str, *kinds: str, fresh: bool = False) -> list[str]:
         """Return a run's cache files, if the graph is whole; see `Graph.files`."""
         return self._graph.files(run, *kinds, fresh=fresh) if self._graph else []
 
-    def inputs(self, run: str, kind: str) -> Inputs:
-        """Return the inputs of a run's job: `manifest`, `train`, `generate` or `evaluate`.
+    def final(self, run: str) -> str:
+        """Return the file that stands for all of a run: its training's receipt, or its lock."""
+        is_trained = run not in self.config.runs or self.config.runs[run].trainer is not None
+        return f"runs/{run}/trained.json" if is_trained else f"runs/{run}/dataset.lock"
 
-        None where there is nothing to do. Among them are the receipts of all encoding jobs: the
-        manifest, which has those of the captions, knows no prompts of sample pictures, and has no
-        job where it is fresh.
+    def inputs(self, word: str, place: str) -> tuple[Inputs, Inputs]:
+        """Return the inputs that make a job run, and those whose times never count.
+
+        Args:
+            word: `cache`, or what is made of a run: `manifest`, `train`, `generate`, ...
+            place: path of the cache file, or name of the run.
+
+        Raises:
+            LatentmakeError: what is needed was not planned.
         """
+        if word == "cache":
+            node = self._graph.nodes.get(place) if self._graph else None
+            sources, receipt = node or ({}, None)
+            return {"receipt": receipt} if receipt else {}, {**sources}
+        run, order, lock = place, self.run_order(place, word), f"runs/{place}/dataset.lock"
+        if word in ("publish", "export", "clips"):
+            return self._exchange_inputs(word, run, order), {}
         if self._main and run not in self.plan.runs:
             raise LatentmakeError(f"the run {run} was not planned")
-        order = self.run_order(run, kind)
-        receipts = self.receipts(run, "latents", "text")
-        return {} if order is None else {"order": order, "receipts": receipts}
+        # Receipts of all encoding jobs: a manifest, which has those of the captions, knows no
+        # prompts of sample pictures, and has no job where it is fresh.
+        asked: Inputs = {"order": order, "receipts": self.receipts(run)} if order else {}
+        if word == "manifest":
+            return asked, {"caches": self.cache_files(run, "latents", "text")}
+        if word == "train":
+            # A new prompt of sample pictures trains nothing: it waits for the next training.
+            prompts = self.cache_files(run, "prompts", fresh=order is None)
+            if order is None:
+                return {}, {"lock": lock, "prompts": prompts}
+            return {**asked, "lock": lock}, {"prompts": prompts}
+        if order is None:
+            if self._main and not Path(FOLLOWING[word].format(run=run)).exists():
+                raise LatentmakeError(f"name the target {word}_{run} on the command line, too")
+            return {}, {}
+        # Of a training that will run, one that does not count would keep Snakemake from this job.
+        trained: Inputs = {"trained": self.final(run)}
+        return ({**asked, **trained}, {}) if self.run_order(run, "train") else (asked, trained)
+
+    def _exchange_inputs(self, word: str, run: str, order: str | None) -> Inputs:
+        """Return the inputs of what other programs read of a run."""
+        lock = f"runs/{run}/dataset.lock"
+        if word == "publish" and order is None and self.config.publish.caches:
+            order = self.run_order(run, "trainer")
+            if order is None:
+                raise LatentmakeError(f"the run {run} was not planned")
+            return {"lock": lock, "order": order}
+        asked: Inputs = {"order": order} if order else {}
+        return {**asked, "lock": lock} if word == "export" else asked
 
     def results(self, run: str, word: str, *, present: bool = False) -> dict[str, str]:
         """Return the files that `{word}_{run}` makes; if it is done or `present`, has made."""
@@ -235,18 +271,6 @@ class Session:
         from latentmake.reports.following import provenance
 
         return {"plan": self._table, "provenance": "\n\n".join(map(provenance, self.plan.runs))}
-
-    def publication_inputs(self, run: str) -> Inputs:
-        """Return the inputs of a publication; none where it was not asked for."""
-        asked = self.run_order(run, "publish")
-        if asked is not None:
-            return {"order": asked}
-        if not self.config.publish.caches:
-            return {}
-        order = self.inputs(run, "trainer").get("order")
-        if order is None:
-            raise LatentmakeError(f"the run {run} has no order")
-        return {"lock": f"runs/{run}/dataset.lock", "order": order}
 
     def runs_of_ours(self) -> list[str]:
         """Return the runs whose trainer is none of another program."""

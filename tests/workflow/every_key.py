@@ -427,7 +427,7 @@ def published(changes: Mapping[Key, Change], model: str) -> Callable[[Project, P
             session = Session(
                 project.config, targets=[PUBLISH], main=True, dry=True, home=project.folder
             )
-            order = Path(str(session.publication_inputs(RUN)["order"]))
+            order = Path(str(session.inputs("publish", RUN)[0]["order"]))
             backends.of_order(order).publish(order, print)
 
     def test(key_template: Project, tmp_path: Path) -> None:
