@@ -194,7 +194,7 @@ def planned(project: Project, values: dict[str, Any]) -> Planned:
     """
     try:
         with contextlib.chdir(project.folder):
-            session = Session(values, targets=[TRAIN], main=True, dry=True, home=project.folder)
+            session = Session(values, targets=[TRAIN], main=True, asks=True, home=project.folder)
             plan = session.plan.runs[RUN]
             trains = _outdated(session.config, plan)
     except SystemExit as error:
@@ -424,9 +424,7 @@ def published(changes: Mapping[Key, Change], model: str) -> Callable[[Project, P
 
     def publish(project: Project) -> None:
         with contextlib.chdir(project.folder):
-            session = Session(
-                project.config, targets=[PUBLISH], main=True, dry=True, home=project.folder
-            )
+            session = Session(project.config, targets=[PUBLISH], main=True, home=project.folder)
             order = Path(str(session.inputs("publish", RUN)[0]["order"]))
             backends.of_order(order).publish(order, print)
 

@@ -6,7 +6,7 @@ Clips lie beside the page, which names them: they play from a disk, without a se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
@@ -152,7 +152,10 @@ def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
         groups.setdefault(result.group or "others", []).append(result)
     if any(result.group for result in metrics.results):
         means = {
-            f"{name} ({len(several)})": {kind: _mean(several, kind) for kind in metrics.loss}
+            f"{name} ({len(several)})": {
+                kind: fmean(x for each in several for x in each.losses[kind].values)
+                for kind in metrics.loss
+            }
             for name, several in sorted(groups.items())
         }
         words = "The mean over the items of each label or folder, with their number."
@@ -166,11 +169,6 @@ def _loss_rows(losses: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
         [name, _number(each["base"]), _number(each["adapter"]), _change(**each)]
         for name, each in losses.items()
     ]
-
-
-def _mean(results: Sequence[Result], kind: str) -> float:
-    """Return the mean loss of some items by one network."""
-    return fmean(value for result in results for value in result.losses[kind].values)
 
 
 def _number(value: float) -> str:
@@ -233,7 +231,8 @@ def outdated(run: str, word: str) -> list[Difference]:
 def training_section(run: str) -> dict[str, Any]:
     """Return figures of a run's training in words, its curves and its sample pictures."""
     folder = run_folder(run)
-    record = _record(folder / "training.json")
+    found = AnyRecord.read(folder / "training.json")
+    record = found.model_dump(exclude={"files"}, exclude_unset=True) if found else {}
     words = [f"{record['steps']} steps"] if record.get("steps") else []
     words += [duration(record["seconds"] / 60)] if record.get("seconds") else []
     losses = [record[name] for name in ("loss_start", "loss_end") if record.get(name) is not None]
@@ -252,12 +251,6 @@ def provenance(run: str) -> str:
         return ""
     rows = {f"run {run}": "", "network": basis.network, **basis.data, **basis.settings}
     return tabulate(rows.items(), tablefmt="plain", disable_numparse=True)
-
-
-def _record(path: Path) -> dict[str, Any]:
-    """Return the numbers in the record of a training, whichever trainer wrote it."""
-    found = AnyRecord.read(path)
-    return {} if found is None else found.model_dump(exclude={"files"}, exclude_unset=True)
 
 
 def _file(path: Path) -> bytes | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -89,25 +88,15 @@ def folders_of(config: Config, run: str) -> dict[str, list[str]]:
     else:
         check_run(config, run)
         found = {name: list(each.adopt_from) or [each.folder] for name, each in named.items()}
-    check_folders(run, found)
-    return found
-
-
-def check_folders(run: str, named: Mapping[str, Sequence[str]]) -> None:
-    """Check the folders of a run's datasets, each as its `adopt_from` names them.
-
-    Raises:
-        ConfigError: no folder of caches is named, or one is missing.
-    """
-    if not any(named.values()):
+    if not any(found.values()):
         what = "no dataset of the run says where its caches are"
-        hint = f"set datasets.{next(iter(named))}.adopt_from to their folder"
+        hint = f"set datasets.{next(iter(found))}.adopt_from to their folder"
         raise ConfigError(what, where=f"run {run}", hint=hint)
-    for dataset, folders in named.items():
-        for folder in folders:
-            if not Path(folder).is_dir():
-                where, hint = f"datasets.{dataset}.adopt_from", "name the folder of the caches"
-                raise ConfigError(f"there is no folder {folder}", where=where, hint=hint)
+    for dataset, folder in ((name, each) for name, several in found.items() for each in several):
+        if not Path(folder).is_dir():
+            where, hint = f"datasets.{dataset}.adopt_from", "name the folder of the caches"
+            raise ConfigError(f"there is no folder {folder}", where=where, hint=hint)
+    return found
 
 
 def check_run(config: Config, name: str) -> None:
@@ -131,13 +120,7 @@ def check_run(config: Config, name: str) -> None:
             what = "no config.json on this disk says what its caches are like"
             hint = "name a folder that has one as `path`, or the file as `config`"
             raise ConfigError(what, where=f"{where}.{key}", hint=hint)
-    if endings.text:
-        _refuse_composed(config, name)
-
-
-def _refuse_composed(config: Config, name: str) -> None:
-    run = config.runs[name]
-    for dataset in run.datasets:
+    for dataset in run.datasets if endings.text else ():
         if config.datasets[dataset].composed:
             what = f"the texts of {dataset} are not just what its caption files hold"
             hint = f"leave out models.{run.model}.ai_training.text, so that they are encoded"

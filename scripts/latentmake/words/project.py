@@ -64,11 +64,7 @@ class Project:
     facts: Facts
 
     def run_names(self, names: Sequence[str] | None) -> list[str]:
-        """Return the runs that a word names, all where it names none.
-
-        Raises:
-            ConfigError: there is no such run.
-        """
+        """Return the runs that a word names, all where it names none; ConfigError of another."""
         for name in names or ():
             if name not in self.config.runs:
                 guess = nearest(name, self.config.runs)

@@ -65,7 +65,8 @@ def prune(
             if everything and others:
                 found |= {name: find(project.facts, name) for name in others}
                 typer.echo("\nNot named by this configuration; another one may need them:\n")
-                _show("others", merged(found[name] for name in others), verbose=verbose)
+                several = (pair for name in others for pair in found[name].items())
+                _show("others", dict(several), verbose=verbose)
             elif unnamed := [name for name in others if name != PROMPTS and not datasets]:
                 typer.echo(f"not named by this configuration: {', '.join(unnamed)}; see --all")
             files = all_files(group for groups in found.values() for group in groups.values())
@@ -74,11 +75,6 @@ def prune(
                 typer.echo(f"removed {_amount(files)}")
             elif files:
                 typer.echo("nothing is removed yet; to remove these files, add --yes")
-
-
-def merged(several: Iterable[Groups]) -> Groups:
-    """Return the groups of several datasets as one table."""
-    return {why: files for groups in several for why, files in groups.items()}
 
 
 def all_files(groups: Iterable[Files]) -> Files:

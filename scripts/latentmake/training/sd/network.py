@@ -37,7 +37,6 @@ from latentmake.files import atomic
 from latentmake.models import headers
 from latentmake.models.checks import check_kind
 from latentmake.models.files import network_config
-from latentmake.models.tensors import original_unet_layer
 from latentmake.training.loop.recipe import seed_of
 from latentmake.training.lora import (
     ADAPTER,
@@ -253,9 +252,3 @@ def read_denoiser(denoiser: Denoiser, file: Path, strength: float = 1.0, *, lora
             denoiser.text_projection.load_state_dict(load_projection(str(file)).state_dict())
     except (OSError, SafetensorError, RuntimeError) as error:
         raise unreadable(error, file) from None
-
-
-def xl_layer(layer: str, layers: int) -> str:
-    """Return the name in SDXL's release of a layer of a diffusers UNet with `layers` a block."""
-    ups = ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"]
-    return original_unet_layer(layer, {"layers_per_block": layers, "up_block_types": ups})

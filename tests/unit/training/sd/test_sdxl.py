@@ -21,10 +21,10 @@ from latentmake.caches.encoders.text import text_encoders
 from latentmake.config.models import Model
 from latentmake.files.safetensors import read_head
 from latentmake.layouts.tensors import plain_latents_metadata
+from latentmake.models.tensors import original_unet_layer
 from latentmake.training.loop.caches import SDXL as TENSORS
 from latentmake.training.loop.caches import Caches, read_items
 from latentmake.training.lora import lora_tensors
-from latentmake.training.sd.network import xl_layer
 from latentmake.training.sd.recipe import SdPainter, SdRecipe
 from latentmake.training.sd.unet import KOHYA_WEIGHTS, SdOrder
 from peft.utils import get_peft_model_state_dict
@@ -178,6 +178,8 @@ def test_layers_outside_of_attention_have_the_names_of_the_release(world: World)
     unet = world.pipeline.unet
     weights = {name for name in unet.state_dict() if name.endswith(".weight")}
     named = checkpoint_world.of_unet({name: name for name in unet.state_dict()})
+    ups = ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"]
+    blocks = {"layers_per_block": 1, "up_block_types": ups}
     for theirs, name in named.items():
         if name in weights and "norm" not in name:
-            assert f"{xl_layer(name.removesuffix('.weight'), 1)}.weight" == theirs
+            assert f"{original_unet_layer(name.removesuffix('.weight'), blocks)}.weight" == theirs
