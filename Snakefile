@@ -39,7 +39,7 @@ report: "rules/report/workflow.rst"
 rule all:
     input:
         [
-            next(iter(SESSION.results(run, "train")), SESSION.final(run))
+            next(map(str, results(run, "train")), SESSION.final(run))
             for run in SESSION.config.runs
         ],
 
