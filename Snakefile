@@ -38,10 +38,7 @@ report: "rules/report/workflow.rst"
 
 rule all:
     input:
-        [
-            next(map(str, results(run, "train")), SESSION.final(run))
-            for run in SESSION.config.runs
-        ],
+        [next(map(str, results(run, "train")), GRAPH.final(run)) for run in SESSION.config.runs],
 
 
 include: "rules/caches.smk"
@@ -51,4 +48,4 @@ include: "rules/following.smk"
 include: "rules/exchange.smk"
 
 
-check_targets()
+commandline.check_targets(workflow, SESSION)

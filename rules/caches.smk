@@ -7,7 +7,7 @@ for job in SESSION.plan.jobs:
         name:
             job.rule
         input:
-            orders=SESSION.order_paths(job.orders),
+            orders=GRAPH.order_paths(job.orders),
         output:
             receipts=job.receipts,
         log:
@@ -26,6 +26,7 @@ for job in SESSION.plan.jobs:
 # A cache file is made from an image or a caption. A stale one waits for the receipt of the job that
 # writes it, and these rules have nothing left to do: Snakemake removes the outputs of a job that
 # runs and of one that fails, so they are outputs of none. Above some thousand files see `graph`.
+RESOLUTION = r"\d+(?:x\d+)?"
 LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}{ending}"
 EMBEDDING = "cache/{dataset}/{model}/{text}/{stem}{ending}"
 
@@ -38,7 +39,7 @@ rule latents:
     wildcard_constraints:
         resolution=RESOLUTION,
         stem=".+?",
-        ending=SESSION.ending("latents"),
+        ending=GRAPH.ending("latents"),
     threads: 0
 
 
@@ -50,5 +51,5 @@ rule text:
     wildcard_constraints:
         text=rf"text(?:\.\d+(?:@{RESOLUTION})?)?|{RESOLUTION}",
         stem=".+?",
-        ending=SESSION.ending("text"),
+        ending=GRAPH.ending("text"),
     threads: 0

@@ -1,5 +1,5 @@
 # Needs: the command line, and the configuration that it names.
-# Makes: SESSION, which holds the plan; every other file asks it for the inputs of its rules.
+# Makes: SESSION, which holds the plan, and GRAPH, which every other file asks for inputs.
 
 # So that a GPU has the same number for CUDA as for nvidia-smi.
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -12,7 +12,6 @@ from latentmake.config.document import check_files
 from latentmake.files.workspace import usable_cores
 from latentmake.plan import receipts
 from latentmake.request import FOLLOWING, VARIABLE
-from snakemake.iocontainers import InputFiles
 
 ASKED = commandline.read()
 IS_MODULE = commandline.is_module(workflow)
@@ -23,9 +22,6 @@ if workflow.overwrite_configfiles or not workflow.modifier.skip_configfile:
 if not workflow.overwrite_configfiles:
 
     configfile: "config/config.yaml"
-
-
-RESOLUTION = r"\d+(?:x\d+)?"
 
 
 # Whether jobs run on a cluster: only the user's process is told the executor.
@@ -43,9 +39,8 @@ if GPUS and "gpu" not in workflow.global_resources:
 
 REPORTS = ASKED.report is not None  # of what is there
 
-SESSION = commandline.session_of(
-    workflow, ASKED, config, None if ON_CLUSTER else max(1, len(GPUS))
-)
+SESSION = commandline.session_of(workflow, ASKED, config, None if ON_CLUSTER else max(1, len(GPUS)))
+GRAPH = SESSION.graph
 
 # Jobs on a cluster inherit it: which plan they carry out.
 os.environ.setdefault(VARIABLE, "")
@@ -69,22 +64,12 @@ def resources_of(kind, job=None):
         gpus = getattr(SESSION.config.cluster, kind).gpus
     else:
         gpus = min(1, len(GPUS)) if kind == "encode" else len(GPUS)
-        if job and job.reuses:
-            gpus = 0  # it links files; where one of them is not what it seemed, it waits for a GPU
+        if job and job.reuses:  # it links; where a file is not what it seemed, it waits for a GPU
+            gpus = 0
     asked = receipts.resources_of(
         SESSION.config.cluster, kind, job.orders if job else (), SESSION.memo
     )
     return {**asked, "gpu": gpus}
-
-
-def check_targets():
-    """Exit with one line at the first unknown target; a module does not know its user's."""
-    if IS_MODULE:
-        return
-    SESSION.check_targets(
-        {each.name for each in workflow.rules if not each.has_wildcards()},
-        lambda target: any(each.is_producer(target) for each in workflow.rules),
-    )
 
 
 class Inputs:
@@ -95,7 +80,7 @@ class Inputs:
 
     def __call__(self, wildcards):
         place = self.place.format(**dict(wildcards.items()))
-        asked, others = SESSION.inputs(self.word, place)
+        asked, others = GRAPH.inputs(self.word, place)
         return {**asked, **{name: ancient(found) for name, found in others.items()}}
 
     def __str__(self):
@@ -104,18 +89,18 @@ class Inputs:
 
 def order_of(word):
     """Return a function for the order of a job: as `params`, Snakemake keeps no record of it."""
-    return lambda wildcards, input: SESSION.run_order(wildcards.run, word)
+    return lambda wildcards, input: GRAPH.run_order(wildcards.run, word)
 
 
 def made(file, run, word):
     """Return what stands for a result; one that is there never makes what follows it run."""
-    return file if SESSION.run_order(run, word) else ancient(file)
+    return file if GRAPH.run_order(run, word) else ancient(file)
 
 
 def results(run, word):
     """Return the outputs of `{word}_{run}`; a report has only those that it shows."""
     files, settings = (
-        SESSION.results(run, word, present=REPORTS),
+        GRAPH.results(run, word, present=REPORTS),
         SESSION.config.runs[run],
     )
     about = f"run {run}", f"model {settings.model}, {', '.join(settings.datasets)}"
@@ -133,16 +118,7 @@ wildcard_constraints:
 # After Snakemake has its lock, and never for a dry run: another build may be at work beside it.
 onstart:
     SESSION.begin()
-    # Snakemake's records of inputs have no orders and receipts, which no later plan has again; the
-    # scripts of these rules read them from `params`.
-    for job in workflow.dag.needrun_jobs():
-        if job.is_norun:
-            # What it makes is there before it runs, of which Snakemake would warn.
-            workflow.dag.reason(job).missing_output.clear()
-        if job.is_norun or "order" in job.params.keys():
-            job.input = InputFiles(
-                x for x in job.input if not x.startswith(".latentmake/")
-            )
+    commandline.prepare_jobs(workflow)
     # Snakemake puts this Python into shell commands as it is, where a space would end it.
     sys.executable = shlex.quote(sys.executable)
 
@@ -156,6 +132,4 @@ onerror:
 
 
 if IS_MODULE:
-    commandline.add_handlers(
-        workflow, onstart=onstart, onsuccess=onsuccess, onerror=onerror
-    )
+    commandline.add_handlers(workflow, onstart=onstart, onsuccess=onsuccess, onerror=onerror)

@@ -9,7 +9,7 @@ for word, file in FOLLOWING.items():
         name:
             word
         input:
-            unpack(Inputs(SESSION.final("{run}"), word)),
+            unpack(Inputs(GRAPH.final("{run}"), word)),
         output:
             file,
         log:

@@ -15,7 +15,7 @@ rule manifest:
         "../envs/encode.yaml"
     params:
         order=order_of("manifest"),
-        receipts=lambda wildcards, input: SESSION.receipts(wildcards.run),
+        receipts=lambda wildcards, input: GRAPH.receipts(wildcards.run),
     script:
         "../scripts/manifest.py"
 
@@ -34,6 +34,6 @@ for run in SESSION.config.runs:
             name:
                 f"{kind}_{run}"
             input:
-                SESSION.cache_files(run, kind),
+                GRAPH.files(run, kind),
                 # Without any input, Snakemake would run it.
-                SESSION.receipts(run, kind) or ancient(workflow.main_snakefile),
+                GRAPH.receipts(run, kind) or ancient(workflow.main_snakefile),

@@ -30,7 +30,7 @@ for run in SESSION.config.runs:
         name:
             f"train_{run}"
         input:
-            made(SESSION.final(run), run, "train"),
+            made(GRAPH.final(run), run, "train"),
             results(run, "pages") if REPORTS else [],
         output:
             results(run, "train"),

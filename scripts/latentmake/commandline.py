@@ -129,6 +129,31 @@ def deletes(options: Namespace) -> bool:
     return bool(options.delete_all_output or options.delete_temp_output) and not options.dryrun
 
 
+def check_targets(workflow: Any, session: Session) -> None:
+    """Exit with one line at the first unknown target; a module does not know its user's."""
+    if not is_module(workflow):
+        session.check_targets(
+            {each.name for each in workflow.rules if not each.has_wildcards()},
+            lambda target: any(each.is_producer(target) for each in workflow.rules),
+        )
+
+
+def prepare_jobs(workflow: Any) -> None:
+    """Prepare the jobs of a build for what Snakemake says and notes of them.
+
+    Its records of inputs get no orders and receipts, which no later plan has again; the scripts of
+    those rules read them from `params`. A rule without an action has its outputs before it runs,
+    which Snakemake would warn of.
+    """
+    from snakemake.iocontainers import InputFiles
+
+    for job in workflow.dag.needrun_jobs():
+        if job.is_norun:
+            workflow.dag.reason(job).missing_output.clear()
+        if job.is_norun or "order" in job.params.keys():  # noqa: SIM118 -- no dictionary
+            job.input = InputFiles(x for x in job.input if not x.startswith(".latentmake/"))
+
+
 # -- modules --------------------------------------------------------------------------------------
 
 

@@ -11,15 +11,21 @@ Snakemake needs a millisecond for each file that it knows, even if there is noth
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from latentmake import backends
+from latentmake.config.root import Config
 from latentmake.data.item import CAPTION, CONTROL, IMAGE, LAYER, TAGS, Item
+from latentmake.errors import LatentmakeError
 from latentmake.files.workspace import is_remote
-from latentmake.layouts.layout import Layout, parsed
+from latentmake.index.memo import MEMO
+from latentmake.layouts.layout import Layout, layout_of, parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import (
     PROMPTS,
+    Order,
     Part,
     parts_of,
     prompt_items,
@@ -27,6 +33,11 @@ from latentmake.plan.orders import (
     targets_of,
 )
 from latentmake.plan.run_plan import Plan
+from latentmake.request import FOLLOWING
+
+Inputs = dict[str, list[str] | str]
+
+_STAND_IN = str(MEMO)  # for orders, which a command that only asks does not write; as new as these
 
 MOST = 1_000
 """Cache files of a whole graph, where the configuration does not say otherwise."""
@@ -42,14 +53,37 @@ class Node(NamedTuple):
 
 
 class Graph:
-    """The cache files that Snakemake knows of a plan, whose runs draw clips if they `generated`.
+    """What Snakemake knows of a plan.
 
     Attributes:
-        nodes: path -> node.
+        nodes: path -> node, of the cache files that rules declare.
         words: why the graph is not whole, as a line of the plan; "" where it is.
+
+    Args:
+        config: the configuration.
+        plan: the plan; only its jobs in a process that does not plan.
+        orders: run -> kind of an order -> its path.
+        trained: runs whose training is asked for; None in a process that does not plan.
     """
 
-    def __init__(self, facts: Facts, plan: Plan, generated: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        orders: Mapping[str, Mapping[str, str]],
+        *,
+        trained: Collection[str] | None = None,
+    ) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.words = ""
+        self._config, self._plan, self._orders = config, plan, orders
+        self._plans, self._trained = trained is not None, trained or ()
+        self._asks = False
+        self._files: dict[tuple[str, str], list[str]] = {}
+
+    def declare(self, facts: Facts, generated: Collection[str] = ()) -> None:
+        """Declare the cache files of a plan, whose runs draw clips if they are `generated`."""
+        plan, self._asks = self._plan, facts.asks
         parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
         count = sum(state.fresh + len(state.stale) for state in parts.values())
         asked = facts.config.graph
@@ -57,9 +91,7 @@ class Graph:
         self.words = "" if is_whole else f"graph: batches, for {count:,} cache files"
         if self.words and asked == "auto":
             self.words += f" are more than {MOST:,} (`graph: whole` declares each of them)"
-        self.nodes: dict[str, Node] = {}
-        self._files: dict[tuple[str, str], list[str]] = {}
-        self._made = {path: order for order in plan.orders for path in order.paths}
+        made = {path: order for order in plan.orders for path in order.paths}
         for name in plan.runs if is_whole else ():
             run = facts.config.runs[name]
             texts = prompts_of(facts.config, run, generated=name in generated)
@@ -67,20 +99,42 @@ class Graph:
                 is_prompts = part.dataset == PROMPTS
                 items = prompt_items(texts) if is_prompts else facts.wanted_items(*part[:2])
                 found = dict(_cache_files(facts, part, items))
-                for path in [path for path in found if (x := self._made.get(path)) and x.skips]:
+                for path in [path for path in found if (x := made.get(path)) and x.skips]:
                     del found[path]  # a faulty one will not be there
                 kind = "prompts" if is_prompts else parsed(part.name).kind
                 paths = self._files.setdefault((name, kind), [])
                 paths.extend(path for path in found if "{" not in path)  # to Snakemake a pattern
-                self._declare(found)
+                self._add(found, made)
         for part, named in plan.named.items():
             every = _cache_files(facts, part, facts.wanted_items(*part[:2]))
-            self._declare({path: sources for path, sources in every if path in named})
+            self._add({path: sources for path, sources in every if path in named}, made)
 
-    def _declare(self, files: Mapping[str, Mapping[str, list[str]]]) -> None:
+    def _add(self, files: Mapping[str, Mapping[str, list[str]]], made: Mapping[str, Order]) -> None:
         for path, sources in files.items():
-            order = self._made.get(path)
+            order = made.get(path)
             self.nodes[path] = Node(sources, str(order.receipt) if order else None)
+
+    # -- what rules ask for -------------------------------------------------------------------
+
+    def run_order(self, run: str, kind: str) -> str | None:
+        """Return a run's order of a kind, if the plan has one."""
+        path = self._orders.get(run, {}).get(kind)
+        return _STAND_IN if path and self._asks else path
+
+    def order_paths(self, orders: Iterable[Order]) -> list[str]:
+        """Return the files of orders; one that stands for all where the command only asks."""
+        return [_STAND_IN] if self._asks else [str(order.path) for order in orders]
+
+    def receipts(self, run: str, *kinds: str) -> list[str]:
+        """Return the receipts of a run's batches of some kinds, or of all."""
+        plan = self._plan.runs.get(run)
+        orders = [] if plan is None else plan.orders
+        return [str(order.receipt) for order in orders if order.kind in (kinds or (order.kind,))]
+
+    def ending(self, kind: str) -> str:
+        """Return the pattern of the ends of the names of all models' caches of a kind."""
+        names = {model.layout_name for model in self._config.models.values()}
+        return "|".join(layout_of(name).ending(kind) for name in sorted(names))
 
     def files(self, run: str, *kinds: str, fresh: bool = False) -> list[str]:
         """Return the declared files of a run, of the kinds `latents`, `text` and `prompts`.
@@ -89,6 +143,67 @@ class Graph:
         """
         found = (path for kind in kinds for path in self._files.get((run, kind), ()))
         return [path for path in found if not fresh or self.nodes[path].receipt is None]
+
+    def final(self, run: str) -> str:
+        """Return the file that stands for all of a run: its training's receipt, or its lock."""
+        is_trained = run not in self._config.runs or self._config.runs[run].trainer is not None
+        return f"runs/{run}/trained.json" if is_trained else f"runs/{run}/dataset.lock"
+
+    def inputs(self, word: str, place: str) -> tuple[Inputs, Inputs]:
+        """Return the inputs that make a job run, and those whose times never count.
+
+        Args:
+            word: `cache`, or what is made of a run: `manifest`, `train`, `generate`, ...
+            place: path of the cache file, or name of the run.
+
+        Raises:
+            LatentmakeError: what is needed was not planned.
+        """
+        if word == "cache":
+            node = self.nodes.get(place)
+            sources, receipt = node or ({}, None)
+            return {"receipt": receipt} if receipt else {}, {**sources}
+        run, order, lock = place, self.run_order(place, word), f"runs/{place}/dataset.lock"
+        if word in ("publish", "export", "clips"):
+            return self._exchange_inputs(word, run, order), {}
+        if self._plans and run not in self._plan.runs:
+            raise LatentmakeError(f"the run {run} was not planned")
+        # Receipts of all encoding jobs: a manifest, which has those of the captions, knows no
+        # prompts of sample pictures, and has no job where it is fresh.
+        asked: Inputs = {"order": order, "receipts": self.receipts(run)} if order else {}
+        if word == "manifest":
+            return asked, {"caches": self.files(run, "latents", "text")}
+        if word == "train":
+            # A new prompt of sample pictures trains nothing: it waits for the next training.
+            prompts = self.files(run, "prompts", fresh=order is None)
+            if order is None:
+                return {}, {"lock": lock, "prompts": prompts}
+            return {**asked, "lock": lock}, {"prompts": prompts}
+        if order is None:
+            if self._plans and not Path(FOLLOWING[word].format(run=run)).exists():
+                raise LatentmakeError(f"name the target {word}_{run} on the command line, too")
+            return {}, {}
+        # Of a training that will run, one that does not count would keep Snakemake from this job.
+        trained: Inputs = {"trained": self.final(run)}
+        return ({**asked, **trained}, {}) if self.run_order(run, "train") else (asked, trained)
+
+    def _exchange_inputs(self, word: str, run: str, order: str | None) -> Inputs:
+        """Return the inputs of what other programs read of a run."""
+        lock = f"runs/{run}/dataset.lock"
+        if word == "publish" and order is None and self._config.publish.caches:
+            order = self.run_order(run, "trainer")
+            if order is None:
+                raise LatentmakeError(f"the run {run} was not planned")
+            return {"lock": lock, "order": order}
+        asked: Inputs = {"order": order} if order else {}
+        return {**asked, "lock": lock} if word == "export" else asked
+
+    def results(self, run: str, word: str, *, present: bool = False) -> dict[str, str]:
+        """Return the files that `{word}_{run}` makes; if it is done or `present`, has made."""
+        if run not in self._plan.runs or run not in self._trained:
+            return {}
+        finished = present or self.run_order(run, word) is None
+        return backends.outputs(self._config, self._plan.runs[run], word, finished=finished)
 
 
 def _cache_files(

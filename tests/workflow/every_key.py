@@ -425,7 +425,7 @@ def published(changes: Mapping[Key, Change], model: str) -> Callable[[Project, P
     def publish(project: Project) -> None:
         with contextlib.chdir(project.folder):
             session = Session(project.config, targets=[PUBLISH], main=True, home=project.folder)
-            order = Path(str(session.inputs("publish", RUN)[0]["order"]))
+            order = Path(str(session.graph.inputs("publish", RUN)[0]["order"]))
             backends.of_order(order).publish(order, print)
 
     def test(key_template: Project, tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def test_cache_files_by_name_are_made_together_at_any_resolution(
     facts = Facts(parse(CONFIG), Memo(None), encoders=False)
     plan = make_plan(facts, [], files=[*latents, text])
     assert [sorted(order.paths) for order in plan.orders] == [latents, [text]]
-    graph = Graph(facts, plan)
+    graph = Graph(facts.config, plan, {})
+    graph.declare(facts)
     receipts = {order.kind: str(order.receipt) for order in plan.orders}
     assert graph.nodes[latents[2]] == ({"image": ["data/red.png"]}, receipts["latents"])
     assert graph.nodes[text] == ({"caption": ["data/red.txt"]}, receipts["text"])
@@ -81,7 +82,8 @@ def test_a_whole_graph_has_each_cache_file_of_a_run(
     for name in ("blue.png", "blue.txt", "a{b}.png", "a{b}.txt"):
         (tmp_path / "data" / name).write_text(name)
     facts = Facts(parse({**CONFIG, "graph": graph}), Memo(None), encoders=False)
-    found = Graph(facts, make_plan(facts, ["first"]))
+    found = Graph(facts.config, make_plan(facts, ["first"]), {})
+    found.declare(facts)
     assert len(found.nodes) == declared
     assert len(found.files("first", "latents")) == declared // 4  # braces are a pattern
     assert bool(found.words) == (graph == "batches")
