@@ -1,5 +1,11 @@
 # Needs: orders (.latentmake/orders), and the images and captions of datasets.
-# Makes: cache files. One job makes those of many items, and has their receipts as output.
+# Makes: cache files. One job makes those of many items, and has their receipts as output. A stale
+#        file waits for that of its job, and its own rule has nothing left to do: Snakemake removes
+#        the outputs of a job that runs and of one that fails, so cache files are outputs of none.
+
+RESOLUTION = r"\d+(?:x\d+)?"
+LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}{ending}"
+EMBEDDING = "cache/{dataset}/{model}/{text}/{stem}{ending}"
 
 for job in SESSION.plan.jobs:
 
@@ -21,14 +27,6 @@ for job in SESSION.plan.jobs:
             **resources_of("encode", job),
         script:
             "../scripts/encode.py"
-
-
-# A cache file is made from an image or a caption. A stale one waits for the receipt of the job that
-# writes it, and these rules have nothing left to do: Snakemake removes the outputs of a job that
-# runs and of one that fails, so they are outputs of none. Above some thousand files see `graph`.
-RESOLUTION = r"\d+(?:x\d+)?"
-LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}{ending}"
-EMBEDDING = "cache/{dataset}/{model}/{text}/{stem}{ending}"
 
 
 rule latents:

@@ -113,14 +113,17 @@ class Request:
         if target in _RULES:
             yield from _RULES[target] & CACHES
             for name in self.runs:
-                made = {*self.kinds[name], *self.words[name], "manifest"}
-                made |= {"train"} if name in self.trained else set()
-                yield from (f"{word}_{name}" for word in made & _RULES[target])
+                yield from (f"{word}_{name}" for word in self._made(name) & _RULES[target])
         elif target in self.files:
             yield target
         else:
             word, name = _parts(_PAGE.sub(r"\1", target), config.runs)
             yield from (f"{each}_{name}" for each in (CACHES if word == "caches" else (word,)))
+
+    def _made(self, run: str) -> set[str]:
+        """Return the words of what a build makes of a run."""
+        training = {"train"} if run in self.trained else set[str]()
+        return {*self.kinds[run], *self.words[run], "manifest", *training}
 
     def orders(self, plan: Plan) -> list[Order]:
         """Return the orders of a plan that a build carries out, none twice."""

@@ -19,10 +19,9 @@ from latentmake.entry import exit_on_mistake
 from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.graph import Graph
 from latentmake.index.memo import MEMO
-from latentmake.plan import receipts
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.reports.plan_report import report
-from latentmake.request import PlanFile, Request, followed, plan_extras
+from latentmake.request import FOLLOWING, PlanFile, Request, followed, plan_extras
 
 if TYPE_CHECKING:
     from latentmake.plan.build import Build
@@ -93,17 +92,23 @@ class Session:
             for file in configfiles:
                 self._facts.options += ("-c", os.path.relpath(file))
             finally_.callback(self._facts.memo.save)
-            orders = self._plan_runs(side_by_side=side_by_side)
-            made = self._request.orders(self.plan)
-            words = self.graph.words
-            self._table = report(
-                self._facts, self.plan, self._request.trained, made, dry=asks, more=words
-            )
-            if not asks:
-                jobs = {job.rule: [each.name for each in job.orders] for job in self.plan.jobs}
-                PlanFile(jobs=jobs, runs=orders).write(time.time_ns())
-            elif self.plan.jobs or {*chain(*orders.values())} - {"trainer"}:
-                MEMO.touch()
+            self._plan(side_by_side)
+
+    def _plan(self, side_by_side: int | None) -> None:
+        """Plan, say so, and write the plan for processes that Snakemake starts."""
+        orders = self._plan_runs(side_by_side=side_by_side)
+        made, trained, asks = (
+            self._request.orders(self.plan),
+            self._request.trained,
+            self._facts.asks,
+        )
+        words = self.graph.words
+        self._table = report(self._facts, self.plan, trained, made, dry=asks, more=words)
+        if not asks:
+            jobs = {job.rule: [each.name for each in job.orders] for job in self.plan.jobs}
+            PlanFile(jobs=jobs, runs=orders).write(time.time_ns())
+        elif self.plan.jobs or {*chain(*orders.values())} - {"trainer"}:
+            MEMO.touch()
 
     def _plan_runs(self, *, side_by_side: int | None) -> dict[str, dict[str, str]]:
         """Plan what targets need; return run -> kind of an order -> its path."""
@@ -149,8 +154,10 @@ class Session:
         orders = self._request.orders(self.plan)
         built = [run for name, run in self.plan.runs.items() if self._request.kinds[name]]
         claim({part.dataset for run in built for part in run.parts})
+        trained, words = self._request.trained, ("train", *FOLLOWING)
+        made = (str(x) for run in trained for word in words for x in self.graph.results(run, word))
         with exit_on_mistake():
-            self._build.begin(orders, self._request.trained, self._request.targets)
+            self._build.begin(orders, trained, self._request.targets, made)
 
     def end(self, *, succeeded: bool, configfiles: Sequence[Path] = ()) -> None:
         """Clean up, before Snakemake unlocks; a build that succeeded says what it made.
@@ -159,8 +166,6 @@ class Session:
         """
         if self._build is None:
             return
-        if self.graph.nodes:
-            receipts.restore_times(self._build.orders)
         self._build.end(self.config.store.keep if succeeded else None)
         if not succeeded:
             return

@@ -105,9 +105,10 @@ def _explain_configuration() -> None:
 
     Snakemake reads them before the Snakefile, and answers a missing one with a traceback.
     """
-    from latentmake.config.document import check_command
+    if any(each.startswith("--configfile") for each in sys.argv):
+        from latentmake.config.document import check_command
 
-    check_command(sys.argv[1:])
+        check_command(sys.argv[1:])
 
 
 def _holds_code(word: str) -> bool:

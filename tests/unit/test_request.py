@@ -110,7 +110,7 @@ def test_the_training_of_a_run_is_asked_for_by_all_that_follows_it(target: str) 
 def test_a_file_of_a_run_is_asked_for_by_what_makes_it() -> None:
     files = ("lora.safetensors", "samples/step-000001_00.png", "generated/a.png", "dataset.lock")
     words = [request(f"runs/a_b/{file}").words["a_b"] for file in files]
-    assert words == [{"train"}, {"train"}, {"generate"}, {"caches"}]
+    assert words == [{"train"}, {"train"}, {"generate"}, {"manifest"}]
 
 
 def test_a_page_is_asked_for_by_its_word() -> None:

@@ -194,7 +194,7 @@ def planned(project: Project, values: dict[str, Any]) -> Planned:
     """
     try:
         with contextlib.chdir(project.folder):
-            session = Session(values, targets=[TRAIN], main=True, asks=True, home=project.folder)
+            session = Session(values, targets=[TRAIN], main=True, home=project.folder)
             plan = session.plan.runs[RUN]
             trains = _outdated(session.config, plan)
     except SystemExit as error:

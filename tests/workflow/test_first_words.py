@@ -60,8 +60,8 @@ def test_a_target_that_there_is_not_is_one_line(fresh: Callable[[], Project]) ->
         "caches_tinny": ["there is no run `tinny`", "did you mean `caches_tiny`?"],
         "clean": [listed, "runs: tiny"],
         "runs/tiny/lock": [listed],
-        "cache/shapes/micro/65/ant.latents.safetensors": ["no run has this resolution"],
-        "cache/shapes/micro/99999/ant.latents.safetensors": ["no run has this resolution"],
+        "cache/shapes/micro/65/ant.latents.safetensors": ["not a multiple of the VAE's factor 8"],
+        "cache/shapes/micro/99999/ant.latents.safetensors": ["there is no such resolution"],
         "cache/shapes/micro/16/antt.latents.safetensors": ["no item has a cache file"],
         "cache/shapes/mikro/16/ant.latents.safetensors": ["did you mean `micro`?"],
     }.items():

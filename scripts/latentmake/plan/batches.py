@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import Run
 from latentmake.data.item import Item
@@ -220,6 +222,9 @@ def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -
         check_run(facts.config, path, run, facts.memo.remembered)
     except ConfigError as error:
         raise ConfigError(error.what, where=path, hint=error.hint) from None
+    except ValidationError as error:
+        what = f"there is no such resolution ({error.errors()[0]['msg']})"
+        raise ConfigError(what, where=path) from None
     if (name := run.resolutions[0].name) != place:
         raise ConfigError("is no name of a resolution", where=path, hint=f"write `{name}`")
 

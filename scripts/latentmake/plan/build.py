@@ -22,12 +22,14 @@ from typing import Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, Field
 
+from latentmake.digest import TargetStat, target_stat
 from latentmake.errors import StorageError
 from latentmake.files import atomic
 from latentmake.files.state_file import read_state
 from latentmake.files.watchdog import Watchdog, signals_call
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Order
+from latentmake.plan.receipts import made_by, restore_times
 
 BUILDS = Path(".latentmake/builds")
 _LOCK = Path(".latentmake/building.lock")
@@ -50,6 +52,7 @@ class Build:
 
     def __init__(self, *, cluster: bool) -> None:
         self.orders: Sequence[Order] = ()
+        self._before: list[tuple[str, TargetStat]] = []
         self._ends = contextlib.ExitStack()
         self._machine = _CLUSTER if cluster else socket.gethostname()
         self._held: BinaryIO | None = None
@@ -75,8 +78,16 @@ class Build:
                 # Snakemake removes it with its locks.
                 (_SNAKEMAKE / f"{self._machine}.machine").touch()
 
-    def begin(self, orders: Sequence[Order], runs: Sequence[str], targets: Sequence[str]) -> None:
+    def begin(
+        self,
+        orders: Sequence[Order],
+        runs: Sequence[str],
+        targets: Sequence[str],
+        results: Iterable[str] = (),
+    ) -> None:
         """Tell others of the build and its trainings, and keep what its jobs will replace.
+
+        The times of `results`, which Snakemake touches, are noted.
 
         Raises:
             StorageError: a running build makes some of the same files.
@@ -87,6 +98,9 @@ class Build:
         if self._machine != _CLUSTER:
             self._watch()
         store.keep(orders)
+        for path in results:
+            with contextlib.suppress(OSError):
+                self._before.append((path, target_stat(Path(path).stat())))
 
     def _watch(self) -> None:
         """Let none of the jobs outlive this process; pass on the signals that end it."""
@@ -115,6 +129,7 @@ class Build:
         A build that failed (None), or beside which another one runs, leaves all as it is.
         """
         self._ends.close()
+        restore_times([*self._before, *made_by(self.orders)])
         if keep is None or self._held is None:
             return
         with contextlib.suppress(OSError):  # files left behind cost space, no more

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 
 from latentmake.config.machines import Cluster
-from latentmake.digest import SourceStat, TargetStat
+from latentmake.digest import SourceStat, TargetStat, target_stat
 from latentmake.errors import CacheError
 from latentmake.files import atomic
 from latentmake.files.cachefile import Picture
@@ -238,18 +238,24 @@ def check_listed(paths: Iterable[str]) -> None:
             raise CacheError(GONE, where=path, hint="run again")
 
 
-def restore_times(orders: Iterable[Order]) -> None:
-    """Give the targets of some orders the times that their receipts tell.
-
-    Snakemake touches the files that it declares, and the next plan would read all their headers. A
-    linked file has other names, whose times would change as well.
-    """
+def made_by(orders: Iterable[Order]) -> Iterator[tuple[str, TargetStat]]:
+    """Yield the targets of some orders with their stats, as receipts tell them."""
     for receipt in filter(None, (read_receipt(order.receipt) for order in orders)):
-        for path, (_, moment, inode, _) in receipt.targets.items():
-            with contextlib.suppress(OSError):
-                stat = Path(path).stat()
-                if stat.st_ino == inode and stat.st_mtime_ns != moment:
-                    os.utime(path, ns=(moment, moment))
+        for path, (*stat, _) in receipt.targets.items():
+            yield path, TargetStat(*stat)
+
+
+def restore_times(files: Iterable[tuple[str, TargetStat]]) -> None:
+    """Give files the times that they had, where they are as they were.
+
+    Snakemake touches what a rule declares, once it has run. A linked file has other names, whose
+    times change as well, and the next plan would read the headers of all.
+    """
+    for path, stat in files:
+        with contextlib.suppress(OSError):
+            now = target_stat(Path(path).stat())
+            if now != stat and now._replace(mtime_ns=stat.mtime_ns) == stat:
+                os.utime(path, ns=(stat.mtime_ns, stat.mtime_ns))
 
 
 def learn_receipts(memo: Memo) -> None:
