@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentmake import backends
-from latentmake.config.root import Config, parse
+from latentmake.config.root import parse
 from latentmake.entry import exit_on_mistake
 from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.graph import Graph
@@ -25,6 +25,7 @@ from latentmake.request import FOLLOWING, PlanFile, Request, followed, plan_extr
 
 if TYPE_CHECKING:
     from latentmake.plan.build import Build
+    from latentmake.plan.facts import Facts
 
 
 class Session:
@@ -72,38 +73,36 @@ class Session:
                 from latentmake.plan.build import Build
 
                 self._build = Build(cluster=side_by_side is None)
-            own = {name: value for name, value in values.items() if main or name != "prompt"}
-            self.config: Config = parse(own)
+            self.config = parse({x: y for x, y in values.items() if main or x != "prompt"})
             if not main:
                 given = PlanFile.read()
                 self.plan = given.plan(allowed)
                 self.graph = Graph(self.config, self.plan, given.runs)
                 return
             self._request = Request(targets, self.config, force)
-            self._facts = backends.facts_of(
-                self.config,
-                runs_jobs=not deployed,
-                local=side_by_side is not None,
-                encoders=self._request.encodes,
-                asks=asks,
-            )
+            self._facts = self._found(configfiles, not deployed, side_by_side is not None, asks)
             self.config, self.memo = self._facts.config, self._facts.memo
-            self._facts.forced = self._request.forced
-            for file in configfiles:
-                self._facts.options += ("-c", os.path.relpath(file))
             finally_.callback(self._facts.memo.save)
-            self._plan(side_by_side)
+            self._tell(self._plan_runs(side_by_side=side_by_side))
 
-    def _plan(self, side_by_side: int | None) -> None:
-        """Plan, say so, and write the plan for processes that Snakemake starts."""
-        orders = self._plan_runs(side_by_side=side_by_side)
-        made, trained, asks = (
-            self._request.orders(self.plan),
-            self._request.trained,
-            self._facts.asks,
+    def _found(
+        self, configfiles: Sequence[str | Path], runs_jobs: bool, local: bool, asks: bool
+    ) -> Facts:
+        """Return the facts for the plan, with what the command forces and how it was called."""
+        encodes = self._request.encodes
+        facts = backends.facts_of(
+            self.config, runs_jobs=runs_jobs, local=local, encoders=encodes, asks=asks
         )
-        words = self.graph.words
-        self._table = report(self._facts, self.plan, trained, made, dry=asks, more=words)
+        facts.forced = self._request.forced
+        for file in configfiles:
+            facts.options += ("-c", os.path.relpath(file))
+        return facts
+
+    def _tell(self, orders: dict[str, dict[str, str]]) -> None:
+        """Print the plan, and write it for the processes that Snakemake starts."""
+        request, asks, more = self._request, self._facts.asks, self.graph.words
+        made, trained = request.orders(self.plan), request.trained
+        self._table = report(self._facts, self.plan, trained, made, dry=asks, more=more)
         if not asks:
             jobs = {job.rule: [each.name for each in job.orders] for job in self.plan.jobs}
             PlanFile(jobs=jobs, runs=orders).write(time.time_ns())

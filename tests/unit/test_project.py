@@ -77,6 +77,7 @@ def test_dependencies_are_those_imported_and_locked() -> None:
         "pydantic-core": "pydantic_core",
         "pytorch-optimizer": "pytorch_optimizer",
         "pyyaml": "yaml",
+        "snakemake-interface-executor-plugins": "snakemake_interface_executor_plugins",
         "snakemake-interface-logger-plugins": "snakemake_interface_logger_plugins",
         "tomli-w": "tomli_w",
     }
