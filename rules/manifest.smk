@@ -5,6 +5,7 @@
 rule manifest:
     input:
         unpack(Inputs("cache/{dataset}/{model}/...", "manifest")),
+        ancient(commandline.kept(ASKED)),
     output:
         manifest="runs/{run}/manifest.jsonl",
         lock="runs/{run}/dataset.lock",

@@ -124,6 +124,13 @@ def only_asks(options: Namespace) -> bool:
     return bool(reports or any(getattr(options, name) for name in _WITHOUT_JOBS.split()))
 
 
+def kept(options: Namespace) -> list[str]:
+    """Return files of earlier jobs that no job has as outputs, if untracked files are listed."""
+    folders = ("logs", "benchmarks", "reports", "runs/*/previous")
+    found = (path for folder in folders for path in Path().glob(f"{folder}/**/*"))
+    return [str(path) for path in found if path.is_file()] if options.list_untracked else []
+
+
 def deletes(options: Namespace) -> bool:
     """Return whether a command deletes outputs, which no build may be making meanwhile."""
     return bool(options.delete_all_output or options.delete_temp_output) and not options.dryrun
