@@ -40,14 +40,14 @@ def test_commands_of_snakemake_tell_of_each_cache_file(trained: Project) -> None
     rules = {(rule, "ok", "no update") for rule in ("latents", "text")}
     assert {rows[path] for path in caches} == rules
     assert rows["runs/tiny/pytorch_lora_weights.safetensors"][0] == "train_tiny"
-    dag = trained.run("--dag", "train_tiny").output
+    dag = trained.run("train_tiny", "--dag").output
     assert dag.count("latents\\n") == len([path for path in caches if "latents" in path])
     untracked = trained.run("--list-untracked", "train_tiny").output.splitlines()
     ours = ("cache/", "runs/", "logs/", "benchmarks/", "reports/")
     assert not [line for line in untracked if line.startswith(ours)]
     # A whole graph names what it is made of; one edit makes one file.
     (trained / "data/shapes/ant.txt").write_text("an edited ant")
-    result = trained.run("--until", "text", "--verbose", "train_tiny")
+    result = trained.run("train_tiny", "--verbose", "--until", "text")
     assert f"output: {ANT}" in result.output and "data/shapes/ant.txt" in result.output
     assert result.encoded() == Counts(encoded=1) and "train" not in result.jobs
     # To touch outputs is to build nothing: content decides.
