@@ -47,7 +47,6 @@ class Backend(ABC):
         Raises:
             UserError: they tell less than the training needs; names the key to set.
         """
-        del config, run
         return ""
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
@@ -57,7 +56,6 @@ class Backend(ABC):
             order: the trainer's, as `plan` made it.
             current: whether manifest and caches are up to date.
         """
-        del order, current
         return ()
 
     @abstractmethod

@@ -131,11 +131,6 @@ class Launched(Backend, Generic[Order]):
             yield Finding("resume", "warning", note)
         yield from accelerate_config(order.trainer.accelerate_config)
 
-    def job_findings(self, order: Order) -> Iterator[Finding]:
-        """Check all that a training needs, in its job."""
-        yield from self.data_findings(order)
-        yield from self.preflight(order)
-
     def check(self, order: Order, *, current: bool) -> Iterator[Finding]:
         if current:
             yield from self.data_findings(order)

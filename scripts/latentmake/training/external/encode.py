@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load
 
 from latentmake.caches.job import Job
 from latentmake.data.item import Item
 from latentmake.errors import DeviceError, ModelError, UserError, is_device_fault, is_out_of_memory
 from latentmake.files import atomic
-from latentmake.files.safetensors import parse_head
 from latentmake.plan.orders import Target, Work
 from latentmake.progress import Progress
 from latentmake.training import process
@@ -60,11 +58,6 @@ class Wanted(NamedTuple):
 
 Content = tuple[dict[str, Any], dict[str, str], Collection[str] | None]
 """Tensors and metadata of a finished file, and the names of those that cannot be all zeros."""
-
-
-def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the tensors and the metadata of a safetensors file, by its bytes."""
-    return load(data), parse_head(data).metadata
 
 
 class Encoding(ABC):

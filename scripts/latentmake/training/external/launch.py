@@ -89,7 +89,9 @@ def prepare(
     progress, resume = _Progress.read(files.progress), Resume()
     place = files.resumed / f"{progress.epochs if progress else 0:06d}"
     for path in _results(files):
-        _move(path, place / path.name)
+        place.mkdir(parents=True, exist_ok=True)
+        atomic.remove(place / path.name)
+        path.replace(place / path.name)
     states = {state: _resume(state, epochs) for state in files.resumed.rglob("*-state")}
     found = sorted(filter(None, states.values()), key=lambda each: each.done)[-_KEPT:]
     for state in states.keys() - {each.state for each in found}:
@@ -116,12 +118,6 @@ def _results(files: RunFiles) -> list[Path]:
     """Return the trainer's LoRAs and states."""
     name = re.compile(rf"{re.escape(files.run)}(-\d+|-step\d+)?(\.safetensors|-state)")
     return sorted(path for path in files.work.iterdir() if name.fullmatch(path.name))
-
-
-def _move(path: Path, to: Path) -> None:
-    to.parent.mkdir(parents=True, exist_ok=True)
-    atomic.remove(to)
-    path.replace(to)
 
 
 def _number(path: Path) -> int | None:
@@ -211,7 +207,8 @@ def train(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
     say = partial(process.say, log)
-    passed(trainer.job_findings(order), say)  # first, since networks take a while to read
+    # First, since networks take a while to read.
+    passed([*trainer.data_findings(order), *trainer.preflight(order)], say)
     if not order.weights:
         order = order.with_weights(digest.of_file)
     data = lock_of(order.lock).data

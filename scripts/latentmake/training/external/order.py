@@ -125,7 +125,6 @@ class ExternalOrder(RunOrder):
 
         `where` is the trainer's section of the configuration.
         """
-        del where
         return self
 
     @staticmethod

@@ -65,7 +65,6 @@ class LoopBackend(Backend):
         """Check what the trainer's settings need."""
         from latentmake.training.findings import check_settings
 
-        del current
         return check_settings(order.trainer)
 
     def train(self, order: Path, **options: Any) -> None:

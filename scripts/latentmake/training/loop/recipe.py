@@ -249,17 +249,14 @@ class Objective:
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
         """Return the network's target, of the latents' shape."""
-        del timesteps
         return noise - latents
 
     def in_turns(self, parts: Iterable[Part], step: int) -> Iterable[Part]:
         """Return the micro-batches of a step in the order in which they are computed."""
-        del step
         return parts
 
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
         """Return the weight of each timestep, [batch]; None where all have the same."""
-        del timesteps
         return None
 
     def losses(

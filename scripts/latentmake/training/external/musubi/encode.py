@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from safetensors.torch import load
 
 from latentmake import digest
 from latentmake.data.item import BUCKET, IMAGE, Item
 from latentmake.files import atomic
 from latentmake.files.cachefile import CAPTION
+from latentmake.files.safetensors import parse_head
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.tensors import frames_and_sides
-from latentmake.training.external.encode import Content, Encoding, Wanted, parsed
+from latentmake.training.external.encode import Content, Encoding, Wanted
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import caching_arguments
 from latentmake.training.external.musubi.deploy import shapes
@@ -154,8 +156,8 @@ class ScriptsEncoding(Encoding):
         return self.order.layout.size(stored, size, self.order.dataset_settings)
 
     def content(self, path: Path, wanted: Wanted) -> Content:
-        # Not mapped: a script's second pass may cut the file short.
-        tensors, metadata = parsed(path.read_bytes())
+        data = path.read_bytes()  # not mapped: a script's second pass may cut the file short
+        tensors, metadata = load(data), parse_head(data).metadata
         patterns = self._patterns(wanted)
         for pattern in patterns:
             if not any(re.match(pattern, name) for name in tensors):

@@ -47,7 +47,6 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
         return [(f"{self.order.script}.py", training)]
 
     def settings(self, dataset: str, size: tuple[int, int]) -> dict[Kind, Any]:
-        del size  # which sd-scripts finds in the names of its caches
         order, model = self.order, self.order.model
         shapes = [deploy.buckets_of(order, dataset), order.datasets[dataset].alpha_mask]
         vae = model.vae.path or [model.vae.hub, model.vae.revision]
@@ -106,5 +105,4 @@ class SdScripts(Launched[SdScriptsOrder]):
             asked = partial(order.parameterization, "trainer")
             yield from parameterization_findings(order.model, lambda keys: asked(keys=keys))
 
-    def data_findings(self, order: SdScriptsOrder) -> Iterator[Finding]:
-        return data_findings(order)
+    data_findings = staticmethod(data_findings)

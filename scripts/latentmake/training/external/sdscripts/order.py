@@ -66,12 +66,9 @@ class SdScriptsOrder(ExternalOrder):
     def settled(self, where: str) -> Self:
         if not self.trained or (found := self.parameterization(where)) is None:
             return self
-        told, given = (
-            (found.prediction == VELOCITY, found.zero_terminal_snr),
-            flags_of(self.trainer.arguments),
-        )
-        keys = {key: True for key, is_set in zip(PREDICTING, told, strict=True) if is_set}
-        keys = {key: value for key, value in keys.items() if f"--{key}" not in given}
+        told = zip(PREDICTING, (found.prediction == VELOCITY, found.zero_terminal_snr), strict=True)
+        given = flags_of(self.trainer.arguments)
+        keys = {key: True for key, is_set in told if is_set and f"--{key}" not in given}
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=keys)})
 
     def described(self) -> str:

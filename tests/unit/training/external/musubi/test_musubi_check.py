@@ -49,7 +49,7 @@ def tuner(tmp_path: Path) -> Path:
 
 
 def check(order: MusubiOrder) -> list[Finding]:
-    return [*Musubi().job_findings(order)]
+    return [*Musubi().data_findings(order), *Musubi().preflight(order)]
 
 
 def kind_of(path: Path) -> str:
