@@ -141,14 +141,7 @@ class _Batch:
     def _take(
         self, path: Path, target: Target, reading: Reading, existing: cachefile.Header | None
     ) -> None:
-        """Write a cache file from another program's.
-
-        Raises:
-            CacheError: it does not fit, or is of other content.
-            SourceError: the item's caption is faulty.
-            OSError: it cannot be read.
-            StorageError: the disk is full or cannot be written.
-        """
+        """Write a cache file from another program's; raises UserError and OSError."""
         order, key, place = self._order, reading.keys[target], Path(target.path)
         data = path.read_bytes()
         adopted = digest.of_bytes(data)
@@ -165,21 +158,16 @@ class _Batch:
         else:
             view, recipe = reading.placing.get(key, ""), order.recipe
             stamp = cachefile.stamp(key=key, source=reading.content, recipe=recipe, view=view)
-            _write(place, stamped(data, order, reading, {**stamp, cachefile.ADOPTED: adopted}))
+            file = stamped(data, order, reading, {**stamp, cachefile.ADOPTED: adopted})
+            if damage := check_file(file).damage:  # NaN, or nothing but zeros
+                raise CacheError(damage)
+            atomic.write(place, file)
         with self._lock:
             self._made.setdefault((key, adopted), place)
             self.targets[target.path] = [*target_stat(place.stat()), key]
 
 
-def _write(place: Path, data: bytes) -> None:
-    """Write a cache file, unless it holds NaN or nothing but zeros."""
-    if damage := check_file(data).damage:
-        raise CacheError(damage)
-    atomic.write(place, data)
-
-
 def _refused(error: CacheError | SourceError | OSError, where: str | Path) -> tuple[str, str]:
-    """Return the state of a target whose files are refused, and why."""
     if isinstance(error, OSError):
         return UNFIT, f"{error.filename or where}: cannot be read ({error.strerror})"
     error.where = error.where or str(where)

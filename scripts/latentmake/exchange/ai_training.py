@@ -38,13 +38,7 @@ def names(order: Order, stem: str) -> Iterator[str]:
 def check(
     head: Head, order: Order, reading: Reading, target: Target, sizes: Collection[tuple[int, int]]
 ) -> bool:
-    """Check a file's header; return whether it tells what it was made of: an export of ours does.
-
-    `sizes` are all resolutions of the run.
-
-    Raises:
-        CacheError: it does not fit.
-    """
+    """Check a file's header, see `trainer_caches.check`; an export of ours tells its origin."""
     tensor = _tensor(head, order)
     if order.kind == "text":
         _check_text(tensor, order)

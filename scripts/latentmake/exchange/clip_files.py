@@ -6,6 +6,7 @@ plans what `cut_clips` cuts.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,17 +52,8 @@ class ClipFile(NamedTuple):
     clip: Clip
     content: str | None = None
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Shape of the array: frames, height, width, channels."""
-        return (self.clip.frames, self.size.height, self.size.width, 3)
-
     def source(self) -> list[Any]:
-        """Return stat and digest of the video; it is read unless the plan knows it.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """Return stat and digest of the video, known to the plan or read; raises SourceError."""
         path = Path(self.item.image)
         try:
             stat = source_stat(path.stat())
@@ -102,8 +94,9 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
     @property
     def need(self) -> Need:
         """Room for the files that are not there; those of other content are replaced."""
-        missing = [file.shape for file in self.files if not self.path(file).exists()]
-        return Need("clips", self.folder, sum(map(npz_bytes, missing)))
+        missing = [file for file in self.files if not self.path(file).exists()]
+        arrays = (math.prod((x.clip.frames, *x.size, 3)) for x in missing)
+        return Need("clips", self.folder, sum(arrays) + _AROUND * len(missing))
 
     def indices(self, file: ClipFile) -> list[int]:
         """Return the indices in its video of a clip's frames."""
@@ -138,12 +131,6 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
         known = value_differences({name: found.get(name) for name in origin}, origin)
         what = "key of video, size and frame rate"
         return known or [Difference(what, short(found[KEY]), short(key))]
-
-
-def npz_bytes(shape: tuple[int, ...]) -> int:
-    """Return the bytes of a clip's file, within a kilobyte."""
-    frames, height, width, channels = shape
-    return frames * height * width * channels + _AROUND
 
 
 def plan_clips(facts: Facts, name: str) -> ClipsOrder:

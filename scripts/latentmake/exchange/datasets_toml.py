@@ -174,11 +174,7 @@ class Imported:
         self.notes += [line] if line not in self.notes else []
 
     def keys(self, table: Table, where: str = "") -> _Keys:
-        """Return the keys of a table.
-
-        Raises:
-            ConfigError: a value is of another kind than its key's.
-        """
+        """Return the keys of a table; a ConfigError names a value of another kind."""
         try:
             return _Keys.model_validate({_OLD.get(key, key): table[key] for key in table})
         except ValidationError as error:
@@ -353,7 +349,6 @@ def _architecture(
 
 
 def _ending(row: Architecture) -> str:
-    """Return the end of the names of an architecture's caches of latents."""
     if row.scripts is not None:
         return f"x[0-9][0-9][0-9][0-9]_{row.scripts.suffix}.safetensors"
     return layout_of(f"sdscripts-{row.name}").latents_ending
@@ -375,7 +370,6 @@ def _size(found: Imported, block: Block, spec: Architecture) -> Sides:
 
 
 def _name(path: str, taken: Collection[str]) -> str:
-    """Return a dataset's name, from the name of its folder or list."""
     place = Path(path.replace("\\", "/"))
     last = place.stem if place.suffix.lower() in (".jsonl", ".json") else place.name
     base = re.sub(r"[^A-Za-z0-9_.-]+", "_", last).lstrip("_.-") or "dataset"
@@ -386,11 +380,7 @@ def _name(path: str, taken: Collection[str]) -> str:
 def _fitting(
     found: Imported, blocks: Sequence[Block], spec: Architecture, task: str | None
 ) -> dict[str, Any]:
-    """Return the values of the first configuration that loads, over the tasks of the model.
-
-    Raises:
-        ConfigError: none does.
-    """
+    """Return the first configuration that loads, over the model's tasks; raises ConfigError."""
     values = _values(found, blocks, spec)
     every = [name or None for name in spec.scripts.versions] if spec.scripts else [None]
     faults: list[ConfigError] = []
@@ -427,6 +417,7 @@ def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dic
         tables[name] = {block.table for block in several}
     _join_regularisation(found, datasets, together)
     runs: dict[str, Any] = {}
+    kind, key = ("musubi", "batch_size") if musubi else ("sdscripts", "train_batch_size")
     for number, (resolutions, members) in enumerate(together.items(), 1):
         name = f"{found.run}_{number}" if number > 1 else found.run
         batches = sorted({each for several in members.values() for each in several})
@@ -443,7 +434,7 @@ def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dic
             "datasets": [*members],
             "model": spec.name,
             "resolutions": [w if w == h else [w, h] for w, h in resolutions],
-            "trainer": _trainer(batches[0], musubi=musubi),
+            "trainer": {"kind": kind} | ({key: batches[0]} if batches[0] > 1 else {}),
         }
     if len(runs) > 1:
         found.note(
@@ -478,14 +469,7 @@ def _join_regularisation(
         found.note(f"resolution: the run shows the regularisation images {names} at all of its own")
 
 
-def _trainer(batch: int, *, musubi: bool) -> dict[str, Any]:
-    """Return the settings of a trainer that takes so many items a step."""
-    kind, key = ("musubi", "batch_size") if musubi else ("sdscripts", "train_batch_size")
-    return {"kind": kind} | ({key: batch} if batch > 1 else {})
-
-
 def _weights(spec: Architecture, task: str | None) -> dict[str, Any]:
-    """Return the keys of a model that name its layout, task and files."""
     folder, scripts = f"models/{spec.name}", spec.scripts
     if scripts is None:
         strategies = spec.strategies and spec.strategies.text

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 
 from latentmake import digest
+from latentmake.config.models import Model
 from latentmake.errors import CacheError, ConfigError
 from latentmake.files import atomic, cachefile
 from latentmake.layouts.tensors import LATENTS, hidden_state
@@ -60,7 +61,7 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
     """Return the order to export a run's caches.
 
     Raises:
-        ConfigError: they cannot be exported.
+        ConfigError: they cannot be exported, or nothing says what files hold.
         ModelError: a model's configuration cannot be read.
     """
     run, export = facts.config.runs[name], facts.config.export
@@ -77,36 +78,28 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
         if facts.config.datasets[dataset].remote and export.folder is None:
             what = f"the dataset {dataset} lies at a URL, where nothing is written"
             raise ConfigError(what, where="export.folder", hint="name a folder on this disk")
+    model, where = facts.config.models[run.model], f"models.{run.model}"
+    if (named := model.ai_training) is None:
+        hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
+        raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
     return ExportOrder(
         run=name,
         manifest=str(run_folder(name) / "manifest.jsonl"),
         folder=export.folder,
         part=part,
-        **_endings(facts, name),
+        ending=named.latents,
+        texts=[*_texts(model, named.text or [], f"{where}.text")],
         overwrite=export.overwrite,
     )
 
 
-def _endings(facts: Facts, name: str) -> dict[str, Any]:
-    """Return `ending` and `texts` of the order for a run.
-
-    Raises:
-        ConfigError: no file is named, or nothing says what they hold.
-        ModelError: a model's configuration cannot be read.
-    """
-    run = facts.config.runs[name]
-    model, where = facts.config.models[run.model], f"models.{run.model}"
-    if (named := model.ai_training) is None:
-        hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
-        raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
-    texts = []
-    for place, ending in zip(model.text, named.text or [], strict=False):
+def _texts(model: Model, endings: list[str], where: str) -> Iterator[tuple[str, bool]]:
+    for place, ending in zip(model.text, endings, strict=False):
         if (tokens := text_tokens(place)) is None:
             what = "no config.json on this disk says what its caches are like"
             hint = "name a folder that has one as `path`, or the file as `config`"
-            raise ConfigError(what, where=f"{where}.text", hint=hint)
-        texts.append((ending, tokens.padded))
-    return {"ending": named.latents, "texts": texts}
+            raise ConfigError(what, where=where, hint=hint)
+        yield ending, tokens.padded
 
 
 class _File(NamedTuple):

@@ -222,7 +222,6 @@ def _check_text_arrays(found: Arrays, order: Order) -> None:
 
 
 def _text_names(order: Order) -> set[str]:
-    """Return the names of the arrays in a file of text."""
     model = order.model_settings
     strategies, clips = model.spec.strategies, len(model.spec.clips)
     if strategies is not None and strategies.text is not None:
