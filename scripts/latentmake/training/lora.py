@@ -75,11 +75,7 @@ def add_adapter(
 
 
 def new_adapter(network: Any, trainer: LoopTrainer, dtype: torch.dtype) -> None:
-    """Add the LoRA that a trainer's settings name to a network that computes in a dtype.
-
-    Raises:
-        ValueError: peft puts no LoRA on a layer of this kind.
-    """
+    """Add the LoRA that a trainer's settings name to a network that computes in a dtype."""
     add_adapter(
         network,
         rank=trainer.rank,
@@ -171,11 +167,7 @@ def load_lora(network: Any, file: Path, prefix: str, strength: float = 1.0) -> N
 
 
 def begin_lora(network: Any, file: Path, places: Sequence[Place]) -> None:
-    """Give a new LoRA the weights of a file, in the names of one of these `places`.
-
-    Raises:
-        TrainingError: it is missing or damaged, or of another network.
-    """
+    """Give a new LoRA the weights of a file, in names of one of `places`; raises TrainingError."""
     try:
         _copy(network, file, places)
     except _FAULTS as error:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from latentmake import digest
@@ -34,6 +34,7 @@ BASIS = "trained_on.json"
 _RECEIPT = "trained.json"
 _FOLDERS = {"generate": "generated", "evaluate": "evaluation"}
 _PAGES = ("report", "captions", "compare", "evaluate")
+_VALUES = TypeAdapter(dict[str, Any])  # of a receipt, see `finish`
 _Order = TypeVar("_Order", bound=BaseModel)
 
 
@@ -379,8 +380,7 @@ class _Recorded(JsonFile):
         known: list[Self] | None = read_state(path, parse)
         if known is not None or not is_damaged(path):
             return known[0] if known else None
-        copy = read_state(path.with_name(_RECEIPT), _Receipt.model_validate_json)
-        values = copy.model_dump() if copy else {}
+        values = read_state(path.with_name(_RECEIPT), _VALUES.validate_json) or {}
         try:
             found = cls(**{name: values[name] for name in cls.model_fields if name in values})
             files = found.model_dump()["files"].items()
@@ -388,10 +388,6 @@ class _Recorded(JsonFile):
         except (OSError, ValueError):
             return None
         return found if same and all(same) else None
-
-
-class _Receipt(JsonFile, extra="allow"):
-    """Receipt of a build's training; see `finish`."""
 
 
 class Record(_Recorded, extra="ignore"):  # earlier releases write more
@@ -450,11 +446,13 @@ def finish(order: RunOrder, record: Record | LaunchedRecord, receipt: Path, **mo
     files.forced.unlink(missing_ok=True)
 
 
-def write_trained(write: Callable[[Path], object], names: Iterable[str], files: RunFiles) -> None:
-    """Write the trained weights; what is left there of an incomplete result is replaced.
+def write_trained(
+    write: Callable[[Path], object], record: Record, files: RunFiles, names: Iterable[str]
+) -> None:
+    """Write the trained weights, then their record with the digests of their files.
 
     `write` fills a new folder; `names` are those of all files and folders that any training of this
-    kind may write there.
+    kind may write there: what is left of an incomplete result is replaced.
     """
     new = files.output / f".new{atomic.TEMPORARY_SUFFIX}"
     try:
@@ -469,13 +467,6 @@ def write_trained(write: Callable[[Path], object], names: Iterable[str], files: 
         raise storage_error(error, files.output) or error from None
     finally:
         shutil.rmtree(new, ignore_errors=True)
-
-
-def write_record(record: Record, files: RunFiles, names: Iterable[str]) -> None:
-    """Write the record of trained weights, with the digests of their files as they are now.
-
-    `names` are those of all files and folders that may hold weights; missing ones are left out.
-    """
     found = {}
     for place in (files.output / name for name in sorted(names)):
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:

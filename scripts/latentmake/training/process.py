@@ -179,6 +179,24 @@ RUN = ("-m", "latentmake.training.run")
 """Arguments of Python before the path of an order and what to do with it."""
 
 
+def accelerate_arguments(
+    precision: str, *, processes: int, config: str | None = None, compiler: str = "no"
+) -> list[str]:
+    """Return the arguments between `accelerate launch` and the training script.
+
+    Args:
+        precision: number format in which it computes.
+        processes: how many devices train together.
+        config: path of accelerate's configuration file, which then says all of it.
+        compiler: torch's backend that compiles the network.
+    """
+    if config is not None:
+        return ["--config_file", config]
+    options = ["--mixed_precision", precision, "--dynamo_backend", compiler]
+    options += ["--num_processes", str(processes), "--num_machines", "1"]
+    return [*options, "--multi_gpu"] if processes > 1 else options
+
+
 def _environment(threads: int) -> dict[str, str]:
     """Return the environment of a child that computes with a number of threads."""
     package = str(Path(latentmake.__file__).resolve().parent.parent)

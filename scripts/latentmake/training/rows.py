@@ -328,7 +328,6 @@ def _row(
 
 
 def _aside(dataset: str, stem: str, source: str, reason: str) -> dict[str, Any]:
-    """Return a manifest's row of an item that is not trained on."""
     return {"dataset": dataset, "stem": stem, "source": source, "aside": reason}
 
 

@@ -206,7 +206,6 @@ def _fetched(fetch: Callable[[], Any]) -> Any:
 
 
 def _find(name: str) -> Any:
-    """Return a function or class by its dotted name."""
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 
@@ -218,7 +217,6 @@ def _device(torch: Any) -> str:
 
 
 def _network(torch: Any, wanted: dict[str, Any], device: str) -> Any:
-    """Load a network, in its dtype and on the device."""
     dtype = getattr(torch, wanted["dtype"])
     arguments = dict(wanted["arguments"])
     if wanted["takes_dtype"]:
@@ -251,7 +249,6 @@ def _latents(torch: Any, job: dict[str, Any], networks: list[Any], device: str) 
 
 
 def _text(torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> _Write:
-    """Return the encoder of captions."""
     library = importlib.import_module("library.train_util")
     strategy = _find(job["strategy"])(True, 1, False, False)
     tokenizer = _find(job["tokenizer"]["call"])(**job["tokenizer"]["arguments"])

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from safetensors import SafetensorError
+from safetensors.torch import load
 
 from latentmake.caches.job import Job
 from latentmake.data.item import Item
 from latentmake.errors import DeviceError, ModelError, UserError, is_device_fault, is_out_of_memory
 from latentmake.files import atomic
+from latentmake.files.safetensors import parse_head
 from latentmake.plan.orders import Target, Work
 from latentmake.progress import Progress
 from latentmake.training import process
@@ -58,6 +60,11 @@ class Wanted(NamedTuple):
 
 Content = tuple[dict[str, Any], dict[str, str], Collection[str] | None]
 """Tensors and metadata of a finished file, and the names of those that cannot be all zeros."""
+
+
+def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file, by its bytes."""
+    return load(data), parse_head(data).metadata
 
 
 class Encoding(ABC):
@@ -134,12 +141,7 @@ class Encoding(ABC):
             shutil.rmtree(folder, ignore_errors=True)
 
     def run(self) -> None:
-        """Run the driver until all targets are made or refused.
-
-        Raises:
-            DeviceError: the GPU is at fault: it has no memory for what fitted before, or is lost.
-            ModelError: the program fails whatever the item.
-        """
+        """Run the driver until all targets are made or refused; raises UserError, see `make`."""
         status = -1
         while status != 0 and self.left:
             status, output = self._run_driver()
@@ -247,7 +249,6 @@ class Encoding(ABC):
             self.job.refuse(wanted.item, wanted.key, "", what, hint)
 
     def _failure(self, error: str) -> UserError:
-        """Return what is told where hardly an item is at fault."""
         kind: type[UserError] = ModelError
         hint = _HUB_HINT if re.search(_HUB, error) else "finished caches are kept"
         if is_device_fault(error):

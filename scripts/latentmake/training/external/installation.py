@@ -137,7 +137,6 @@ class _Reader:
 def _imports(
     tree: ast.Module, path: Path, *, everywhere: bool
 ) -> Iterator[tuple[str, Path | None]]:
-    """Yield dotted names that are imported, with the folder they are relative to, if any."""
     for node in ast.walk(tree) if everywhere else tree.body:
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
@@ -369,10 +368,9 @@ def flags(
 
 
 def environment_finding(installation: Installation, packages: Iterable[str] = ()) -> Finding:
-    """Check that the program's environment has what its script imports, and further packages.
+    """Check that its environment has what its script imports, and further packages.
 
-    Raises:
-        TrainingError: its Python cannot be run.
+    It raises a TrainingError if its Python cannot be run.
     """
     python = installation.python
     if lacks := installation.lacking({*installation.sources_of().needs, *packages, "accelerate"}):
@@ -411,10 +409,6 @@ def proven_commit(section: str, folder: Path) -> Finding:
 
     An update may rename a flag or change what a script writes, so that a report of a fault begins
     with the commit.
-
-    Args:
-        section: of the configuration, a name in `PROVEN`.
-        folder: the program's.
     """
     proven = PROVEN[section]
     git = ("git", "-C", str(folder))

@@ -38,7 +38,6 @@ from latentmake.training.external.order import (
     ExternalOrder,
     Resume,
     absolute,
-    accelerate_arguments,
     former,
     prompt_lines,
     wanted,
@@ -115,7 +114,6 @@ def _remove_partial(files: RunFiles) -> None:
 
 
 def _results(files: RunFiles) -> list[Path]:
-    """Return the trainer's LoRAs and states."""
     name = re.compile(rf"{re.escape(files.run)}(-\d+|-step\d+)?(\.safetensors|-state)")
     return sorted(path for path in files.work.iterdir() if name.fullmatch(path.name))
 
@@ -181,7 +179,6 @@ def _counts(state: Path) -> bool:
 
 
 def _values(state: Path) -> dict[str, Any]:
-    """Return the values of the JSON files in a state."""
     found: dict[str, Any] = {}
     for path in sorted(state.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -262,7 +259,7 @@ class _Training:
         command = trainer.command(order, program, self.resume)
         config = settings.accelerate_config and absolute(settings.accelerate_config)
         launcher = [str(program.python), "-m", "accelerate.commands.launch"]
-        launcher += accelerate_arguments(
+        launcher += process.accelerate_arguments(
             settings.mixed_precision, processes=processes, config=config
         )
         with lease.hold(processes, f"run {order.run}", self.say):
@@ -311,7 +308,6 @@ class _Training:
         return record
 
     def _failure(self, output: str, status: int) -> TrainingError:
-        """Return the one line that says why the program failed."""
         reason, hints = process.last_error(output, status), [f"all output: {self.log}"]
         if "unrecognized arguments" in reason:
             hints.insert(0, f"update {self.order.name}, or remove the setting")

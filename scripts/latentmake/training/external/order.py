@@ -367,25 +367,6 @@ def prompt_lines(order: ExternalOrder) -> str:
     return "".join(lines)
 
 
-def accelerate_arguments(
-    precision: str, *, processes: int | None = None, config: str | None = None
-) -> list[str]:
-    """Return the arguments between `accelerate launch` and the training script.
-
-    Args:
-        precision: number format in which it computes.
-        processes: how many devices train together; None leaves it to accelerate.
-        config: path of accelerate's configuration file, which then says all of it.
-    """
-    if config is not None:
-        return ["--config_file", config]
-    options: dict[str, str | float | bool | None] = {"--mixed_precision": precision}
-    if processes is not None:
-        options |= {"--num_processes": processes, "--num_machines": 1, "--dynamo_backend": "no"}
-        options |= {"--multi_gpu": processes > 1}
-    return command_line(options)
-
-
 def absolute(path: Path | str) -> str:
     """Return an absolute path; links stay."""
     return os.path.abspath(path)  # noqa: PTH100

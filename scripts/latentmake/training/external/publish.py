@@ -28,12 +28,7 @@ from latentmake.layouts.layout import layout_of
 from latentmake.models.checks import ModelFile
 from latentmake.progress import Progress
 from latentmake.training.external.installation import elsewhere, flags, network_finding
-from latentmake.training.external.order import (
-    ExternalOrder,
-    Places,
-    accelerate_arguments,
-    prompt_lines,
-)
+from latentmake.training.external.order import ExternalOrder, Places, prompt_lines
 from latentmake.training.findings import Finding, Say, Verdict, model_finding, passed
 
 Files = dict[str, Path | bytes]
@@ -236,10 +231,10 @@ class Publication(ABC, Generic[Order]):
         }
 
     def _launcher(self, names: Names) -> list[str]:
-        """Return the arguments of Python before the script that trains."""
         config, number = self.order.trainer.accelerate_config, self.order.publish.num_processes
-        named = None if config is None else names.of(config)
-        launcher = accelerate_arguments(self.order.trainer.mixed_precision, config=named)
+        launcher = ["--mixed_precision", self.order.trainer.mixed_precision]
+        if config is not None:
+            launcher = ["--config_file", names.of(config)]
         if number:
             launcher += ["--num_processes", str(number), *(["--multi_gpu"] if number > 1 else [])]
         return ["-m", "accelerate.commands.launch", *launcher]

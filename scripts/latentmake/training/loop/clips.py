@@ -149,11 +149,7 @@ class EvaluationOrder(GenerationOrder):
     resolution: str
 
     def wanted(self, training: TrainingOrder, adapter: str) -> str:
-        """Return the digest of all that shapes the results of a training with some LoRA.
-
-        Raises:
-            TrainingError: the run's lock is missing or damaged.
-        """
+        """Return the digest of all that shapes the results with some LoRA; raises TrainingError."""
         made = [self.weights, self.settings.values() | _SIZE, self.seeds[0]]
         basis = [lock_of(training.lock).digest, adapter, training.loss_digest()]
         return digest.of_value([EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made])
@@ -353,11 +349,7 @@ def judged(
 def clip_reasons(
     order: GenerationOrder, file_digest: FileDigest = digest.of_file
 ) -> list[Difference]:
-    """Return why the clips there are not those of an order.
-
-    Raises:
-        UserError: the LoRA, the manifest or a cache file of text is missing or damaged.
-    """
+    """Return why the clips there are not those of an order; raises UserError."""
     order, adapter = captions_of(order), adapter_digest(order, file_digest)
     index = GenerationIndex.read(Path(order.output) / INDEX)
     if index is None:
@@ -378,11 +370,7 @@ def clip_reasons(
 
 
 def captions_of(order: GenerationOrder) -> GenerationOrder:
-    """Return an order with the captions of the manifest's first trained items among its prompts.
-
-    Raises:
-        UserError: the manifest or a cache file of text is missing or damaged.
-    """
+    """Return an order with the captions of the first trained items as prompts; UserError."""
     if not order.captions:
         return order
     rows = (row for row in rows_of(Path(order.manifest)) if row.learned)
@@ -405,11 +393,7 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
 def result_reasons(
     order: EvaluationOrder, training: TrainingOrder, file_digest: FileDigest = digest.of_file
 ) -> list[Difference]:
-    """Return why the results of an order are not there, with all their clips as they were written.
-
-    Raises:
-        TrainingError: the LoRA or the run's lock is missing or damaged.
-    """
+    """Return why the results of an order, with all their clips, are not there; TrainingError."""
     adapter = adapter_digest(order, file_digest)
     metrics = Metrics.read(Path(order.output) / METRICS)
     if metrics is None:

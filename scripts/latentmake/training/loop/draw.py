@@ -53,7 +53,6 @@ _KNOWN = ".parts.json"
 
 
 def _drawn(painter: Painter, *options: Any) -> torch.Tensor:
-    """Return the latents of a clip, see `Painter`."""
     with painter.autocast():
         return painter.latents(*options)
 
@@ -73,13 +72,7 @@ def _written(
 
 
 def generate(order: GenerationOrder, recipe: Recipe) -> None:
-    """Bring the clips of an order up to date.
-
-    Clips that are out of date stay until all others are there.
-
-    Raises:
-        UserError: a file is damaged or gone, the disk is full.
-    """
+    """Bring the clips of an order up to date; old ones stay until all others are there."""
     order, folder, adapter = captions_of(order), Path(order.output), adapter_digest(order)
     index = GenerationIndex.read(folder / INDEX)
     clips = {clip.file: clip for clip in index.clips} if index else {}
@@ -159,11 +152,7 @@ def _networks(
 
 
 def held_out(recipe: Recipe) -> Caches:
-    """Return the caches of the held-out items of a run, of a video those of its first clip.
-
-    Raises:
-        UserError: the manifest or a cache file is damaged.
-    """
+    """Return the caches of a run's held-out items, of a video its first clip; raises UserError."""
     rows = [
         row.model_copy(update={"latents": {size: row.latents_at(size)[:1] for size in row.latents}})
         for row in read_items(Path(recipe.order.manifest), held_out=True)
@@ -225,8 +214,6 @@ class Known(JsonFile):
 
 
 class _Evaluation:
-    """One evaluation, from order to results."""
-
     def __init__(self, order: EvaluationOrder, recipe: Recipe) -> None:
         self.order, self.recipe, self.training = order, recipe, recipe.order
         self.folder, self.adapter = Path(order.output), adapter_digest(order)

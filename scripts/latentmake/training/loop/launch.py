@@ -16,10 +16,8 @@ from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons
 from latentmake.training.loop.order import Order, Prompt, TrainingOrder, wanted
 from latentmake.training.order import RunFiles, caption_in, finish, read_order, taken_back
-from latentmake.training.process import RUN, run_child, say
+from latentmake.training.process import RUN, accelerate_arguments, run_child, say
 from latentmake.training.rows import rows_of
-
-_ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
 
 
 def read(path: Path, kind: type[Order]) -> Order:
@@ -121,15 +119,10 @@ def _launcher(order: TrainingOrder, processes: int) -> list[str]:
 
     A single process needs none, and finds its device itself.
     """
-    settings, config = order.trainer, order.trainer.accelerate_config
-    if config is not None:
-        options = ["--config_file", config]
-    elif processes == 1 and not settings.torch_compile:
+    config, compiles = order.trainer.accelerate_config, order.trainer.torch_compile
+    if config is None and processes == 1 and not compiles:
         return [sys.executable]
-    else:
-        compiles = "inductor" if settings.torch_compile else "no"
-        # The training itself tells the precision to its Accelerator.
-        options = ["--dynamo_backend", compiles, "--mixed_precision", "no"]
-        options += ["--num_processes", str(processes), "--num_machines", "1"]
-        options += ["--multi_gpu"] if processes > 1 else []
-    return [*_ACCELERATE, *options]
+    compiler = "inductor" if compiles else "no"
+    # The training itself tells the precision to its Accelerator.
+    options = accelerate_arguments("no", processes=processes, config=config, compiler=compiler)
+    return [sys.executable, "-m", "accelerate.commands.launch", *options]

@@ -230,12 +230,8 @@ class TrainingOrder(RunOrder):
 def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
     """Return the digests that the trained weights of this order must have come from.
 
-    Weights that were trained with a key that is gone stay trained.
-
-    `data` is the digest of its caches; None for that of its lock as it is now.
-
-    Raises:
-        TrainingError: the lock is missing or damaged.
+    Weights that were trained with a key that is gone stay trained. `data` is the digest of its
+    caches; None for that of its lock as it is now, see `lock_of`.
     """
     settings, resumed = order.settings_digest(), ""
     same = [settings, *(order.settings_digest(**gone) for gone in _GONE)]

@@ -48,11 +48,7 @@ _REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
 def decided(order: Order) -> Order:
-    """Return an order in the precision of this machine, where `mixed_precision` is `auto`.
-
-    Raises:
-        DeviceError: torch does not see this machine's GPU.
-    """
+    """Return an order in this machine's precision if it says `auto`; raises DeviceError."""
     if order.trainer.mixed_precision != "auto":
         return order
     uses_cpu = parse_flag_from_env("ACCELERATE_USE_CPU")
@@ -436,7 +432,6 @@ class Painter:
         return frames
 
     def _remedy(self) -> str:
-        """Return what to do about latents that are NaN or infinite."""
         if self.dtype == torch.float16:
             return "set the trainer's `mixed_precision` to `bf16` or `no`"
         if self.is_trained:

@@ -48,19 +48,6 @@ def trained_state(network: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def load_trained(network: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Put back the result of `trained_state`.
-
-    Raises:
-        ValueError: it belongs to another network.
-        RuntimeError: a shape differs.
-    """
-    trained = {name for name, each in network.named_parameters() if each.requires_grad}
-    for name in sorted(trained ^ state.keys()):
-        raise ValueError(f"only one of the two trains {name}")
-    network.load_state_dict(state, strict=False)  # which holds no frozen weights
-
-
 class Learner:
     """A network in training.
 
@@ -179,7 +166,11 @@ class Learner:
         weights, rest = state
         scaler = self._accelerator.scaler
         try:
-            load_trained(self.denoiser, weights)
+            named = self.denoiser.named_parameters()
+            trained = {name for name, each in named if each.requires_grad}
+            for name in sorted(trained ^ weights.keys()):
+                raise ValueError(f"only one of the two trains {name}")
+            self.denoiser.load_state_dict(weights, strict=False)  # which holds no frozen weights
             self.optimizer.load_state_dict(rest["optimizer"])
             self._rates.load_state_dict(rest["learning_rate"])
             # The rate of a shorter training has fallen further.

@@ -44,7 +44,7 @@ from latentmake.training.loop.recipe import (
 )
 from latentmake.training.loop.samples import Samples
 from latentmake.training.loop.state import Learner, newest, prune, save
-from latentmake.training.order import COPIED, Record, RunFiles, Wanted, write_record, write_trained
+from latentmake.training.order import COPIED, Record, RunFiles, Wanted, write_trained
 
 Unread = tuple[int, Callable[[], dict[str, float]], dict[str, float], str]
 """A step, what waits for its scalars, further scalars, and its rate in words."""
@@ -290,7 +290,6 @@ class Training:
         return read
 
     def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
-        """Stop at a step whose loss or gradient is NaN or infinite."""
         losses = [
             (index, math.isfinite(loss))
             for batch, values in seen
@@ -329,7 +328,6 @@ class Training:
             _add_scalars(writer, self.step, found)
 
     def _probe(self) -> float:
-        """Return the loss over a fixed set of examples, in the main process alone."""
         return self.learner.alone(
             lambda: probe_loss(
                 self.painter.losses,
@@ -357,7 +355,6 @@ class Training:
         return found
 
     def _save(self) -> None:
-        """Write a checkpoint, and remove older ones."""
         progress = checkpoint.Progress(
             wanted=self.wanted,
             step=self.step,
@@ -375,24 +372,20 @@ class Training:
     def _copy(self) -> None:
         """Write the trained weights as they are now, for use elsewhere."""
         folder = self.files.saved / f"step-{self.step:06d}"
-        with self.learner.averaged():
-            self.recipe.write_copy(self.learner.denoiser, folder)
+        self._write(folder)
         self.wanted.write(folder / COPIED)
         say(f"weights of step {self.step}: {folder}")
 
+    def _write(self, folder: Path) -> None:
+        with self.learner.averaged():
+            self.recipe.write_copy(self.learner.denoiser, folder)
+
     def _finish(self) -> None:
-        """Write the last state, the trained weights and their record."""
         if self.saved != self.step:
             self._save()
         self.samples.show()
         loss_end = self._probe()
         say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
-        with self.learner.averaged():
-            write_trained(
-                lambda folder: self.recipe.write_copy(self.learner.denoiser, folder),
-                self.recipe.results,
-                self.files,
-            )
         record = Record(
             wanted=self.wanted,
             steps=self.steps,
@@ -401,5 +394,5 @@ class Training:
             seconds=round(self.seconds, 3),
             mixed_precision=self.settings.mixed_precision,
         )
-        write_record(record, self.files, self.recipe.results)
+        write_trained(self._write, record, self.files, self.recipe.results)
         prune(self.files.checkpoints, self.wanted, 1, others=True)

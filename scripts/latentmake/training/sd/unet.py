@@ -75,12 +75,9 @@ def is_xl(config: Mapping[str, Any]) -> bool:
 def check_conditions(
     config: Mapping[str, Any], architecture: str | None, encoders: int, where: str
 ) -> None:
-    """Refuse a UNet that takes other conditions than the caches of its model hold.
+    """Refuse a UNet that takes other conditions than the caches of its model; raises ModelError.
 
     `where` is its key or path.
-
-    Raises:
-        ModelError: it does.
     """
     if is_xl(config) and architecture != XL:
         what = "this UNet is one of SDXL, and the caches of this model are not"

@@ -95,11 +95,7 @@ class Wan(LoopBackend):
 
 
 def _first_frame(facts: Facts, training: WanOrder) -> str | None:
-    """Return the digest of the picture that clips begin with; None where they need none.
-
-    Raises:
-        ConfigError: it is missing, or the model needs further pictures.
-    """
+    """Return the digest of the picture that clips begin with, if any; raises ConfigError."""
     config, where = facts.config, f"runs.{training.run}"
     run = config.runs[training.run]
     model, image = config.models[run.model], config.generation(run).image
@@ -116,7 +112,6 @@ def _first_frame(facts: Facts, training: WanOrder) -> str | None:
             hint = "check that the file exists and is readable"
             raise ConfigError(what, where=f"{where}.generate.image", hint=hint) from None
     if model.image_to_video:
-        hint = "name the file of the clips' first frame"
-        what, hint = f"{task} draws from a picture", hint
+        what, hint = f"{task} draws from a picture", "name the file of the clips' first frame"
         raise ConfigError(what, where=f"{where}.generate.image", hint=hint)
     return None

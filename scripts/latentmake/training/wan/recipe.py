@@ -362,7 +362,6 @@ class WanRecipe(Recipe):
         return Denoiser(low, high, 1.0 if order.boundary is None else order.boundary)
 
     def _begin(self, transformer: Transformer, dtype: torch.dtype, file: Path | None) -> None:
-        """Add a new LoRA, with the weights of a file if there is one."""
         settings = self.order.trainer
         new_adapter(transformer, settings, dtype)
         if file is not None:

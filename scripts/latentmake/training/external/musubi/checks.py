@@ -85,7 +85,6 @@ def networks(model: Model) -> Iterator[ModelFile]:
 
 
 def _network(model: Model, key: str, place: str | None) -> ModelFile:
-    """Return a network that is trained, inspected."""
     scripts, wan = model.spec.scripts, model.spec.encodes
     assert scripts is not None
     if place is None:

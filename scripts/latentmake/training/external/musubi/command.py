@@ -46,7 +46,7 @@ def training_arguments(
     order = located(order.left(resume), places.of)
     trainer, scripts, boundary = order.trainer, order.scripts, order.trainer.timestep_boundary
     if boundary is None:
-        boundary = order.version.boundary
+        boundary = order.model.version.boundary
     files = _weights(order, places.of)
     if trainer.samples.prompts:
         switches = [*scripts.latents.switches, *scripts.text.switches]
@@ -82,7 +82,7 @@ def training_arguments(
             **order.flags,
         }
     )
-    return [*order.version.training, *arguments, *trainer.arguments]
+    return [*order.model.version.training, *arguments, *trainer.arguments]
 
 
 def _weights(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, Setting]:
@@ -160,11 +160,7 @@ _UNUSED = ("networks",)  # LoRAs: imported by helpers that load weights, and tak
 def program_digest(
     settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
 ) -> str:
-    """Return the digest of the sources that cache `latents` or `text`: its own, no packages.
-
-    Raises:
-        TrainingError: the folder, its scripts, or the Python of its environment are missing.
-    """
+    """Return the digest of its own sources that cache `latents` or `text`; raises TrainingError."""
     assert model.spec.scripts is not None
     installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
     installation.script(name)

@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from safetensors.torch import load
 
 from latentmake import digest
 from latentmake.data.item import BUCKET, IMAGE, Item
 from latentmake.files import atomic
 from latentmake.files.cachefile import CAPTION
-from latentmake.files.safetensors import parse_head
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.tensors import frames_and_sides
-from latentmake.training.external.encode import Content, Encoding, Wanted
+from latentmake.training.external.encode import Content, Encoding, Wanted, parsed
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import caching_arguments
 from latentmake.training.external.musubi.deploy import shapes
@@ -150,14 +148,13 @@ class ScriptsEncoding(Encoding):
         return line | {f"control_path_{n}": absolute(x) for n, x in enumerate(item.controls)}
 
     def _size(self, item: Item, size: Size | None) -> Size:
-        """Return the size that an item's pictures are brought to."""
         assert item.media is not None and size is not None
         stored = Size(item.media.width, item.media.height)
         return self.order.layout.size(stored, size, self.order.dataset_settings)
 
     def content(self, path: Path, wanted: Wanted) -> Content:
-        data = path.read_bytes()  # not mapped: a script's second pass may cut the file short
-        tensors, metadata = load(data), parse_head(data).metadata
+        # Not mapped: a script's second pass may cut the file short.
+        tensors, metadata = parsed(path.read_bytes())
         patterns = self._patterns(wanted)
         for pattern in patterns:
             if not any(re.match(pattern, name) for name in tensors):

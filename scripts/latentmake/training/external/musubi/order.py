@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from latentmake import digest
-from latentmake.config.architectures import Scripts, Setting, Version
+from latentmake.config.architectures import Scripts, Setting
 from latentmake.config.external_trainers import MusubiTrainer, shaping_settings
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
@@ -90,11 +90,6 @@ class MusubiOrder(ExternalOrder):
         return scripts
 
     @property
-    def version(self) -> Version:
-        """Version that the model's `task` names."""
-        return self.model.version
-
-    @property
     def attentions(self) -> set[str]:
         """Attentions of the network for batches of the trainer's size."""
         size, splits = self.trainer.batch_size, "--split_attn" in self.trainer.arguments
@@ -137,11 +132,7 @@ class MusubiOrder(ExternalOrder):
 
 
 def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:
-    """Find the scripts of an architecture and the Python of a musubi-tuner folder.
-
-    Raises:
-        TrainingError: the folder, the training script, or the Python of its environment is missing.
-    """
+    """Find the scripts of an architecture in a folder of musubi-tuner; raises TrainingError."""
     name, section, script = MusubiOrder.name, MusubiOrder.section, scripts.training.name
     knows = f"a musubi-tuner that knows {scripts.title}"
     program = Program(name, section, "src/musubi_tuner", script, knows)

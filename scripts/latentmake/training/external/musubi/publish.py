@@ -143,7 +143,7 @@ def _caching_toml(names: Names) -> str:
 def _refuse(order: MusubiOrder) -> None:
     """Refuse datasets and weights that musubi-tuner's own scripts could not read."""
     by_script = not order.publish.caches
-    needs_controls = order.version.controls[0] > 0 and not order.model.spec.encodes
+    needs_controls = order.model.version.controls[0] > 0 and not order.model.spec.encodes
     faults: dict[str, str] = {}
     for name, dataset in order.datasets.items():
         if dataset.is_list and (dataset.multiple_target or needs_controls):
@@ -159,7 +159,6 @@ def _refuse(order: MusubiOrder) -> None:
 
 
 def _of_list(dataset: str) -> ConfigError:
-    """Return the error for a list whose control images or layers would be published."""
     what = "a published folder tells control images and layers by their names, not by a list"
     hint = "put them into folders, and name these in place of the list"
     return ConfigError(what, where=f"datasets.{dataset}.path", hint=hint)

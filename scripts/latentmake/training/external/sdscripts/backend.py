@@ -51,7 +51,7 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
         shapes = [deploy.buckets_of(order, dataset), order.datasets[dataset].alpha_mask]
         vae = model.vae.path or [model.vae.hub, model.vae.revision]
         found: dict[Kind, Any] = {"latents": [vae, model.vae_dtype or model.dtype, shapes]}
-        if order.cached_text:
+        if model.spec.caches_text:
             places = [model.checkpoint, encoder_places(order)]
             further = [model.max_token_length, model.apply_lg_attn_mask, model.apply_t5_attn_mask]
             found["text"] = [places, further, model.text[-1].max_length]

@@ -76,25 +76,23 @@ def deployed(order: SdScriptsOrder, *, caches: bool = True, named: Blocks = bloc
             assert sized is not None
             found = row.texts_at(part) or [""] * len(texts)  # of each text, its embedding if any
             size = [int(sized[2]), int(sized[3])]
-            if row.validation:
-                stem = f"{block}/{_HELD_OUT}/{digest.of_value(row.stem)[:16]}"
-                files[f"{stem}.png"] = Path(row.source)  # sd-scripts looks for few endings
-                if texts[0]:
-                    files[f"{stem}{CAPTION}"] = f"{texts[0]}\n".encode()
-                if caches:
-                    files[f"{stem}_{sized[2]}x{sized[3]}{layout.latents_ending}"] = Path(latents)
-                if caches and found[0]:
-                    files[f"{stem}{layout.text_ending}"] = Path(found[0])
-                continue
             for number, (text, cache) in enumerate(zip(texts, found, strict=False)):
                 stem = f"{row.stem}.v{number}" if number else row.stem
+                if row.validation:
+                    stem = f"{_HELD_OUT}/{digest.of_value(row.stem)[:16]}"
+                    suffix = ".png"  # sd-scripts looks for few endings
                 lie = {f"{stem}{suffix}": row.source}
                 if caches:
                     lie[f"{stem}_{sized[2]}x{sized[3]}{layout.latents_ending}"] = latents
                 if caches and cache:
                     lie[f"{stem}{layout.text_ending}"] = cache
                 _add(files, {f"{block}/{name}": Path(path) for name, path in lie.items()})
-                metadata[block][f"{stem}{suffix}"] = {"caption": text, "image_size": size}
+                if not row.validation:
+                    metadata[block][f"{stem}{suffix}"] = {"caption": text, "image_size": size}
+                    continue
+                if text:
+                    files[f"{block}/{stem}{CAPTION}"] = f"{text}\n".encode()
+                break  # of several texts the first
     for block, entries in metadata.items():
         listed = json.dumps(entries, indent=1, sort_keys=True)
         files[f"{block}/{METADATA}"] = f"{listed}\n".encode()

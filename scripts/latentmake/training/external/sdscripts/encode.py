@@ -81,7 +81,6 @@ class StrategiesEncoding(Encoding):
 
 
 def _encoder(model: Model, encoder: Encoder, kind: str) -> dict[str, Any]:
-    """Return the entries of a job that say how to encode."""
     dtype = model.caption_dtype if kind == "text" else model.vae_dtype or model.dtype
     options = {
         encoder.options[flag].argument: absolute(str(value))

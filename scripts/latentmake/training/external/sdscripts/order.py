@@ -157,11 +157,6 @@ class SdScriptsOrder(ExternalOrder):
         """Which of its scripts trains it."""
         return self.trainer.script or self.strategies.scripts[0]
 
-    @property
-    def cached_text(self) -> bool:
-        """Whether its text is cached; else sd-scripts encodes captions while it trains."""
-        return self.model.spec.caches_text
-
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
         trainer, model = shaping_settings(self.trainer, self.lora_module), self.model
@@ -193,11 +188,7 @@ def find(script: str, settings: ExternalProgram, memory: Memo | None = None) -> 
 def program_digest(
     settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
 ) -> str:
-    """Return the digest of the sources that encode `latents` or `text`: its own, no packages.
-
-    Raises:
-        TrainingError: the folder, its modules, or the Python of its environment are missing.
-    """
+    """Return the digest of its own sources of `latents` or `text`; raises TrainingError."""
     strategies, encoder = model.spec.strategies, encoder_of(model, kind)
     assert strategies is not None
     installation = find(strategies.scripts[0], settings, memory)
@@ -319,7 +310,6 @@ def training_arguments(
 
 
 def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
-    """Return the options about captions: cached, or encoded by the script."""
     model, spec = order.model, order.model.spec
     has_t5 = "T5" in spec.text_encoders
     options: dict[str, str | float | bool | None] = dict.fromkeys(order.strategies.switches, True)
@@ -328,7 +318,7 @@ def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
     options = {flag: value for flag, value in options.items() if flag not in given}
     if spec.chunks_captions and model.max_token_length != 75:
         options["--max_token_length"] = model.max_token_length
-    if not order.cached_text:
+    if not spec.caches_text:  # sd-scripts encodes captions while it trains
         return options | {"--clip_skip": model.clip_skip}
     return options | {
         "--cache_text_encoder_outputs": True,
@@ -351,11 +341,7 @@ def _validating(order: SdScriptsOrder) -> dict[str, Setting]:
 
 
 def _network(order: SdScriptsOrder) -> dict[str, Setting]:
-    """Return the options of the LoRA, where one is trained."""
-    trainer = order.trainer
     if order.script in order.strategies.complete:
         return {}
-    return {
-        **order.network,
-        "--network_train_unet_only": order.cached_text or trainer.network_train_unet_only,
-    }
+    unet_only = order.model.spec.caches_text or order.trainer.network_train_unet_only
+    return {**order.network, "--network_train_unet_only": unet_only}

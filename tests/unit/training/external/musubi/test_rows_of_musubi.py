@@ -57,7 +57,7 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
     assert name == "wan" or not any("Wan" in line for line in said)
     items = {path.name for path in (place / f"{RUN}_64").iterdir()}
     assert {"red.txt", "blue.txt"} <= items
-    assert (place / f"{RUN}_64_control").is_dir() == bool(order.version.controls[0])
+    assert (place / f"{RUN}_64_control").is_dir() == bool(order.model.version.controls[0])
 
 
 def test_a_control_takes_the_caches_of_its_item_along(root: Path) -> None:
