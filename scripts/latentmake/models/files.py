@@ -21,10 +21,8 @@ from latentmake.models import headers
 from latentmake.regular import read_text
 
 if TYPE_CHECKING:
-    from latentmake.models.checkpoints import Checkpoint
-
-if TYPE_CHECKING:
     from latentmake.config.architectures import Script
+    from latentmake.models.checkpoints import Checkpoint
 
 _Place = TypeVar("_Place", bound=Weights)
 _CONFIGS = ("config.json", "scheduler_config.json")  # of a folder that is a part itself
@@ -367,7 +365,6 @@ def special_tokens(files: Iterable[Path]) -> tuple[str | None, set[str]]:
 
 
 def _content(token: Any) -> str:
-    """Return the text of a token in a tokenizer's configuration."""
     return str(token["content"] if isinstance(token, dict) else token or "")
 
 

@@ -39,7 +39,6 @@ _PURPOSES = {5: "depth", 7: "upscaling", 8: "edits by instructions", 9: "inpaint
 _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
 _IN_16_BITS = "name a file in bf16, fp16 or float32"
 _ENCODERS = {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280}  # widths of the published ones
-_ANCIENT = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 # Name of a class, or model type, in a config.json -> what it is.
 _KINDS = {
     **{"CLIPTextModelWithProjection": "CLIP", "clip": "CLIP", "clip_text_model": "CLIP"},
@@ -190,11 +189,7 @@ def _autoencoder(weights: Weights) -> int | None:
     first = "first_stage_model."
     own = {x.removeprefix(first): each for x, each in network.tensors.items() if first in x}
     own = {
-        re.sub(
-            r"(attentions\.\d+)\.(\w+)",
-            lambda x: f"{x[1]}.{_ANCIENT.get(x[2], x[2])}",
-            tensors.vae_layer(name),
-        ): each
+        tensors.vae_layer(name): each
         for name, each in (own or network.tensors).items()
         if not name.startswith(tensors.STATISTICS)
     }
@@ -371,10 +366,7 @@ def _files(path: Path) -> list[Path]:
     except ModelError:
         return []
     ends = (*headers.SUFFIXES, ".index.json")
-    own = [
-        file for file in files if file.name.endswith(ends) and file.parent in (path, path.parent)
-    ]
-    return own if path.is_file() or path.is_dir() else []
+    return [x for x in files if x.name.endswith(ends) and x.parent in (path, path.parent)]
 
 
 def _encoder_of_program(weights: Weights | None, key: str, *, wan: bool) -> int | None:

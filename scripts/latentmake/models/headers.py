@@ -188,9 +188,9 @@ def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
     """Return tensors and metadata of a file of weights, whose header is read once; ValueError."""
     try:
         stat = path.stat()
+        return _contents_then(path, stat.st_size, stat.st_mtime_ns)
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from None
-    return _contents_then(path, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(8)
@@ -199,8 +199,5 @@ def _contents_then(
 ) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
     if path.suffix != ".safetensors":
         return tensors_of(path), {}
-    try:
-        head = read_head(path)
-    except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror})") from None
+    head = read_head(path)
     return head.tensors, head.metadata

@@ -219,7 +219,6 @@ def _program_recipe(
     kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest
 ) -> dict[str, object]:
     """Return the recipe of what musubi-tuner's scripts or sd-scripts' strategies encode."""
-    text = kind == "text"
     own = _scripted if model.spec.strategies is None else _by_strategy
     recipe: dict[str, object] = {
         "format": FORMAT_VERSIONS["program"],
@@ -228,7 +227,7 @@ def _program_recipe(
         "architecture": model.architecture,
         **own(model, kind, file_digest),
     }
-    if not text:
+    if kind == "latents":
         assert dataset is not None
         recipe |= shaping(dataset, "latents", model.layout, defaults=False)
         if model.posterior == "sample":

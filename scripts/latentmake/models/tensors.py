@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from latentmake.files.safetensors import Tensor
@@ -115,9 +116,14 @@ FLUX2_VAE = "AutoencoderKLFlux2"
 STATISTICS = "bn."
 
 
+_ANCIENT = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
 def vae_layer(name: str) -> str:
-    """Return the name of a tensor of a VAE where AutoencoderKL has it; FLUX.2's file differs."""
-    return re.sub(r"^(encoder|decoder)\.((post_)?quant_conv\.)", r"\2", name)
+    """Return a tensor's name in AutoencoderKL, of its name in FLUX.2's VAE or in an older file."""
+    name = re.sub(r"^(encoder|decoder)\.((post_)?quant_conv\.)", r"\2", name)
+    attention, current = r"(attentions\.\d+)\.(\w+)", _ANCIENT.get
+    return re.sub(attention, lambda x: f"{x[1]}.{current(x[2], x[2])}", name)
 
 
 def vae(config: Config) -> Shapes | None:
@@ -348,24 +354,25 @@ def original_wan_vae(name: str) -> str:
     return f"{layer}.{end}"
 
 
-_T5 = {
-    r"^shared\.": "token_embedding.",
-    r"^encoder\.final_layer_norm\.": "norm.",
-    r"^encoder\.block\.": "blocks.",
-    r"\.layer\.0\.layer_norm\.": ".norm1.",
-    r"\.layer\.1\.layer_norm\.": ".norm2.",
-    r"\.layer\.0\.SelfAttention\.relative_attention_bias\.": ".pos_embedding.embedding.",
-    r"\.layer\.0\.SelfAttention\.": ".attn.",
-    r"\.layer\.1\.DenseReluDense\.wi_0\.": ".ffn.gate.0.",
-    r"\.layer\.1\.DenseReluDense\.wi_1\.": ".ffn.fc1.",
-    r"\.layer\.1\.DenseReluDense\.wo\.": ".ffn.fc2.",
+T5 = {
+    "^shared.": "token_embedding.",
+    "^encoder.final_layer_norm.": "norm.",
+    "^encoder.block.": "blocks.",
+    ".layer.0.layer_norm.": ".norm1.",
+    ".layer.1.layer_norm.": ".norm2.",
+    ".layer.0.SelfAttention.relative_attention_bias.": ".pos_embedding.embedding.",
+    ".layer.0.SelfAttention.": ".attn.",
+    ".layer.1.DenseReluDense.wi_0.": ".ffn.gate.0.",
+    ".layer.1.DenseReluDense.wi_1.": ".ffn.fc1.",
+    ".layer.1.DenseReluDense.wo.": ".ffn.fc2.",
 }
+"""Part of a name of umT5's tensors in transformers, with ^ its beginning -> in Wan's release."""
 
 
 def original_t5(name: str) -> str:
     """Return the name in Wan's release of a tensor of umT5, of its name in transformers."""
-    for pattern, other in _T5.items():
-        name = re.sub(pattern, other, name)
+    for part, other in T5.items():
+        name = re.sub(part.replace(".", r"\."), other, name)
     return name
 
 
@@ -457,7 +464,7 @@ def _transformer(name: str, width: int, text: int, depth: int, linear: bool) -> 
     """Yield the tensors of a Transformer2DModel of some blocks that attend to a text."""
     yield from _norm(f"{name}.norm", width)
     for layer in ("proj_in", "proj_out"):
-        projection = _linear if linear else _pointwise
+        projection = _linear if linear else partial(_conv, kernel=1)
         yield from projection(f"{name}.{layer}", width, width)
     for number in range(depth):
         place = f"{name}.transformer_blocks.{number}"
@@ -470,10 +477,6 @@ def _transformer(name: str, width: int, text: int, depth: int, linear: bool) -> 
             yield from _norm(f"{place}.{layer}", width)
         yield from _linear(f"{place}.ff.net.0.proj", width, 8 * width)
         yield from _linear(f"{place}.ff.net.2", 4 * width, width)
-
-
-def _pointwise(name: str, inner: int, outer: int) -> _Entries:
-    return _conv(name, inner, outer, 1)
 
 
 # -- original names -------------------------------------------------------------------------------

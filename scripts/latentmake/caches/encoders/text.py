@@ -66,6 +66,7 @@ from latentmake.errors import ModelError
 from latentmake.layouts.layout import layout_of, released_clip
 from latentmake.layouts.tensors import encoder_name, text_metadata
 from latentmake.models.files import T5_LENGTH, network_config, weights_files
+from latentmake.models.tensors import T5
 from latentmake.plan.orders import Order
 
 Kind = Literal["CLIP", "CLIP with its projection", "T5"]
@@ -464,18 +465,8 @@ def load_text_encoder(
 
 
 # Patterns in the original's names, which files of complete models prefix with `encoder.`.
-_NAMES = {
-    r"^encoder\.": "",
-    r"^blocks\.": "encoder.block.",
-    r"^token_embedding\.": "shared.",
-    r"^norm\.": "encoder.final_layer_norm.",
-    r"\.norm1\.": ".layer.0.layer_norm.",
-    r"\.norm2\.": ".layer.1.layer_norm.",
-    r"\.attn\.": ".layer.0.SelfAttention.",
-    r"\.pos_embedding\.embedding\.": ".layer.0.SelfAttention.relative_attention_bias.",
-    r"\.ffn\.gate\.0\.": ".layer.1.DenseReluDense.wi_0.",
-    r"\.ffn\.fc1\.": ".layer.1.DenseReluDense.wi_1.",
-    r"\.ffn\.fc2\.": ".layer.1.DenseReluDense.wo.",
+_NAMES = {r"^encoder\.": ""} | {
+    "^" * own.startswith("^") + re.escape(other): own.removeprefix("^") for own, other in T5.items()
 }
 # In files of complete models; the last is ComfyUI's copy of the tokenizer.
 _FOREIGN = r"decoder\.|lm_head\.|spiece_model"

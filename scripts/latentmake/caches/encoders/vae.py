@@ -13,7 +13,7 @@ import torch
 from diffusers import AutoencoderKL, AutoencoderKLFlux2
 
 from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, stacked, upload
-from latentmake.caches.encoders.local_state import State, load_network, place, renamed
+from latentmake.caches.encoders.local_state import State, load_network, place
 from latentmake.caches.encoders.sdscripts import latents_arrays
 from latentmake.caches.inputs import Encoded, Loaded, Named, Sample, results
 from latentmake.config.weights import Weights
@@ -27,13 +27,6 @@ from latentmake.plan.orders import Order
 
 TILE = 512
 """Pixels a side of a tile. Not the `sample_size` of a configuration, which single files lack."""
-
-_ANCIENT_ATTENTION = {
-    rf"(attentions\.\d+)\.{old}\.": rf"\1.{new}."
-    for old, new in zip(
-        ("query", "key", "value", "proj_attn"), ("to_q", "to_k", "to_v", "to_out.0"), strict=True
-    )
-}
 
 
 def load_vae(
@@ -90,7 +83,6 @@ def _converted(state: State, *, statistics: bool) -> State:
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
         state = convert_ldm_vae_checkpoint(state, _inferred(state))
-    state = renamed(state, _ANCIENT_ATTENTION)
     # Attention projections are 1 x 1 convolutions in older files.
     return {
         name: value.flatten(1) if value.dim() > 2 and "attentions." in name else value
