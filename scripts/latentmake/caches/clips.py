@@ -110,12 +110,7 @@ def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
 
 
 def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[list[Sample]]:
-    """Yield the samples of each clip, and take it from `places`.
-
-    Raises:
-        SourceError: the video or its control is damaged, was changed, is too narrow, or ends
-            before.
-    """
+    """Yield the samples of each clip, and take it from `places`; raises SourceError."""
     item, sources = places[0].reading.work.item, places[0].reading.sources
     settings, original = order.dataset_settings, stored_size(item)
     limit = settings.max_image_pixels

@@ -217,11 +217,7 @@ def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[byte
 
 
 def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:
-    """Refuse files that are no longer those whose stat was noted.
-
-    Raises:
-        SourceError: one was changed meanwhile, or is gone.
-    """
+    """Refuse, by SourceError, files that are gone or not those whose stat was noted."""
     for path in paths:
         try:
             now = source_stat(Path(path).stat())

@@ -178,13 +178,10 @@ class Job:
         metadata: dict[str, str],
         nonzero: Collection[str] | None = None,
     ) -> None:
-        """Write a finished target under its name, or refuse it for NaN, infinity or all zeros.
+        """Write a finished target, or refuse it for NaN, infinity or zeros; raises StorageError.
 
         `source` is the digest of what it was made from; only tensors in `nonzero`, by default all,
         are refused for zeros.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
         """
         model = self.order.model_settings
         if fault := _fault_of(tensors, nonzero):

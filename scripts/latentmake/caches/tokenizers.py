@@ -31,15 +31,12 @@ _REMEMBERED = 8192  # captions; those that wait to be encoded are half as many a
 
 
 def load(weights: TextWeights, clip: ClipOutput | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a text encoder, from its folder or from the hub.
+    """Load the tokenizer of a text encoder, of its folder or the hub; raises ModelError.
 
     Args:
         weights: of the text encoder.
         clip: of a CLIP whose captions are read by the released tokenizer, see `released_clip`. Its
             vocabulary is read, and none of the tokens that were added to it.
-
-    Raises:
-        ModelError: its files are missing or cannot be read.
     """
     from transformers import AutoTokenizer, CLIPTokenizer
 

@@ -236,8 +236,7 @@ class AiTraining(Closed):
 
     @model_validator(mode="after")
     def _endings(self) -> Self:
-        endings = [*([self.latents] if self.latents else []), *(self.text or [])]
-        if not endings:
+        if not (self.latents or self.text):
             raise ValueError("needs `latents`, `text` or both")
         return self
 

@@ -174,11 +174,10 @@ class Contents:
         """Return the digest of inputs that are one file, if it is known without reading."""
         if item.texts is not None or len(item.files) != 1:
             return None
-        role, path, stat = item.files[0]
-        found = (self._texts if role == CAPTION else self._known).get(path)
-        if found is None or found[0] != stat:
-            return None
-        return digest.of_bytes(encoded(found[1]).encode()) if role == CAPTION else found[1]
+        found = self._learnt(item.files[0])
+        if found is None or item.files[0].role != CAPTION:
+            return found
+        return digest.of_bytes(encoded(found).encode())
 
     def text(self, item: Item) -> str:
         """Return the text of an item's inputs as it is encoded; SourceError: it has a fault."""
@@ -198,43 +197,43 @@ class Contents:
         return formerly(item, self.text(item), [*map(self._file, item.read)])
 
     def _caption(self, file: File) -> str:
-        _, path, stat = file
-        known = self._texts.get(path)
-        if known is None or known[0] != stat:
-            self._learn_text(path, stat, read_text(path))
-        return caption_of(self._texts[path][1], path, self.settings)
+        if (text := self._learnt(file)) is None:
+            text = read_text(file.path)
+            self._learn(file, text)
+        return caption_of(text, file.path, self.settings)
 
-    def _learn_text(self, path: str, stat: SourceStat, text: str) -> None:
-        self._texts[path] = (stat, text)
-        self._memo.texts.learn(path, stat, text)
+    def _learnt(self, file: File) -> str | None:
+        """Return what is known of a file with this stat: its digest, or the text of a caption."""
+        known = (self._texts if file.role == CAPTION else self._known).get(file.path)
+        return known[1] if known is not None and known[0] == file.stat else None
+
+    def _learn(self, file: File, value: str) -> None:
+        known, memo = self._known, self._memo.sources
+        if file.role == CAPTION:
+            known, memo = self._texts, self._memo.texts
+        known[file.path] = (file.stat, value)
+        memo.learn(file.path, file.stat, value)
 
     def fetch(self, files: Iterable[File]) -> None:
         """Read the files at URLs whose stats are new, many at a time."""
         from latentmake.data import remote
 
         asked = {file.path: file for file in files if is_remote(file.path)}
-        captions = {path for path, file in asked.items() if file.role == CAPTION}
-        for paths, known, learn, *value in (
-            (asked.keys() - captions, self._known, self._learn),
-            (captions, self._texts, self._learn_text, decode_text),
-        ):
-            new = [path for path in paths if known.get(path, (None,))[0] != asked[path].stat]
-            for path, found in zip(new, remote.contents(new, *value), strict=True):
+        new = [file for file in asked.values() if self._learnt(file) is None]
+        captions = [file for file in new if file.role == CAPTION]
+        others = [file for file in new if file.role != CAPTION]
+        for several, *value in (others,), (captions, decode_text):
+            contents = remote.contents([file.path for file in several], *value)
+            for file, found in zip(several, contents, strict=True):
                 if found is not None:  # `_file` says what is wrong
-                    learn(path, asked[path].stat, found)
-
-    def _learn(self, path: str, stat: SourceStat, content: str) -> None:
-        self._known[path] = (stat, content)
-        self._memo.sources.learn(path, stat, content)
+                    self._learn(file, found)
 
     def _file(self, file: File) -> str:
-        """Return the digest of a file's content, or of the text of a caption."""
         role, path, stat = file
         if role == CAPTION:
             return digest.of_bytes(self._caption(file).encode())
-        known = self._known.get(path)
-        if known is not None and known[0] == stat:
-            return known[1]
+        if (known := self._learnt(file)) is not None:
+            return known
         if self.settings is None or not self.settings.video:
             check_length(path, stat.size)
         try:
@@ -246,7 +245,7 @@ class Contents:
                 content = digest.of_file(Path(path))
         except OSError as error:
             raise unreadable(error, path) from None
-        self._learn(path, stat, content)
+        self._learn(file, content)
         return content
 
     # -- sizes of images ----------------------------------------------------------------------
@@ -283,8 +282,8 @@ class Contents:
 
     def _is_away(self, file: File) -> bool:
         """Whether a file is a caption at a URL that has not been read."""
-        known = self._texts.get(file.path, (None,))[0]
-        return file.role == CAPTION and known != file.stat and is_remote(file.path)
+        is_caption = file.role == CAPTION and is_remote(file.path)
+        return is_caption and self._learnt(file) is None
 
     def _prepare_texts(self, files: Iterable[File]) -> None:
         """Look up the known texts of captions at URLs that are as long as some others."""
@@ -316,13 +315,13 @@ class Contents:
         size, or of its inode or mtime too if there are several (it was renamed or copied).
         """
         role, path, stat = file
-        known = (self._texts if role == CAPTION else self._known).get(path)
-        is_known = known is not None and known[0] == stat
+        is_known = self._learnt(file) is not None
         if is_known or ((stat.size <= _SMALL or self._memo.is_new) and not is_remote(path)):
             with contextlib.suppress(SourceError):  # which the job names
                 return [self._file(file)]
             return []
         if role == CAPTION:
+            known = self._texts.get(path)
             if known is not None and known[0][0] == stat.size:  # it came back
                 return [digest.of_bytes(encoded(known[1]).encode())]
             return sorted(self._alike.get((stat.size, CAPTION, 0), ()))[:_ALIKE]

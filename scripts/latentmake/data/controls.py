@@ -118,7 +118,6 @@ def _stem(path: str, prefix: str = "") -> str:
 
 
 def _listed(item: Item, root: str, stats: Mapping[str, SourceStat]) -> list[File]:
-    """Return the controls that an item's row names."""
     try:
         paths = columns_of(item.row or {}, root, "control_path")
     except ValueError as error:

@@ -33,11 +33,7 @@ _VIDEOS = tuple(VIDEO_EXTENSIONS)
 
 
 def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
-    """Pair the images of a scan with their captions: items by stem, and faults of other files.
-
-    Raises:
-        DatasetError: there is no image at all.
-    """
+    """Pair the images of a scan with captions: items, and others' faults; raises DatasetError."""
     root, kind = scanned.root, "video" if dataset.video else "image"
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
     images: dict[str, list[File]] = {}

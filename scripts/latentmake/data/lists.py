@@ -224,12 +224,9 @@ def _no_json(error: json.JSONDecodeError, told: str) -> ValueError:
 
 
 def _entries(text: str) -> Iterator[tuple[int, object]]:
-    """Yield the objects of a JSON list with the numbers of their lines.
+    """Yield the objects of a JSON list with the numbers of their lines; raises ValueError.
 
     sd-scripts has an object in place of the list: of objects by the names of their files.
-
-    Raises:
-        ValueError: it is neither, or no JSON.
     """
     decode, line, counted = json.JSONDecoder().raw_decode, 1, 0
     at, opening = _sign(text, 0)
@@ -286,11 +283,7 @@ def _parquet(data: bytes) -> Iterator[dict[str, object]]:
 
 
 def _table(text: str) -> Iterator[tuple[int, object]]:
-    """Yield the rows of a table by its header, with the numbers of their first lines.
-
-    Raises:
-        ValueError: the header cannot be read, or names no columns of a list.
-    """
+    """Yield the rows of a table with the numbers of their first lines; raises ValueError."""
     rows = _cells(text)
     first = next(rows, (1, []))[1]
     if isinstance(first, ValueError):
@@ -467,8 +460,9 @@ class _List:
             (CAPTION, dataset.caption_extension, row.caption),
             (TAGS, dataset.tags_extension, row.tags),
         ):
-            if ending and text is None and self._is_there(f"{beside}{ending}"):
-                names.append((role, f"{beside}{ending}"))
+            file = f"{beside}{ending}"
+            if ending and text is None and (self.stat(file) != NO_FILE or Path(file).is_symlink()):
+                names.append((role, file))
         with contextlib.suppress(ValueError):
             for control in columns_of(row.others, self.root, "control_path"):
                 self.stat(control)
@@ -476,10 +470,6 @@ class _List:
             further = {key: x for key, x in row.others.items() if key.startswith("image_path_")}
             names += [(LAYER, each) for each in columns_of(further, self.root, "image_path")]
         return tuple(File(role, each, self.stat(each)) for role, each in names)
-
-    def _is_there(self, path: str) -> bool:
-        """Whether a path is a file, or a link that should lead to one."""
-        return self.stat(path) != NO_FILE or Path(path).is_symlink()
 
     def _path(self, name: str) -> str:
         """Return the path that a row names: absolute, below the list's folder, or from here.
@@ -500,11 +490,7 @@ class _List:
 
 
 def scan(name: str, dataset: Dataset) -> Scan:
-    """Read a list, and the stats of the files that its rows name and of the captions beside them.
-
-    Raises:
-        DatasetError: the list is missing, is no file, cannot be read, or has no row.
-    """
+    """Read a list, and stats of its files and of captions beside them; raises DatasetError."""
     where = f"datasets.{name}.path"
     made = _List(dataset)
     made.stat(str(Path(dataset.path)))

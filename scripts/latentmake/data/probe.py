@@ -60,7 +60,6 @@ def used_part(
 
 
 def _of_seconds(window: Window, settings: Dataset, media: Media, span: Span, rate: float) -> Span:
-    """Return the span of a row that is given in seconds."""
     (start, end), timing = window, Timing.parse(media.timing)
     seconds = float(timing.seconds)
     if start >= seconds or (end or 0) > seconds + _GRACE:
@@ -75,11 +74,7 @@ def _of_seconds(window: Window, settings: Dataset, media: Media, span: Span, rat
 
 
 def refuse_parts(item: Item) -> None:
-    """Refuse a row that musubi-tuner's own scripts cannot be given: a part of a video, or arrays.
-
-    Raises:
-        SourceError: it is one.
-    """
+    """Refuse, by SourceError, a row that musubi-tuner's own scripts cannot be given."""
     if item.image.lower().endswith(NPZ):
         what = "is no video, and musubi-tuner's own scripts read videos alone"
         raise SourceError(what, hint="name a video")

@@ -97,7 +97,6 @@ def variants(
 
 
 def _check_braces(text: str) -> None:
-    """Refuse a text whose braces are no wildcards."""
     hint = "write {{ and }} for braces that are no wildcard, or correct it"
     for line in text.split("\n"):
         line = line.replace("{{", "x").replace("}}", "x")
@@ -155,10 +154,6 @@ def _without_wildcards(text: str, draw: _Draw) -> str:
     return text.replace(opening, "{").replace(closing, "}")
 
 
-def _split(text: str, separator: str) -> list[str]:
-    return [part for each in text.split(separator) if (part := each.strip())]
-
-
 def _with_tags_drawn(text: str, settings: Captions, draw: _Draw, like_sdscripts: bool) -> str:
     separator, divider = settings.caption_separator, settings.keep_tokens_separator
     tail: list[str] = []
@@ -166,7 +161,10 @@ def _with_tags_drawn(text: str, settings: Captions, draw: _Draw, like_sdscripts:
         first, _, rest = text.partition(divider)
         middle, _, last = rest.partition(divider)
         last = last if like_sdscripts else last.replace(divider, separator)
-        head, tags, tail = (_split(part, separator) for part in (first, middle, last))
+        head, tags, tail = (
+            [each.strip() for each in part.split(separator) if each.strip()]
+            for part in (first, middle, last)
+        )
     else:
         tags = [each.strip() for each in text.strip().split(separator)]
         head, tags = tags[: settings.keep_tokens], tags[settings.keep_tokens :]
@@ -323,7 +321,6 @@ def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
 
 
 def _hint(settings: Dataset, item: Item) -> str:
-    """Return how to give a caption to an item without any."""
     endings = filter(None, (settings.caption_extension, settings.tags_extension))
     ways = " or ".join(f"{splitext(item.image)[0]}{each}" for each in endings)
     ways += f", or an entry in {settings.metadata_file}" if settings.metadata_file else ""
@@ -342,13 +339,10 @@ def _with_folder(text: str | None, item: Item) -> str | None:
 def _texts(
     settings: Dataset, read: _Read, item: Item, row: Row | None, *, like_sdscripts: bool
 ) -> list[str] | None:
-    """Return the variants of an item's text; None where the content of its caption file is encoded.
+    """Return the variants of an item's text; None for that of its file; raises SourceError.
 
     Source of `like_sdscripts`: `read_caption` of sd-scripts' library/train_util.py, where wildcards
     are not enabled.
-
-    Raises:
-        SourceError: file and metadata differ, the text is empty, or its braces do not fit.
     """
     files = item.file(CAPTION), item.file(TAGS)
     given = _with_folder(settings.class_tokens, item) or ""

@@ -47,7 +47,6 @@ def left_out(settings: Dataset, paths: Collection[str]) -> set[str]:
 
 
 def _endings(several: Iterable[Dataset]) -> tuple[str, ...]:
-    """Return the endings of the files of text that some datasets read."""
     return tuple(x for y in several for x in (y.caption_extension, y.tags_extension) if x)
 
 

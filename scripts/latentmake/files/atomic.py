@@ -64,9 +64,6 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder that takes the place of another at the end of the `with`.
 
     Its files get the permissions that the umask says.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     new = folder.with_name(f".{folder.name}{TEMPORARY_SUFFIX}")
     try:

@@ -159,11 +159,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def arrays_in(path: str | os.PathLike[str]) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Return name, dtype and shape of each array of a cache file; only headers are read.
-
-    Raises:
-        OSError, ValueError: the file cannot be read, or is damaged.
-    """
+    """Return name, dtype and shape of a file's arrays, by headers; raises OSError, ValueError."""
     from latentmake.files import npz
 
     with open_regular(path)[0] as file:

@@ -53,11 +53,7 @@ class Checked(NamedTuple):
 
 
 def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
-    """Read a cache file and check it, see `check`; several threads may do so at a time.
-
-    Raises:
-        OSError: it is gone or cannot be read.
-    """
+    """Read a cache file and check it, see `check`, in any thread; raises OSError."""
     return check(read_regular(path, None), values=values)
 
 

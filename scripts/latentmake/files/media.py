@@ -155,11 +155,7 @@ def load(image: Image.Image, path: str) -> None:
 
 
 def upright_size(data: bytes, path: str, max_pixels: int, *, turns: bool) -> Size:
-    """Return the size of an image from its header; where it `turns`, as EXIF has it displayed.
-
-    Raises:
-        SourceError: it is empty, no image, or too large.
-    """
+    """Return an image's size from its header, where it `turns` as shown; raises SourceError."""
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
         if not turns or image.format == "TIFF":  # Pillow turns a TIFF itself
             return Size(*image.size)
@@ -171,15 +167,12 @@ def upright_size(data: bytes, path: str, max_pixels: int, *, turns: bool) -> Siz
 
 
 def check_image(data: bytes, path: str, max_pixels: int) -> tuple[tuple[int, int], str]:
-    """Check the header and the end of an image that another program will decode.
+    """Check header and end of an image that another program decodes; raises SourceError.
 
     It is decoded only where its end is not that of its format.
 
     Returns:
         Its size in pixels, as stored, and Pillow's mode.
-
-    Raises:
-        SourceError: it is empty, no image, cut short, or too large.
     """
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
         end = _ENDS.get(image.format or "")

@@ -101,11 +101,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def comment_of(tail: bytes, size: int) -> bytes:
-    """Return the comment of an archive, by its last bytes and the number of all.
-
-    Raises:
-        ValueError: it is cut short, has grown, or is no archive.
-    """
+    """Return the comment of an archive, by its last bytes and its size; raises ValueError."""
     place = tail.rfind(_SIGNATURE)
     if place < 0 or len(tail) < place + _END.size:
         raise ValueError("is cut short or no npz file")
@@ -164,12 +160,7 @@ def parse_array(member: bytes) -> tuple[str, tuple[int, ...], int]:
 
 
 def arrays_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield name, dtype (see `parse_array`) and shape of each array, by headers.
-
-    Raises:
-        ValueError: the file is no npz file.
-        OSError: it cannot be read.
-    """
+    """Yield name, dtype and shape of each array, see `parse_array`; raises ValueError, OSError."""
     try:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():

@@ -83,7 +83,6 @@ class Readers(AbstractContextManager["Readers"]):
                 self._idle.append(process)
 
     def _free(self) -> _Process:
-        """Return a process that does nothing."""
         while self._idle:
             with suppress(IndexError):  # another thread took the last one
                 if (process := self._idle.pop()).poll() is None:
@@ -114,13 +113,10 @@ class Readers(AbstractContextManager["Readers"]):
 def _ask(
     process: _Process, question: tuple[Any, ...], path: str, timeout: float
 ) -> tuple[Any, ...] | Exception:
-    """Ask for the first value of a function with its arguments; with no question, for the next one.
+    """Ask for the first value of a function, or for the next one; raises SourceError.
 
     Returns:
         A value in a tuple, () at the end, or an error of the function.
-
-    Raises:
-        SourceError: the process hangs, or has crashed.
     """
     assert process.stdin is not None and process.stdout is not None
     what, answers = "crashed the process that reads it, or memory was short", select.poll()
@@ -136,7 +132,6 @@ def _ask(
 
 
 def _kill(process: _Process) -> None:
-    """End a process, whatever it does."""
     process.kill()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_KILLED_SECONDS)

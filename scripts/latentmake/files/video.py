@@ -304,12 +304,9 @@ def write_mp4(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float = 16) 
 
 
 def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:
-    """Return frames of a clip that `write_mp4` wrote, evenly spread from the first to the last.
+    """Return frames of a clip of `write_mp4`, spread from first to last; raises StorageError.
 
     A clip of fewer frames gives all it has.
-
-    Raises:
-        StorageError: it is gone or damaged.
     """
     import av
 

@@ -319,9 +319,6 @@ class Plain(Layout):
     longest_ending = latents_ending
     external = False
 
-    def __init__(self, architecture: str = "") -> None:
-        pass
-
 
 class Musubi(Layout):
     """Layout of musubi-tuner, for one of its architectures; "" stands for Wan.
@@ -432,5 +429,5 @@ def layout_of(name: str) -> Layout:
     """
     kind, _, architecture = name.partition("-")
     layouts: dict[str, Callable[[Any], Layout]]
-    layouts = {"plain": Plain, "musubi": Musubi, "sdscripts": SdScripts}
+    layouts = {"plain": lambda _: Plain(), "musubi": Musubi, "sdscripts": SdScripts}
     return layouts[kind](architecture)

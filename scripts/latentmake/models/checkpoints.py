@@ -158,12 +158,9 @@ def tensors_in(path: Path) -> Mapping[str, Tensor]:
 
 
 def vae_config(shapes: Shapes) -> dict[str, Any]:
-    """Return the configuration of a VAE in the names of LDM or of diffusers.
+    """Return the configuration of a VAE in LDM's or diffusers' names; raises ValueError.
 
     What shapes do not say is left to diffusers' defaults, such as SD 1.x's scaling factor, 0.18215.
-
-    Raises:
-        ValueError: it is no AutoencoderKL.
     """
     original = any(name.startswith("encoder.down.") for name in shapes)
     block = r"encoder\.down\.(\d+)\.block" if original else r"encoder\.down_blocks\.(\d+)\.resnets"

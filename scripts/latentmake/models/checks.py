@@ -88,16 +88,13 @@ def check_run(config: Config, name: str, run: Run, remembered: Remembered = aske
 
 
 def check_networks(model: Model, where: str, remembered: Remembered, *, trains: bool) -> None:
-    """Refuse networks that are incomplete, of another kind, or do not fit each other.
+    """Refuse, by ModelError, networks that are incomplete, of another kind, or do not fit.
 
     Args:
         model: with the paths of its parts.
         where: its key in the configuration.
         remembered: `Memo.remembered`, which asks again if a file has changed.
         trains: whether its network is trained, not only named.
-
-    Raises:
-        ModelError: one is.
     """
 
     def find() -> tuple[list[str] | None, Iterable[Path]]:

@@ -126,11 +126,7 @@ def flows(schedule: Mapping[str, Any]) -> bool:
 
 
 def _facts_of_file(path: Path) -> Iterator[Fact]:
-    """Yield what one file of weights tells; nothing where it cannot be read.
-
-    Raises:
-        ModelError: its noise schedule is one of EDM.
-    """
+    """Yield what a file of weights tells; nothing where it cannot be read; raises ModelError."""
     try:
         names, metadata = headers.contents_of(path)
     except ValueError:
@@ -181,11 +177,7 @@ def missing_schedule(place: object) -> ModelError:
 
 
 def _checked(config: dict[str, Any], place: object) -> dict[str, Any]:
-    """Refuse a noise schedule that diffusers' DDPMScheduler, DDIMScheduler or flow have not.
-
-    Raises:
-        ModelError: it is one; names the key.
-    """
+    """Refuse, by ModelError, a schedule that diffusers' DDPM, DDIM and flow schedulers lack."""
     kind, fault = str(config.get("_class_name", "DDPMScheduler")), ""
     betas, steps = config.get("trained_betas"), config.get("num_train_timesteps", 1000)
     numbers = [*(betas or (config[x] for x in _BETAS[:2] if x in config)), steps]
@@ -445,11 +437,7 @@ def scale_parts(model: Model) -> dict[str, object]:
 
 
 def _read_scale(config: Mapping[str, Any], place: object) -> tuple[float | None, float]:
-    """Return factor and shift of a VAE's configuration; no factor where it says none.
-
-    Raises:
-        ModelError: they are no numbers, or latents are normalised by more than these.
-    """
+    """Return factor, if any, and shift of a VAE's configuration; raises ModelError."""
     factor, shift = (config.get(key) for key in SCALE)
     try:
         if any(config.get("latents_mean") or []) or {*(config.get("latents_std") or [1])} != {1}:

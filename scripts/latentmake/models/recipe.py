@@ -218,7 +218,6 @@ def options_of(model: Model, kind: str) -> dict[str, object]:
 def _program_recipe(
     kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest
 ) -> dict[str, object]:
-    """Return the recipe of what musubi-tuner's scripts or sd-scripts' strategies encode."""
     own = _scripted if model.spec.strategies is None else _by_strategy
     recipe: dict[str, object] = {
         "format": FORMAT_VERSIONS["program"],

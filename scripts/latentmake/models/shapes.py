@@ -23,11 +23,7 @@ class Tokens(NamedTuple):
 
 
 def text_width(weights: TextWeights) -> int | None:
-    """Return the width of a text encoder's embeddings; None where no file here says.
-
-    Raises:
-        ModelError: the configuration or the projection cannot be read.
-    """
+    """Return the width of a text encoder's embeddings, if a file says it; raises ModelError."""
     if weights.projection is None:
         if (config := _text_config(weights)) is None:
             return None
@@ -50,11 +46,7 @@ def projection_shape(path: str) -> tuple[int, int]:
 
 
 def text_tokens(weights: TextWeights) -> Tokens | None:
-    """Return the number of tokens of a text encoder's embeddings; None as above.
-
-    Raises:
-        ModelError: the configuration cannot be read.
-    """
+    """Return the number of tokens of its embeddings, if a file says it; raises ModelError."""
     config = _text_config(weights)
     if config is None:
         return None

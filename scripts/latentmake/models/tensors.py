@@ -2,9 +2,9 @@
 
 Sources: diffusers' UNet2DConditionModel and AutoencoderKL, transformers' CLIPTextModel,
 CLIPTextModelWithProjection, T5EncoderModel and UMT5EncoderModel, and diffusers'
-WanTransformer3DModel. A configuration that names other
-blocks, or keys that add layers, implies nothing here. Planning reads headers alone, so no library
-that imports torch is asked.
+WanTransformer3DModel. A configuration that names other blocks, or keys that add layers, implies
+nothing here; a damaged one is a LookupError, a TypeError or a ValueError. Planning reads headers
+alone, so no library that imports torch is asked.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ _ATTENDS = {
 
 
 def unet(config: Config) -> Shapes | None:
-    """Return the tensors of a UNet2DConditionModel; None where its configuration does not tell.
-
-    Raises:
-        LookupError, TypeError, ValueError: the configuration is damaged.
-    """
+    """Return the tensors of a UNet2DConditionModel; None where its configuration does not tell."""
     if any(config.get(key, plain[0]) not in plain for key, plain in _PLAIN.items()):
         return None
     types = (*config["down_block_types"], *config["up_block_types"])
@@ -127,11 +123,7 @@ def vae_layer(name: str) -> str:
 
 
 def vae(config: Config) -> Shapes | None:
-    """Return the tensors of an AutoencoderKL; None where its configuration does not tell.
-
-    Raises:
-        LookupError, TypeError, ValueError: the configuration is damaged.
-    """
+    """Return the tensors of an AutoencoderKL; None where its configuration does not tell."""
     types = {*config["down_block_types"], *config["up_block_types"]}
     if types != {"DownEncoderBlock2D", "UpDecoderBlock2D"}:
         return None
@@ -179,11 +171,7 @@ def _vae(config: Config) -> _Entries:
 
 
 def clip(config: Config, *, projects: bool) -> Shapes:
-    """Return the tensors of a CLIP text encoder, without `text_model.` before their names.
-
-    Raises:
-        LookupError, TypeError, ValueError: the configuration is damaged.
-    """
+    """Return the tensors of a CLIP text encoder, without `text_model.` before their names."""
     width, inner = config.get("hidden_size", 512), config.get("intermediate_size", 2048)
     found: Shapes = {
         "embeddings.token_embedding.weight": (config.get("vocab_size", 49408), width),
@@ -204,11 +192,7 @@ def clip(config: Config, *, projects: bool) -> Shapes:
 
 
 def t5(config: Config, *, every_bias: bool) -> Shapes:
-    """Return the tensors of the encoder of a T5; of a umT5 `every_bias` is true: each block's.
-
-    Raises:
-        LookupError, TypeError, ValueError: the configuration is damaged.
-    """
+    """Return the tensors of the encoder of a T5; of a umT5 `every_bias` is true: each block's."""
     width, inner, heads = config["d_model"], config["d_ff"], config["num_heads"]
     joined, gated = heads * config["d_kv"], "gated" in config.get("feed_forward_proj", "relu")
     found: Shapes = {"shared.weight": (config["vocab_size"], width)}
@@ -229,11 +213,7 @@ def t5(config: Config, *, every_bias: bool) -> Shapes:
 
 
 def wan_dit(config: Config) -> Shapes:
-    """Return the tensors of a WanTransformer3DModel.
-
-    Raises:
-        LookupError, TypeError, ValueError: the configuration is damaged.
-    """
+    """Return the tensors of a WanTransformer3DModel."""
     return dict(_wan_dit(config))
 
 
@@ -280,9 +260,6 @@ def wan_vae(config: Config) -> Iterator[str]:
 
     An empty configuration is that of Wan 2.1's release. One with residual blocks, as of Wan 2.2's
     5B, or with attention outside the middle implies nothing here.
-
-    Raises:
-        LookupError, TypeError, ValueError: the configuration is damaged.
     """
     if config.get("is_residual") or config.get("attn_scales"):
         return

@@ -226,7 +226,6 @@ def _token_counter(
 
 
 def _lengths(name: str, limit: int | None, seen: Sequence[Cut]) -> dict[str, Any]:
-    """Return the lengths of texts in tokens, in figures and as bars of a histogram."""
     lengths = [each.tokens for each in seen] or [0]
     width = -(-(max(lengths) + 1) // _BARS)  # tokens of a bar
     bars = [0] * (max(lengths) // width + 1)

@@ -151,18 +151,14 @@ def _in_words(facts: Facts, part: Part, stale: Stale) -> str:
 def differences(facts: Facts, part: Part, stale: Stale) -> list[Difference]:
     """Return what differs between recipe and placement of a file and those of today."""
     now = facts.recipe(part.dataset, part.model, parsed(part.name).kind)
-    recipe, model = _recipe_in(stale.path, now), facts.config.models[part.model]
+    metadata, model = read_metadata(stale.path), facts.config.models[part.model]
+    # What a header says beside its recipe, such as its scale, is a part of the recipe too.
+    recipe = {key: metadata[key] for key in now if key in metadata} | recipe_of(metadata)
     found = recipe_differences(recipe, now, model) if now else []
     judge = facts.judge(part.dataset, part.model, [part.name], [stale.item], [stale.path])
     with suppress(CacheError, SourceError, OSError, ValueError):
         found += placing_differences(judge, stale)
     return found
-
-
-def _recipe_in(path: str, keys: Collection[str]) -> dict[str, object]:
-    """Return the recipe of a file, and what its header says beside it, such as its scale."""
-    metadata = read_metadata(path)
-    return {key: metadata[key] for key in keys if key in metadata} | recipe_of(metadata)
 
 
 def placing_differences(judge: Judge, stale: Stale) -> list[Difference]:

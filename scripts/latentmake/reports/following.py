@@ -59,11 +59,7 @@ def _state(results: Path) -> str | None:
 
 
 def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -> None:
-    """Write the page of the clips in a folder, and the receipt; the index of the clips is there.
-
-    Raises:
-        StorageError: the disk is full.
-    """
+    """Write the page of a folder's clips, by its index, and the receipt; raises StorageError."""
     index = GenerationIndex.read(folder / INDEX)
     assert index is not None
     noun = "clips" if "frames" in index.settings else "pictures"
@@ -180,7 +176,6 @@ def _change(base: float, adapter: float) -> str:
 
 
 def _summary(metrics: Metrics) -> str:
-    """Return the result in a sentence."""
     base, adapter = metrics.loss["base"], metrics.loss["adapter"]
     count = len(metrics.results)
     change = (adapter - base) / base * 100 if base else 0.0
@@ -195,11 +190,7 @@ def _summary(metrics: Metrics) -> str:
 
 
 def refuse_following(config: Config, run: str, word: str) -> None:
-    """Refuse `{word}_{run}` of a run without a trainer for it, or without held-out items.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
+    """Refuse, by ConfigError, `{word}_{run}` of a run without a trainer or items for it."""
     trainer, where = config.runs[run].trainer, f"{word}_{run}"
     if trainer is None or not trainer.ours:
         does = "draws nothing" if word == "generate" else "evaluates nothing"

@@ -51,7 +51,6 @@ def template_digest(kind: str) -> str:
 
 
 def _parts(kind: str) -> tuple[str, ...]:
-    """Return the names of the templates of a kind of page."""
     return ("page", *(("clips",) if kind in _CLIPS else ()), kind)
 
 

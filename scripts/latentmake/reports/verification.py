@@ -70,11 +70,7 @@ class Verified:
 
 
 def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verified:
-    """Read the cache files of runs and their trained weights; `repair` deletes what is wrong.
-
-    Raises:
-        UserError: a dataset or a model cannot be read.
-    """
+    """Read runs' cache files and weights; `repair` deletes what is wrong; raises UserError."""
     wanted = {each[-1].path: each for run in runs for each in _wanted(facts, run)}
     found, began = Verified(), time.monotonic()
     with (
@@ -125,7 +121,6 @@ def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
 
 
 def _read(path: str) -> tuple[int, check.Checked | OSError]:
-    """Return the bytes of a file, and what was found of them."""
     try:
         return Path(path).stat().st_size, check.verify(path)
     except OSError as error:
@@ -140,7 +135,6 @@ def _finding(
     target: Target,
     checked: check.Checked | OSError,
 ) -> Finding | None:
-    """Return what is wrong with a cache file."""
     path = target.path
     if isinstance(checked, FileNotFoundError):
         if not os.path.lexists(path):

@@ -148,16 +148,13 @@ def left_out(folder: Path, found: Sequence[Found]) -> Iterator[str]:
         if each not in taken:
             nothing = _unread(each) or "it holds neither images nor videos"
             yield f"{each}: left out, {why if [*_found(each)] else nothing}"
-    if files := [x for x in _listing(folder) if "/" not in x and _is_item(x)]:
+    kinds, beside = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS, (Path(x) for x in _listing(folder))
+    if files := [x for x in beside if len(x.parts) == 1 and x.suffix.lower() in kinds]:
         yield f"{folder}: left out {counted(len(files), 'file')} beside kohya's folders"
 
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(x for x in folder.iterdir() if x.is_dir() and not x.name.startswith("."))
-
-
-def _is_item(path: str) -> bool:
-    return Path(path).suffix.lower() in IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
 
 
 def _listing(folder: Path) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -85,14 +84,9 @@ def _trainer(section: str, program: ExternalProgram) -> str:
 
 
 def _last_error() -> dict[str, list[str]]:
-    """Return the last log with an error, and its last lines."""
-    for log in sorted(_logs(), key=lambda each: each.stat().st_mtime, reverse=True):
+    logs = [*Path("logs").rglob("*.log"), *Path(".snakemake/log").glob("*.log")]
+    for log in sorted(logs, key=lambda each: each.stat().st_mtime, reverse=True):
         lines = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").splitlines()
         if any(map(_ERROR.search, lines)):
             return {str(log): lines[-_LINES:]}
     return {}
-
-
-def _logs() -> Iterator[Path]:
-    yield from Path("logs").rglob("*.log")
-    yield from Path(".snakemake/log").glob("*.log")

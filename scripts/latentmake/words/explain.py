@@ -95,7 +95,6 @@ def _reasons(project: Project, word: str, run: str, place: str) -> list[Differen
 
 
 def _clip_reasons(facts: Facts, run: str, place: str) -> list[Difference]:
-    """Return why clips of a run, or one of them, are cut again."""
     order, is_whole = plan_clips(facts, run), place in (f"clips_{run}", str(CLIPS / run / LIST))
     asked = [file for file in order.files if is_whole or str(order.path(file)) == place]
     if not (asked or is_whole):

@@ -91,7 +91,6 @@ class Explanation:
         yield "runs", ", ".join(self.runs) or "none"
 
     def _content(self, checked: Checked) -> str:
-        """Return what the checksum of a file says."""
         if checked.damage is not None:
             hint = f"; `latentmake verify {self.runs[0]} --repair` deletes it" if self.runs else ""
             return f"damaged: {checked.damage}{hint}"
@@ -123,7 +122,6 @@ def explanations(facts: Facts, file: str) -> list[Explanation]:
 
 
 def _near(path: str) -> str:
-    """Return a hint for a file that does not exist."""
     folder = Path(path).parent
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     guess = nearest(Path(path).name, names)
@@ -193,7 +191,6 @@ def _of_cache(facts: Facts, path: str) -> Explanation:
 
 
 def _of_header(path: str) -> Explanation:
-    """Explain a file by its header alone."""
     try:
         checked = verify(path)
     except FileNotFoundError:
@@ -227,9 +224,8 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     found.key = judge.needed(item, target, content, found.header)
     if stale is None:
         found.state, found.reason = "fresh", ""
-        found.key = (
-            found.header.key if found.header else found.key
-        )  # of an earlier release, it may be
+        if found.header:  # whose key an earlier release may have made
+            found.key = found.header.key
         return found
     damage = f": it {found.reason}" if stale.reason == "damaged" else ""
     found.state, found.reason = "stale", stale.reason + damage
@@ -244,7 +240,6 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
 
 
 def _runs(facts: Facts, part: Part, item: Item) -> list[str]:
-    """Return the runs that use a target."""
     config = facts.config
     return [
         name
@@ -257,7 +252,6 @@ def _runs(facts: Facts, part: Part, item: Item) -> list[str]:
 def _source_differences(
     judge: Judge, part: Part, item: Item, found: Explanation, content: str
 ) -> list[Difference]:
-    """Return what differs between the source in a header and that of today."""
     header = found.header
     if header is None or header.source == content:
         return []
@@ -272,5 +266,4 @@ def _source_differences(
 
 
 def _quoted(text: str) -> str:
-    """Return a text in quotes, in one line."""
     return json.dumps(text, ensure_ascii=False)

@@ -187,11 +187,7 @@ def found_model(place: Path, label: str = "") -> Model:
 
 
 def named_model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
-    """Return the model of a place or a hub's id, and how the configuration writes a path of it.
-
-    Raises:
-        ModelError: there is none, here or in the hub's local cache.
-    """
+    """Return the model of a place or hub's id, and what writes its paths; raises ModelError."""
     if given is None:
         if FIRST.is_dir():
             return found_model(FIRST), literal
@@ -243,11 +239,7 @@ def _task(architecture: Architecture, label: str) -> str | None:
 
 
 def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Model:
-    """Return a Wan model: its task by the channels and the width of its network.
-
-    Raises:
-        ModelError: it is Wan 2.2's 5B model, or one of several models.
-    """
+    """Return a Wan model, whose network's channels and width tell its task; raises ModelError."""
     width, channels = (*networks[0].shape("patch_embedding.weight"), 5120, 16)[:2]
     if channels == 48 and width == 3072:
         what, hint = "is Wan 2.2's 5B model, which no trainer knows", "use Wan 2.1, or Wan 2.2 A14B"
@@ -301,11 +293,7 @@ def _parts(root: Path) -> Iterator[Part]:
 
 
 def _of_file(file: Path) -> Part:
-    """Return the network of a file; of the first of several shards, that of all.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
+    """Return the network of a file, or of all shards of its first; raises ModelError."""
     shards = [file]
     if match := _SHARD.search(file.stem):
         shards = sorted(file.parent.glob(f"{file.stem[: match.start()]}-*-of-*{file.suffix}"))

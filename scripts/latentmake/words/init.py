@@ -128,7 +128,6 @@ def _program(kind: str, folders: list[Path]) -> str | None:
 
 
 def _missing(run: Run) -> Iterator[str]:
-    """Yield what is missing, and how to get it, a line each."""
     section, model = run.section, run.section.model
     if not model.networks:
         yield f"a model; name yours by --model, or run {_DOWNLOAD}"

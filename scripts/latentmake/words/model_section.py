@@ -172,7 +172,6 @@ def _any(marks: Iterable[str]) -> str:
 
 
 def _put(section: Section, file: File, name: str, pattern: str) -> None:
-    """Set the key of an encoder."""
     row, model = section.model.architecture, section.model
     whole = row.strategies is not None and row.strategies.insists  # reads no folders, no shards
     takes_folder = file.form == "folder" or (row.encodes and not whole)

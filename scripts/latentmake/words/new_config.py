@@ -235,7 +235,6 @@ def _trainer(run: Run, items: int) -> Iterator[str]:
 
 
 def _loop(section: Section, seen: int, items: int) -> Iterator[str]:
-    """Yield the settings of our own trainers."""
     kind, is_large = section.kind, len(section.model.architecture.text_encoders) > 1
     batch, rank = (_BATCH, 16) if kind == "sd" else (1, 32)
     steps = max(50, round(seen / batch / 50) * 50)

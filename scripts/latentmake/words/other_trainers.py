@@ -75,12 +75,9 @@ def adopt(
 
 
 def folders_of(config: Config, run: str) -> dict[str, list[str]]:
-    """Return the folders of a run's datasets that hold another program's caches.
+    """Return the folders of a run's datasets with another program's caches; raises UserError.
 
     They are what `adopt_from` names; by default ai-training's lie beside the images.
-
-    Raises:
-        ConfigError, ModelError: the run's caches cannot be adopted.
     """
     named = {each: config.datasets[each] for each in config.runs[run].datasets}
     if layout_of(config.models[config.runs[run].model].layout_name).external:

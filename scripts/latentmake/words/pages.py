@@ -192,11 +192,7 @@ def page_path(names: Sequence[str]) -> Path:
 
 
 def write_comparison(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> None:
-    """Write the page of some runs; `say` receives pictures that cannot be shown, and its size.
-
-    Raises:
-        StorageError: the page cannot be written.
-    """
+    """Write the page of runs, and `say` its size and what is not shown; raises StorageError."""
     values = gather(runs, path, say)
     size = write_page(path, "compare", values["title"], values)
     say(f"{path}: {len(values['pictures'])} pictures, {size}")

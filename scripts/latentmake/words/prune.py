@@ -88,11 +88,8 @@ def remove(files: Files) -> None:
         try:
             Path(path).unlink(missing_ok=True)
         except OSError as error:
-            what, hint = (
-                f"cannot be removed ({error.strerror})",
-                "check the permissions of its folder",
-            )
-            raise StorageError(what, where=path, hint=hint) from None
+            hint, what = "check the permissions of its folder", error.strerror
+            raise StorageError(f"cannot be removed ({what})", where=path, hint=hint) from None
     above = {str(each) for path in files for each in [*Path(path).parents][:-2]}
     for folder in sorted(above, key=len, reverse=True):
         if folder.startswith("cache/"):

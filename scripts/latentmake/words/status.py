@@ -47,7 +47,6 @@ def status(
 
 
 def _progress(build: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a running build in words."""
     asked = " ".join(build["targets"]) or "all"
     since = duration(max(0.0, time.time() - build["began"]) / 60)
     yield f"a build runs: {asked} (process {build['process']}), for {since}"
@@ -109,7 +108,6 @@ def check(
 
 
 def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
-    """Yield the checklist of a run."""
     run = facts.config.runs[plan.name]
     for part, state in sorted(plan.parts.items()):
         yield _of_part(part, state)
@@ -141,7 +139,6 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
 
 
 def _of_items(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
-    """Yield a finding for each faulty item."""
     found: list[Finding] = []
     for name, lines in faulty_items(facts, plan).items():
         skips = facts.config.datasets[name].on_error == "skip"

@@ -173,11 +173,7 @@ def pixel_bytes(pixels: torch.Tensor) -> torch.Tensor:
 def within_memory(
     work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
 ) -> Result | None:
-    """Do some work, or return None if the memory of the GPU or the machine does not suffice.
-
-    Raises:
-        DeviceError: the GPU is in error.
-    """
+    """Return the result of some work, or None; see `attempt`."""
     return attempt(work, *args, **options)[0]
 
 

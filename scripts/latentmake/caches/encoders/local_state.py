@@ -24,7 +24,7 @@ from latentmake.files import atomic, cachefile
 from latentmake.models.checkpoints import prefix_of
 from latentmake.models.files import network_config, projection_file, weights_files
 from latentmake.models.headers import part_of
-from latentmake.models.tensors import faults
+from latentmake.models.tensors import T5, faults
 
 State = dict[str, torch.Tensor]
 Network = TypeVar("Network", bound=torch.nn.Module)
@@ -73,11 +73,7 @@ def load_network(
 
 
 def without_weights(network: Any, config: dict[str, Any]) -> Any:
-    """Build a network, of a class of diffusers or transformers, on the meta device.
-
-    Raises:
-        ValueError: no network can have this configuration.
-    """
+    """Build a network of diffusers or transformers on the meta device; raises ValueError."""
     try:
         with torch.device("meta"):
             if hasattr(network, "from_config"):
@@ -90,6 +86,12 @@ def without_weights(network: Any, config: dict[str, Any]) -> Any:
     except Exception as error:  # each library has its own for this
         what = "has a configuration that no network can have"
         raise ValueError(f"{what}: {first_line(error)}") from None
+
+
+UMT5 = {r"^encoder\.": ""} | {
+    "^" * own.startswith("^") + re.escape(other): own.removeprefix("^") for own, other in T5.items()
+}
+"""Patterns in the names of Wan's umT5, which files of complete models prefix with `encoder.`."""
 
 
 def renamed(state: State, names: Mapping[str, str]) -> State:
@@ -239,12 +241,9 @@ def place(network: Network, device: torch.device, dtype: torch.dtype) -> Network
 
 
 def load_projection(path: str) -> torch.nn.Linear:
-    """Load a projection in float32, of embeddings to the width of a UNet's cross-attention.
+    """Load a projection in float32, to the width of a UNet's attention; raises ModelError.
 
     `path` is its folder, or one .safetensors file.
-
-    Raises:
-        ModelError: it is missing, or holds something other than one linear layer.
     """
     state = read_weights(file := projection_file(path))
     weight, *bias = sorted(state.values(), key=lambda each: -each.dim()) or [torch.empty(0)]

@@ -38,6 +38,7 @@ from transformers import (
 
 from latentmake.caches.encoders.device import DTYPES, compute_dtype, download, upload
 from latentmake.caches.encoders.local_state import (
+    UMT5,
     State,
     fill,
     load_network,
@@ -66,7 +67,6 @@ from latentmake.errors import ModelError
 from latentmake.layouts.layout import layout_of, released_clip
 from latentmake.layouts.tensors import encoder_name, text_metadata
 from latentmake.models.files import T5_LENGTH, network_config, weights_files
-from latentmake.models.tensors import T5
 from latentmake.plan.orders import Order
 
 Kind = Literal["CLIP", "CLIP with its projection", "T5"]
@@ -88,12 +88,9 @@ def _parts(
     kind: Kind | None = None,
     released: ClipOutput | None = None,
 ) -> tuple[PreTrainedModel, TokenCache, torch.nn.Module | None]:
-    """Load a text encoder's network, tokenizer and projection; of any kind if `kind` is None.
+    """Load a text encoder's network, tokenizer and projection; raises ModelError.
 
-    For `released` see `tokenizers.load`.
-
-    Raises:
-        ModelError: something is missing, incomplete or of another kind.
+    It may be of any kind if `kind` is None; for `released` see `tokenizers.load`.
     """
     hint = f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, with all its files"
     with refusing(weights, "a text encoder", hint):
@@ -390,11 +387,7 @@ def umt5(order: Order, device: torch.device, say: Callable[[str], None]) -> Load
 def text_encoders(
     model: Model, device: torch.device, dtype: torch.dtype, stored: torch.dtype = torch.float32
 ) -> TextEncoders:
-    """Load a model's text encoders, as its architecture uses them; they return dtype `stored`.
-
-    Raises:
-        ModelError: something is missing, incomplete or of another kind.
-    """
+    """Load a model's text encoders, which return dtype `stored`; raises ModelError."""
     if model.architecture is None:
         found = [load_text_encoder(each, device, dtype, stored) for each in model.text]
     else:
@@ -464,10 +457,6 @@ def load_text_encoder(
     )
 
 
-# Patterns in the original's names, which files of complete models prefix with `encoder.`.
-_NAMES = {r"^encoder\.": ""} | {
-    "^" * own.startswith("^") + re.escape(other): own.removeprefix("^") for own, other in T5.items()
-}
 # In files of complete models; the last is ComfyUI's copy of the tokenizer.
 _FOREIGN = r"decoder\.|lm_head\.|spiece_model"
 _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
@@ -495,13 +484,10 @@ class _EightBitLinear(torch.nn.Module):
 def load_umt5(
     weights: TextWeights, device: torch.device, dtype: torch.dtype, *, fp8: bool = False
 ) -> TextEncoder:
-    """Load umT5 and its tokenizer for inference; `fp8` keeps linear layers in 8 bits.
+    """Load umT5 and its tokenizer; `fp8` keeps linear layers in 8 bits; raises ModelError.
 
     Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change only the
     order of sums, so here captions are padded to the longest of the batch.
-
-    Raises:
-        ModelError: something is missing, incomplete or of another kind.
     """
     network = load_network(
         weights,
@@ -534,7 +520,7 @@ def _converted(state: State) -> State:
         what = "it is in 8 bits with scales, which cannot be read; `fp8_t5` brings 16 bits to 8"
         raise ValueError(what)
     if any("blocks.0.ffn.gate." in name for name in state):
-        state = renamed(state, _NAMES)
+        state = renamed(state, UMT5)
     state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
     embedding = ("shared.weight", "encoder.embed_tokens.weight")  # one tensor of two names
     found = next((state[name] for name in embedding if name in state), None)

@@ -32,13 +32,10 @@ TILE = 512
 def load_vae(
     weights: Weights, device: torch.device, dtype: torch.dtype, *, decoder: bool = True
 ) -> AutoencoderKL:
-    """Load a VAE for inference; float16 becomes float32 if its `force_upcast` asks for it.
+    """Load a VAE; float16 becomes float32 if its `force_upcast` asks for it; raises ModelError.
 
     A configuration that lacks the key, as SD 1.x's and 2.x's do, does not ask: diffusers fills in
     True. Of a file without a configuration nothing is known; SDXL's overflows in float16.
-
-    Raises:
-        ModelError: it is missing, incomplete, or no AutoencoderKL.
     """
     told: dict[str, Any] = {}
     with suppress(ModelError):  # the loader names it

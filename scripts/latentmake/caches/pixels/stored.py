@@ -58,21 +58,16 @@ def check(order: Order, reading: Reading) -> None:
 
 def _places(order: Order, reading: Reading, size: Size) -> list[Placement]:
     """Return how an image of a size is brought to those of its missing targets."""
-    place, settings, path = (
-        order.layout.place,
-        order.dataset_settings,
-        reading.work.item.source or "",
-    )
-    return [place(size, each.size or size, settings, path) for each in reading.missing]
+    settings, path = order.dataset_settings, reading.work.item.source or ""
+    sizes = (each.size or size for each in reading.missing)
+    return [order.layout.place(size, each, settings, path) for each in sizes]
 
 
 def open_image(data: bytes, path: str, max_pixels: int, *, alpha: bool | None = None) -> Array:
-    """Decode an image as stored: [height, width, 3], or 4 with `alpha`, by default those of RGBA.
+    """Decode an image as stored: [height, width, 3], 4 with `alpha`; raises SourceError.
 
-    Converting to RGB, Pillow cuts off 16-bit greyscale at 255, and drops a palette's transparency.
-
-    Raises:
-        SourceError: it is empty, no image, cut short, or too large.
+    By default an RGBA has 4. Converting to RGB, Pillow cuts off 16-bit greyscale at 255, and drops
+    a palette's transparency.
     """
     modes = {None: ("RGB", "RGBA"), False: ("RGB",), True: ("RGBA",)}[alpha]
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
