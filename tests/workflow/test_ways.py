@@ -9,6 +9,7 @@ house = by_path.load("tests/bench/house.py")
 
 # Way of a build -> its figures when this was written. The mark goes when the bound is met.
 TODAY = {
+    "nothing to do": "15,560 lines in 75 modules",
     "caption: plan and manifest": "353 functions in 58 files",
 }
 
