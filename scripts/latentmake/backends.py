@@ -81,7 +81,7 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
 def outputs(config: Config, plan: RunPlan, word: str, *, finished: bool) -> dict[str, str]:
     """Return the outputs of `{word}_{run}`, with their captions; see `Backend.outputs`."""
     trains, found = config.runs[plan.name].trainer is not None, of_run(config, plan.name)
-    if found is None or not trains:
+    if found is None or not trains or plan.trainer is None:
         return {}
     files = found.outputs(plan.trainer, word, finished=finished).items()
     # Braces would be a pattern to Snakemake.

@@ -238,7 +238,7 @@ class Project:
 
     @staticmethod
     def environment() -> dict[str, str]:
-        ours = ("SNAKEMAKE", "PYTEST", "PYTHON")  # a user sets none of these
+        ours = ("SNAKEMAKE", "PYTEST", "PYTHON", "LATENTMAKE_PLAN")  # a user sets none of these
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         # Where SLURM is installed and down, its plugin waits for a cluster at each start.
         cluster = {"SLURM_CONF": os.devnull}

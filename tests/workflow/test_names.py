@@ -49,7 +49,10 @@ def test_an_environment_in_a_folder_with_a_space_runs_the_jobs(micro: Path, tmp_
     done = subprocess.run(
         [tmp_path / "my $(env)/bin/python", "-m", "snakemake", "--cores", "1", "caches_tiny"],
         cwd=project.folder,
-        env={**project.environment(), "PYTHONPATH": os.pathsep.join(site.getsitepackages())},
+        env={
+            **project.environment(),
+            "PYTHONPATH": os.pathsep.join([*site.getsitepackages(), str(project / "scripts")]),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -57,7 +57,11 @@ def test_a_module_makes_what_its_users_target_names(other: Path, tmp_path: Path)
     output = snakemake(other, tmp_path / "Snakefile", "-n", "lm_caches_michael_gove")
     rules = re.findall(r"^(?:local)?rule ([\w-]+?)(?:_[0-9a-f]{12})?:$", output, re.M)
     encoded = [f"lm_encode_{kind}_michael_gove_tiny-sd" for kind in ("latents", "text")]
-    assert sorted(rules) == ["lm_caches_michael_gove", *encoded, "lm_manifest"], output
+    assert sorted({*rules} - {"lm_latents", "lm_text"}) == [
+        "lm_caches_michael_gove",
+        *encoded,
+        "lm_manifest",
+    ], output
 
 
 def test_a_workflow_of_two_clones_is_refused_in_one_line(other: Path, tmp_path: Path) -> None:

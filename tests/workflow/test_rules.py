@@ -51,13 +51,13 @@ def _functions() -> dict[str, list[ast.FunctionDef]]:
     common = re.findall(
         r"^def \w+\(.*?(?=^\S)", (ROOT / "rules/common.smk").read_text() + "\nend", re.M | re.S
     )
-    session = (ROOT / "scripts/latentmake/session.py").read_text()
-    trees = [*map(ast.parse, common), ast.parse(session)]
+    graph = (ROOT / "scripts/latentmake/graph.py").read_text()
+    trees = [*map(ast.parse, common), ast.parse(graph)]
     found: dict[str, list[ast.FunctionDef]] = {}
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.FunctionDef):
             found.setdefault(node.name, []).append(node)
-    return found
+    return {**found, "Inputs": found["inputs"]}
 
 
 def keys_of(name: str, functions: dict[str, list[ast.FunctionDef]], seen: set[str]) -> set[str]:

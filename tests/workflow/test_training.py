@@ -106,7 +106,8 @@ def test_snakemake_tells_what_a_run_has_made(trained: Project) -> None:
     # All that is deleted is said, and is made again.
     result = trained.run("--delete-all-output", "train_tiny")
     assert f"Deleting {WEIGHTS}" in result.output and not (trained / WEIGHTS).exists()
-    assert trained.run(WEIGHTS).jobs == ["manifest", "train", "train_tiny"]
+    jobs = [job for job in trained.run(WEIGHTS).jobs if not job.startswith("encode_")]
+    assert jobs == ["manifest", "train", "train_tiny"]
 
 
 def test_a_prompt_added_trains_nothing(trained: Project) -> None:

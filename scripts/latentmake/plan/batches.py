@@ -197,9 +197,8 @@ def named_states(
         every = {base for several in bases.values() for base in several}
         found: dict[str, dict[str, Item]] = {}
         for item, target in named_targets(facts, dataset, model, place, every):
-            if target.path in asked:
+            if bases.pop(target.path, None) is not None:  # once: two parts may name one folder
                 found.setdefault(target.part, {})[item.stem] = item
-                bases.pop(target.path, None)
         for path, owners in sorted(bases.items()):
             for fault in facts.faults.get((dataset, model), ()):
                 if layout.base(fault.stem) in owners:
