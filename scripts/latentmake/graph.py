@@ -5,7 +5,7 @@ or its caption. Fresh files are in it as well. The files of a job get their name
 only then does the rule of each file count it as made: the rule has the receipt of the job as input
 and no action of its own. So Snakemake never removes what a failed job has finished.
 
-Snakemake needs a millisecond for each file that it knows, even if there is nothing to do. Above
+Snakemake needs 0.4 ms for each file that it knows, even if there is nothing to do. Above
 `MOST` files the graph has the receipts of jobs alone, and cache files that a command names.
 """
 

@@ -406,7 +406,7 @@ class Config(Closed):
     graph: Literal["auto", "whole", "batches"] = shaped("auto", MACHINE)
     """Whether Snakemake knows each cache file (`whole`), as an output of its rule that is made from
     an image or a caption, or only jobs that encode many (`batches`). With `auto` it knows each of
-    up to 1000 files: more cost it over a second, even if there is nothing to do."""
+    up to 1000 files; 3000 cost it over a second, even if there is nothing to do."""
     cluster: Cluster = Cluster()
     """[Resources of SLURM jobs](cluster.md); ignored without a profile for a cluster."""
     musubi_tuner: MusubiTuner | None = None
