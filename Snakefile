@@ -3,8 +3,8 @@
 #   snakemake train_michael_gove                 brings every cache up to date, then trains
 #   snakemake -n train_michael_gove              says what is stale, and does nothing
 #
-# Planning is the package's work (scripts/latentmake); what it finds stale becomes the rules of
-# rules/caches.smk. Everything that is fresh stays out of the graph.
+# Planning is the package's work (scripts/latentmake); what it finds stale becomes the jobs of
+# rules/caches.smk, where each cache file has a rule.
 
 import os
 import sys

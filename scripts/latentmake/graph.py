@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from latentmake import backends
 from latentmake.config.root import Config
-from latentmake.data.item import CAPTION, CONTROL, IMAGE, LAYER, TAGS, Item
+from latentmake.data.item import CAPTION, TAGS, Item
 from latentmake.errors import LatentmakeError
 from latentmake.files.workspace import is_remote
 from latentmake.index.memo import MEMO
-from latentmake.layouts.layout import Layout, layout_of, parsed
+from latentmake.layouts.layout import layout_of, parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import (
     PROMPTS,
@@ -41,8 +41,6 @@ _STAND_IN = str(MEMO)  # for orders, which a command that only asks does not wri
 
 MOST = 1_000
 """Cache files of a whole graph, where the configuration does not say otherwise."""
-
-_ROLES = {"latents": {IMAGE, CONTROL, LAYER}, "text": {CAPTION, TAGS}}
 
 
 class Node(NamedTuple):
@@ -213,21 +211,17 @@ def _cache_files(
     layout, settings = facts.layout(part.model), facts.config.datasets.get(part.dataset)
     inputs = (item.inputs(part.name, layout) for item in items)
     listed = settings and (settings.path if settings.is_list else settings.metadata_file)
-    for item, (_, targets) in zip(items, targets_of(layout, settings, part, inputs), strict=True):
-        sources = _sources(item, part, layout)
+    for item, (made_of, targets) in zip(
+        items, targets_of(layout, settings, part, inputs), strict=True
+    ):
+        files = made_of.files
+        if parsed(part.name).kind == "text":  # its text may stand in place of these
+            files += tuple(each for each in item.files if each.role in (CAPTION, TAGS))
+        sources: dict[str, list[str]] = {}
+        for role, path, _ in dict.fromkeys(files):
+            if not is_remote(path) and "{" not in path:
+                sources.setdefault(role, []).append(path)
         if not sources and item.files and listed and not is_remote(str(listed)):
             sources = {"list": [str(listed)]}
         for target in targets:
             yield target.path, sources
-
-
-def _sources(item: Item, part: Part, layout: Layout) -> dict[str, list[str]]:
-    """Return role -> paths of the files on a disk that an item's targets of a part are made of."""
-    kind, found = parsed(part.name).kind, dict[str, list[str]]()
-    roles = _ROLES[kind] | (
-        _ROLES["latents"] if layout.controlled_text and item.controls else set()
-    )
-    for role, path, _ in item.files:
-        if role in roles and not is_remote(path) and "{" not in path:
-            found.setdefault(role, []).append(path)
-    return found

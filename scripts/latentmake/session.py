@@ -156,7 +156,8 @@ class Session:
         trained, words = self._request.trained, ("train", *FOLLOWING)
         made = (str(x) for run in trained for word in words for x in self.graph.results(run, word))
         with exit_on_mistake():
-            self._build.begin(orders, trained, self._request.targets, made)
+            targets, declares = self._request.targets, bool(self.graph.nodes)
+            self._build.begin(orders, trained, targets, made, declares=declares)
 
     def end(self, *, succeeded: bool, configfiles: Sequence[Path] = ()) -> None:
         """Clean up, before Snakemake unlocks; a build that succeeded says what it made.

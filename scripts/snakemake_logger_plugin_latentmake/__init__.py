@@ -28,7 +28,6 @@ _STEPS = re.compile(
 )
 _MOST_BYTES = 4_000_000
 _FILES: dict[str, Any] = {"input": [], "output": [], "resources": {}}
-_CACHE_FILES = ("latents", "text")  # rules that have nothing to do: a job wrote their file
 
 
 class LogHandler(LogHandlerBase):
@@ -83,7 +82,8 @@ class _Lines(logging.Formatter):
             self._short = False  # jobs run on a cluster
         if self._verbose:
             return True
-        if event == LogEvent.JOB_INFO and getattr(record, "rule_name", "") in _CACHE_FILES:
+        if event == LogEvent.JOB_INFO and not getattr(record, "threads", 1):
+            # The rule of a cache file takes no thread: a job has written the file.
             self._cache_files.add(record.jobid)  # type: ignore[attr-defined]
             return False
         if event == LogEvent.JOB_FINISHED:

@@ -58,7 +58,7 @@ def batches(
     faulty item is skipped.
     """
     alike: dict[tuple[str, frozenset[str]], list[str]] = {}
-    forced_ones = facts.forced_of(dataset, model)
+    anew = facts.forced_of(dataset, model)
     everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
     for part, wanting in asked.items():
         # A text that lies beside each resolution is encoded once for all of them.
@@ -69,12 +69,12 @@ def batches(
         # that is known, and its stale targets.
         groups: dict[tuple[bool, bool], dict[tuple[str, str | None], list[Any]]] = {}
         for item, target, _, content, _ in (x for part in parts for x in states.parts[part].stale):
-            forced = not forced_ones.isdisjoint((target.part, target.path))
-            group = groups.setdefault((bool(target.at_hand), forced), {})
+            asked_anew = not anew.isdisjoint((target.part, target.path))
+            group = groups.setdefault((bool(target.at_hand), asked_anew), {})
             found = group.setdefault((item.stem, item.text), [item, content])
             found[1] = found[1] or content
             found.append(target)
-        for (at_hand, _), group in groups.items():
+        for (at_hand, forced), group in groups.items():
             works = [Work(item, (*targets,), content) for item, content, *targets in group.values()]
             group.clear()
             size = _REUSED_ITEMS if at_hand else _batch_size(facts, model, kind, works)
@@ -82,7 +82,8 @@ def batches(
                 size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
             for start in range(0, len(works), size):
                 some = works[start : start + size]
-                yield order_of(facts, dataset, model, kind, some, may_skip=may_skip), runs
+                how = {"forced": forced, "may_skip": may_skip}
+                yield order_of(facts, dataset, model, kind, some, **how), runs
 
 
 def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
@@ -101,13 +102,12 @@ def order_of(
     kind: str,
     works: Sequence[Work],
     *,
+    forced: bool = False,
     may_skip: bool = True,
 ) -> Order:
     """Return the order for some work of one dataset, model and kind; see `batches`."""
     config, settings = facts.config, facts.config.models[model]
     data = config.datasets.get(dataset, _PROMPTS)
-    forced = facts.forced_of(dataset, model)
-    targets = (target for work in works if forced for target in work.targets)
     return Order(
         kind=kind,
         dataset=dataset,
@@ -118,7 +118,7 @@ def order_of(
         items=tuple(works),
         musubi_tuner=config.musubi_tuner if settings.scripted else None,
         sd_scripts=None if settings.scripted else config.encoding_program(settings),
-        forced=any(not forced.isdisjoint((each.part, each.path)) for each in targets),
+        forced=forced,
     )
 
 
@@ -187,10 +187,10 @@ def named_states(
         _, dataset, model, place, _ = (*path.split("/", 4), "", "", "", "")[:5]
         refuse_unknown("dataset", dataset, (PROMPTS, *facts.config.datasets), path)
         refuse_unknown("model", model, facts.config.models, path)
-        if dataset != PROMPTS and _SIZE.fullmatch(place):
-            _check_size(facts, dataset, model, place, path)
         folders.setdefault((dataset, model, place), set()).add(path)
     for (dataset, model, place), asked in folders.items():
+        if dataset != PROMPTS and _SIZE.fullmatch(place):
+            _check_size(facts, dataset, model, place, min(asked))
         layout = facts.layout(model)
         below = len(f"cache/{dataset}/{model}/{place}/")
         bases = {path: layout.owners(path[below:]) for path in asked}

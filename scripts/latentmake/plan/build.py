@@ -53,6 +53,7 @@ class Build:
     def __init__(self, *, cluster: bool) -> None:
         self.orders: Sequence[Order] = ()
         self._before: list[tuple[str, TargetStat]] = []
+        self._declares = False
         self._ends = contextlib.ExitStack()
         self._machine = _CLUSTER if cluster else socket.gethostname()
         self._held: BinaryIO | None = None
@@ -84,10 +85,13 @@ class Build:
         runs: Sequence[str],
         targets: Sequence[str],
         results: Iterable[str] = (),
+        *,
+        declares: bool = False,
     ) -> None:
         """Tell others of the build and its trainings, and keep what its jobs will replace.
 
-        The times of `results`, which Snakemake touches, are noted.
+        Snakemake touches `results` and, if the graph `declares` them, cache files: `end` gives them
+        back their times.
 
         Raises:
             StorageError: a running build makes some of the same files.
@@ -98,6 +102,7 @@ class Build:
         if self._machine != _CLUSTER:
             self._watch()
         store.keep(orders)
+        self._declares = declares
         for path in results:
             with contextlib.suppress(OSError):
                 self._before.append((path, target_stat(Path(path).stat())))
@@ -129,7 +134,7 @@ class Build:
         A build that failed (None), or beside which another one runs, leaves all as it is.
         """
         self._ends.close()
-        restore_times([*self._before, *made_by(self.orders)])
+        restore_times([*self._before, *made_by(self.orders if self._declares else ())])
         if keep is None or self._held is None:
             return
         with contextlib.suppress(OSError):  # files left behind cost space, no more
