@@ -99,6 +99,28 @@ def test_a_listing_that_comes_back_short_costs_no_cache(built: Project, bucket: 
     assert contents(built) == before
 
 
+def test_a_listing_that_comes_back_at_a_renamed_prefix_costs_no_cache(
+    built: Project, bucket: Bucket
+) -> None:
+    # Captions of the same length, which the plan tells apart by their names.
+    for number, stem in enumerate(world.CAPTIONS):
+        bucket.put(f"lab/shapes/{stem}.txt", f"number {number}".encode())
+    built.configure(lambda values: values.update(store={"keep": 0}))
+    built.run("caches_tiny")
+    names = [f"{stem}.{end}" for stem in world.CAPTIONS for end in ("png", "txt")]
+    away = {f"lab/other/{name}": bucket.get(f"lab/shapes/{name}") for name in names}
+    for name in names:
+        bucket.remove(f"lab/shapes/{name}")
+    for key, data in [*away.items()][:4]:
+        bucket.put(key, data)
+    path = f"s3://{bucket.name}/lab/other"
+    built.configure(lambda values: values["datasets"]["shapes"].update(path=path))
+    assert built.run("caches_tiny").encoded().encoded == 0
+    for key, data in away.items():
+        bucket.put(key, data)
+    assert built.run("caches_tiny").encoded() == Counts(linked=12)
+
+
 def test_without_the_memo_each_object_is_fetched_once_and_nothing_is_encoded(
     built: Project, bucket: Bucket
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Self
 
@@ -291,10 +291,12 @@ class Contents:
         for file in files:
             sizes.setdefault("/".join(file.path.split("/", 3)[:3]), set()).add(file.stat.size)
         for bucket, wanted in sizes.items():
-            for (size, *_), text in self._memo.texts.below(bucket).values():
+            for path, ((size, *_), text) in self._memo.texts.below(bucket).items():
                 if size in wanted:
                     content = digest.of_bytes(encoded(text).encode())
-                    self._alike.setdefault((size, CAPTION, 0), set()).add(content)
+                    # Of a renamed folder, and of a renamed file.
+                    for like in (Path(path).name, CAPTION):
+                        self._alike.setdefault((size, like, 0), set()).add(content)
 
     def presumed(self, item: Item) -> list[str]:
         """Return the digests that inputs may have, for a search that their job verifies."""
@@ -324,7 +326,9 @@ class Contents:
             known = self._texts.get(path)
             if known is not None and known[0][0] == stat.size:  # it came back
                 return [digest.of_bytes(encoded(known[1]).encode())]
-            return sorted(self._alike.get((stat.size, CAPTION, 0), ()))[:_ALIKE]
+            likes = (Path(path).name, CAPTION)
+            alike = chain(*(sorted(self._alike.get((stat.size, x, 0), ())) for x in likes))
+            return [*dict.fromkeys(alike)][:_ALIKE]
         for like in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
             contents = self._alike.get((stat.size, *like), ())
             if 0 < len(contents) <= _ALIKE:
