@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ _MODULES = {  # of words that are not modules of their own
     **dict.fromkeys(("captions", "report", "compare"), "pages"),
     **dict.fromkeys(("import_", "adopt"), "other_trainers"),
     "check": "status",
+    "demo": "new",
 }
 _WITH_VALUE = ("-c", "--configfile", "--directory")
 
@@ -70,17 +72,32 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _snakefile(asked: bool) -> None:
+    if asked:
+        typer.echo(Path(__file__).resolve().parents[2] / "Snakefile")
+        raise typer.Exit
+
+
 @app.callback()
 def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    snakefile: Annotated[
+        bool,
+        typer.Option(
+            "--snakefile",
+            callback=_snakefile,
+            is_eager=True,
+            help="Print the path of the Snakefile, for `snakemake --snakefile`.",
+        ),
     ] = False,
 ) -> None:
     """Ask about the caches, captions and trainings of a project, and keep it tidy."""
 
 
 for _panel, _words in (
-    (_BEGIN, "init import_"),
+    (_BEGIN, "new demo init import_"),
     (_LOOK, "status explain check verify captions report compare doctor"),
     (_KEEP, "prune adopt"),
 ):

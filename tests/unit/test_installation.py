@@ -12,18 +12,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = [*(ROOT / "scripts").glob("*latentmake")]  # the logger plugin is the other one
+PARTS = ("config", "data/michael_gove", "data/tiny-sd", "envs", "profiles", "rules")
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy without what installing leaves in the folder; the packages themselves are links."""
+    """A copy without what builds and installing leave in the folder; its folders are links."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "Snakefile"):
         (folder / name).write_bytes((ROOT / name).read_bytes())
-    (folder / "scripts").mkdir()
-    for package in PACKAGES:
-        (folder / "scripts" / package.name).symlink_to(package)
+    for name in (*PARTS, "scripts"):
+        (folder / name).mkdir(parents=True)
+        for path in (ROOT / name).iterdir():
+            if not path.name.endswith(".egg-info"):
+                (folder / name / path.name).symlink_to(path)
     return folder
 
 
@@ -69,14 +71,53 @@ except AttributeError as error:
     ]
 
 
-def test_a_wheel_holds_every_file_of_the_packages(source: Path, tmp_path: Path) -> None:
-    pip("wheel", "--wheel-dir", str(tmp_path), str(source))
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--wheel-dir", str(folder), str(source))
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def test_a_wheel_holds_the_files_of_a_clone(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if not name.startswith("latentmake-")}
-    files = (path for package in PACKAGES for path in package.rglob("*") if path.is_file())
-    assert found == {
-        path.relative_to(ROOT / "scripts").as_posix()
-        for path in files
-        if path.parent.name != "__pycache__"
-    }
+        found = {
+            name.removeprefix("latentmake_workflow/"): archive.read(name)
+            for name in archive.namelist()
+            if name.startswith("latentmake_workflow/")
+        }
+        others = {name for name in archive.namelist() if not name.startswith("latentmake_workflow")}
+    assert {name for name in others if not name.startswith("latentmake-")} == {"latentmake.pth"}
+    git = ("git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard")
+    listed = subprocess.run([*git, "Snakefile", *PARTS, "scripts"], capture_output=True, text=True)
+    left_out = ("envs/wheel/", "scripts/demo/", "scripts/dev", "scripts/reference/")
+    names = {name for name in listed.stdout.splitlines() if not name.startswith(left_out)}
+    assert found == {name: (ROOT / name).read_bytes() for name in names if (ROOT / name).is_file()}
+
+
+def test_an_installed_tool_builds_a_project_anywhere(wheel: Path, tmp_path: Path) -> None:
+    """By the wheel's own Snakefile and package, jobs too; a moved project has nothing to do."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python, place = tmp_path / "venv/bin/python", tmp_path / "project"
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
+    # After the wheel's own: that of the tests has a clone's package.
+    (packages / "zz.pth").write_text(sysconfig.get_path("purelib"))
+    pip("--python", str(python), "install", str(wheel))
+
+    def run(*command: str, cwd: Path) -> str:
+        done = subprocess.run(
+            [str(python), "-m", *command], cwd=cwd, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    told = run("latentmake", "demo", str(place), cwd=tmp_path)
+    assert "latentmake build train_michael_gove" in told
+    snakefile = run("latentmake", "--snakefile", cwd=place).strip()
+    assert snakefile == str(packages / "latentmake_workflow/Snakefile")
+    target = ("caches_michael_gove", "--snakefile", snakefile)
+    assert "24 encoded" in run("snakemake", *target, cwd=place)
+    place = place.rename(tmp_path / "moved")
+    assert "Nothing to be done" in run("snakemake", *target, cwd=place)
+    logs = "".join(path.read_text() for path in place.glob("logs/**/*.log"))
+    assert str(ROOT) not in logs

@@ -99,7 +99,8 @@ def test_the_readme_has_two_commands_each_with_its_installation() -> None:
     """And what checks the project runs them, without their environment on the PATH."""
     text = (ROOT / "README.md").read_text()
     commands = re.findall(
-        r"^    python3 -m venv \.venv && \.venv/bin/pip install -r (\S+) && (\.venv/bin/\S+)(.*)$",
+        r"^    python3 -m venv \.venv && \.venv/bin/pip install -e \. -r (\S+) "
+        r"&& (\.venv/bin/\S+)(.*)$",
         text,
         re.MULTILINE,
     )

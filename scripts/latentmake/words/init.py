@@ -63,7 +63,7 @@ def init(
     datasets = _named([one for found in by_folder.values() for one in found])
     name = slug(datasets[0].words)
     file = output or Path(f"{name}.yaml")
-    if file.exists() and not force:
+    if file.exists() and not force and not _is_empty(file):
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)
     found, place = named_model(model)
@@ -105,6 +105,12 @@ def init(
     _say("next", f"latentmake check {name} -c {quote(str(file))}")
     if missing:
         raise typer.Exit(1)
+
+
+def _is_empty(file: Path) -> bool:
+    """Whether a configuration holds comments only, as `latentmake new` writes it."""
+    lines = file.read_bytes().splitlines() if file.is_file() else [b"-"]
+    return all(not line.strip() or line.startswith(b"#") for line in lines)
 
 
 def _say(label: str, line: str) -> None:

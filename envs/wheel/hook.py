@@ -1,0 +1,21 @@
+"""Hook of hatchling for the two files of a wheel that its `sources` cannot place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_FILES = {
+    "Snakefile": "latentmake_workflow/Snakefile",
+    "envs/wheel/latentmake.pth": "latentmake.pth",
+}
+
+
+class WheelHook(BuildHookInterface):  # type: ignore[misc]
+    """Adds the files to a wheel, and to no editable installation, which uses the clone's."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Called before a build; `version` is `standard` or `editable`."""
+        if version == "standard":
+            build_data["force_include"].update(_FILES)

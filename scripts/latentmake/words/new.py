@@ -1,0 +1,81 @@
+"""`latentmake new` and `latentmake demo`: folders for projects that lie outside of a clone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from latentmake.errors import StorageError
+from latentmake.words.dataset_folders import slug
+from latentmake.words.project import HOME
+
+_IGNORED = """\
+# what a build makes
+/cache/
+/clips/
+/runs/
+/reports/
+/logs/
+/benchmarks/
+/.latentmake/
+/.snakemake/
+# weights
+/models/
+"""
+_EMPTY = """\
+# The configuration of this project. `latentmake init {pictures} --model models/FILE` writes it for
+# your pictures and your model.
+"""
+_SAMPLE = ("config/config.yaml", "data/michael_gove", "data/tiny-sd")
+
+_Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")]
+
+
+def new(folder: _Folder) -> None:
+    """Make a folder for a project: pictures, models, a configuration to fill.
+
+    A project is any folder with a configuration; it needs no clone of Latentmake.
+    """
+    name = slug(folder.absolute().name)
+    pictures = f"pictures/{name}"
+    _make(folder)
+    for place in (pictures, "models"):
+        (folder / place).mkdir(parents=True)
+    (folder / f"{name}.yaml").write_text(_EMPTY.format(pictures=pictures))
+    _say("wrote", f"{folder}: {pictures}/, models/, {name}.yaml, .gitignore")
+    _say("next", f"put pictures with captions (a.jpg, a.txt) into {folder / pictures}")
+    _say("next", f"cd {quote(str(folder))} && latentmake init {pictures} --model MODEL")
+
+
+def demo(folder: _Folder = Path("latentmake-demo")) -> None:
+    """Make a folder with the sample: 24 pictures with captions, and a small model.
+
+    Its training takes a minute or two on a CPU.
+    """
+    _make(folder)
+    for name in _SAMPLE:
+        source, target = HOME / name, folder / name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copyfile(source, target)
+    _say("wrote", f"{folder}: {', '.join(_SAMPLE)}, .gitignore")
+    _say("next", f"cd {quote(str(folder))} && latentmake build train_michael_gove")
+
+
+def _make(folder: Path) -> None:
+    """Make an empty folder with a .gitignore; StorageError if it holds files."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        hint = "name a folder that is not there yet"
+        raise StorageError("is not empty", where=folder, hint=hint)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".gitignore").write_text(_IGNORED)
+
+
+def _say(label: str, line: str) -> None:
+    typer.echo(f"{label:<9}{line}")
