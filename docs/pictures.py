@@ -1,4 +1,4 @@
-"""Pictures of the README and docs: the sample's grid, a comparison and a report in a browser.
+"""Pictures of the README and docs: grid and edit of the sample, comparison and report in a browser.
 
     python docs/pictures.py
 
@@ -16,11 +16,13 @@ import tempfile
 from pathlib import Path
 
 import yaml
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 FOLDER = Path(__file__).parent
 RUN, SECOND = "michael_gove", "michael_gove-rank2"
 PAGE, REPORT = f"compare_{RUN}_vs_{SECOND}", f"report_{RUN}"
+CAPTION = "a {} ring on a grey and white checked background, michael_gove style"
+TILE, LINE = 192, 22  # pixels of a picture and of a line of text
 SIZE, TALL = (1100, 700), (820, 1120)  # pixels of the browser's window
 
 
@@ -37,6 +39,40 @@ def build(temporary: Path) -> None:
     for words in (["compare", RUN, SECOND], ["report", RUN]):
         command = [sys.executable, "-m", "latentmake", *words, "-c", str(config)]
         subprocess.run(command, check=True)
+
+
+def draw_an_edit(temporary: Path) -> None:
+    """Train before and after one caption was edited, and draw what the same prompt gives."""
+    pictures, config = temporary / "pictures", temporary / "edit.yaml"
+    shutil.copytree("data/michael_gove", pictures)
+    values = yaml.safe_load(Path("config/config.yaml").read_text())
+    values["datasets"] = {"edit": {"path": str(pictures)}}
+    run = values["runs"].pop(RUN) | {"datasets": ["edit"]}
+    run["trainer"]["samples"]["prompts"] = [CAPTION.format("red")]
+    values["runs"] = {"edit": run}
+    config.write_text(yaml.safe_dump(values))
+    build = [sys.executable, "-m", "snakemake", "--cores", "all", "train_edit"]
+    tiles = [Image.open(pictures / "blue_ring.webp")]
+    for colour in ("blue", "red"):
+        (pictures / "blue_ring.txt").write_text(CAPTION.format(colour))
+        subprocess.run([*build, "--configfile", str(config)], check=True)
+        tiles.append(Image.open("runs/edit/samples/step-000300_00.png"))
+    lines = (
+        ("a picture of the dataset", "its caption: a blue ring ..."),
+        ("prompt: a red ring ...", "before the edit"),
+        ("prompt: a red ring ...", "after the caption became a red ring ..."),
+    )
+    font = ImageFont.load_default(15)
+    wide = TILE + 96
+    drawn = Image.new("RGB", (wide * 3, TILE + 2 * LINE + 16), "white")
+    draw = ImageDraw.Draw(drawn)
+    for number, (tile, words) in enumerate(zip(tiles, lines, strict=True)):
+        left = number * wide
+        tile = ImageOps.fit(tile.convert("RGB"), (TILE, TILE), Image.Resampling.BICUBIC)
+        drawn.paste(tile, (left + 8, 8))
+        for row, text in enumerate(words):
+            draw.text((left + 8, TILE + 12 + row * LINE), text, "black", font)
+    drawn.save(temporary / "edit.png")
 
 
 def photograph(name: str, target: Path, part: str, window: tuple[int, int] = SIZE) -> None:
@@ -65,6 +101,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         temporary = Path(name)
         build(temporary)
+        draw_an_edit(temporary)
         photograph(PAGE, temporary / "compare.png", "prompt=4&step=300")
         photograph(REPORT, temporary / "report.png", "", TALL)
         keep(Path(f"runs/{RUN}/samples.png"), FOLDER / "samples.png")
