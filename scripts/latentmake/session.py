@@ -102,7 +102,9 @@ class Session:
         """Print the plan, and write it for the processes that Snakemake starts."""
         request, asks, more = self._request, self._facts.asks, self.graph.words
         made, trained = request.orders(self.plan), request.trained
-        self._table = report(self._facts, self.plan, trained, made, dry=asks, more=more)
+        self._table = report(
+            self._facts, self.plan, trained, made, kinds=request.kinds, dry=asks, more=more
+        )
         if not asks:
             jobs = {job.rule: [each.name for each in job.orders] for job in self.plan.jobs}
             PlanFile(jobs=jobs, runs=orders).write(time.time_ns())

@@ -20,7 +20,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order, Part, Target
 from latentmake.plan.run_plan import RunPlan, is_reg
 from latentmake.reports.explanation import recipe_changes
-from latentmake.reports.plan_report import row_of
+from latentmake.reports.plan_report import faulty_items, row_of
 
 
 class StatusRow(BaseModel, extra="forbid", frozen=True):
@@ -69,22 +69,6 @@ def status_of(facts: Facts, plan: RunPlan) -> Status:
         builds=running_builds(),
         lines=[*_lines(facts, plan)],
     )
-
-
-def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
-    """Return dataset -> a line for each faulty item, of this plan or of a job of an earlier build.
-
-    Faults of jobs count while the item is as it was then, and is skipped or still to be encoded.
-    """
-    found: dict[str, list[str]] = {}
-    for name in facts.config.runs[plan.name].datasets:
-        parts = [state for part, state in plan.parts.items() if part.dataset == name]
-        stale = {each.item.stem for state in parts for each in state.stale}
-        skips = facts.config.datasets[name].on_error == "skip"
-        lines = [fault.line for fault in plan.faults.get(name, ())]
-        lines += [x["line"] for x in facts.noted(name) if skips or x["stem"] in stale]
-        found[name] = [*dict.fromkeys(lines)]
-    return found
 
 
 def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
