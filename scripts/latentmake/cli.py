@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 import latentmake
 from latentmake.errors import UserError, system_error
 
+_MAKE = "Make (runs Snakemake)"
 _BEGIN = "Begin (writes a configuration)"
 _LOOK = "Look (builds nothing; safe beside a running build)"
 _KEEP = "Keep house (no build may run meanwhile)"
@@ -39,6 +40,9 @@ class _Words(TyperGroup):
         while args and args[0].partition("=")[0] in _WITH_VALUE:
             count = 1 if "=" in args[0] else 2
             shared, args = shared + args[:count], args[count:]
+        if args[:1] == ["build"] and "--" in args:
+            cut = args.index("--")
+            args, ctx.obj = args[:cut], args[cut + 1 :]  # what is Snakemake's
         return super().parse_args(ctx, args[:1] + shared + args[1:])
 
     def invoke(self, ctx: Any) -> Any:
@@ -80,6 +84,7 @@ def _main(
 
 
 for _panel, _words in (
+    (_MAKE, "build"),
     (_BEGIN, "init import_"),
     (_LOOK, "status explain check verify captions report compare doctor"),
     (_KEEP, "prune adopt"),

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
-from pathlib import Path
-from shlex import quote
 
 from latentmake.errors import SourceError
 from latentmake.files.workspace import human, is_remote, shortages
@@ -16,7 +14,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.orders import Order, Part
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.plan.state import REASONS, PartState
@@ -263,33 +260,3 @@ def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
 
 def _are(count: int) -> str:
     return f"{count} {'is' if count == 1 else 'are'}"
-
-
-def report_built(
-    orders: Sequence[Order], trained: Sequence[str], configfiles: Sequence[Path]
-) -> None:
-    """Print how many targets a build encoded, and how to compare the runs that it trained anew."""
-    if orders:
-        sys.stderr.write(f"{_encoded(orders)}\n")
-    options = "".join(f" -c {quote(str(file))}" for file in configfiles)
-    sys.stderr.writelines(_previous(run, options) for run in trained)
-
-
-def _previous(run: str, options: str) -> str:
-    """Return the line on the previous result of a run that was trained anew; "" without one."""
-    folder = run_folder(run) / PREVIOUS
-    if (folder / "samples.png").is_file():
-        command = f"latentmake compare {run}{options}"
-        return f"next: compare {run} with its previous result: {command}\n"
-    has_record = (folder / "training.json").is_file()
-    return f"{run}: its previous result is in {folder}\n" if has_record else ""
-
-
-def _encoded(orders: Sequence[Order]) -> str:
-    """Return how many targets a build encoded: `1 text encoded, 0 latents`."""
-    counts = Counter[str]()
-    for order in orders:
-        if receipt := receipts.read_receipt(order.receipt):
-            counts[order.kind] += receipt.counts.get("encoded", 0)
-    latents = counted(counts["latents"], "latent")
-    return f"{counted(counts['text'], 'text')} encoded, {latents}"
