@@ -17,8 +17,7 @@ from latentmake import backends
 from latentmake.config.root import parse
 from latentmake.entry import exit_on_mistake
 from latentmake.files.workspace import check_folder, check_run_folder, claim
-from latentmake.graph import Graph
-from latentmake.index.memo import MEMO
+from latentmake.graph import Graph, touch_stand_in
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.reports.plan_report import report
 from latentmake.request import FOLLOWING, PlanFile, Request, followed, plan_extras
@@ -115,7 +114,7 @@ class Session:
             jobs = {job.rule: [each.name for each in job.orders] for job in self.plan.jobs}
             PlanFile(jobs=jobs, runs=orders).write(time.time_ns())
         elif self.plan.jobs or not self.idle:
-            MEMO.touch()
+            touch_stand_in()
 
     def _plan_runs(self, *, side_by_side: int | None) -> dict[str, dict[str, str]]:
         """Plan what targets need; return run -> kind of an order -> its path."""

@@ -131,6 +131,7 @@ class Result:
             (match[0], match.start(), match.end()) for match in re.finditer(r"-+", lines[start + 1])
         ]
         header = [lines[start][begin:end].strip() for _, begin, end in columns]
+        header = ["changed recipe" if head == "recipe" else head for head in header]
         rows: dict[tuple[str, str], Counter[str]] = {}
         for line in lines[start + 2 :]:
             if not line.strip():

@@ -127,7 +127,7 @@ def _finished(orders: Sequence[Order]) -> str:
     targets = [target for order in orders for item in order.items for target in item.targets]
     if not targets:
         return "all caches"
-    return f"{sum(map(is_made, targets))} of {counted(len(targets), 'cache file')}"
+    return f"{sum(map(is_made, targets))} of {len(targets)} cache files"
 
 
 def is_made(target: Target) -> bool:

@@ -15,7 +15,7 @@ from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Part
-from latentmake.plan.run_plan import Plan, RunPlan
+from latentmake.plan.run_plan import Plan, RunPlan, faulty_items
 from latentmake.plan.state import REASONS, PartState
 
 _ENLARGED = 1.01  # times: less is the rounding of sides
@@ -114,22 +114,6 @@ def row_of(part: Part) -> tuple[str, str, str]:
     return part.dataset, part.model, kind
 
 
-def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
-    """Return dataset -> a line for each faulty item, of this plan or of a job of an earlier build.
-
-    Faults of jobs count while the item is as it was then, and is skipped or still to be encoded.
-    """
-    found: dict[str, list[str]] = {}
-    for name in facts.config.runs[plan.name].datasets:
-        parts = [state for part, state in plan.parts.items() if part.dataset == name]
-        stale = {each.item.stem for state in parts for each in state.stale}
-        skips = facts.config.datasets[name].on_error == "skip"
-        lines = [fault.line for fault in plan.faults.get(name, ())]
-        lines += [x["line"] for x in facts.noted(name) if skips or x["stem"] in stale]
-        found[name] = [*dict.fromkeys(lines)]
-    return found
-
-
 def stopped_by(facts: Facts, plan: RunPlan) -> str:
     """Return a line on the faulty items that keep a run from its training; "" without any."""
     found, videos = list[str](), False
@@ -190,10 +174,8 @@ def report(
         f"{need.what}: {human(need.size)} in {need.folder}" for need in plan.needs if need.size
     ]
     lines += [more] * bool(more)
-    known = {fault.line for run in runs for faults in run.faults.values() for fault in faults}
-    noted = (line for run in runs for found in faulty_items(facts, run).values() for line in found)
-    lines = [*(f"faulty: {line}" for line in dict.fromkeys(noted) if line not in known), *lines]
-    whole = (run for name, run in plan.runs.items() if len(kinds[name]) > 1)
+    lines = [*_noted(facts, runs), *lines]
+    whole = (run for name, run in plan.runs.items() if len(kinds[name]) > 1 and _may_stop(run))
     lines += [line for run in whole if (line := stopped_by(facts, run))]
     text = plan_table(plan, orders, lines, kinds=kinds)
     sys.stderr.write(f"{text}\n" if text else "")
@@ -205,6 +187,21 @@ def report(
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")
     return text
+
+
+def _may_stop(plan: RunPlan) -> bool:
+    return bool(plan.faults) or any(state.stale for state in plan.parts.values())
+
+
+def _noted(facts: Facts, runs: Iterable[RunPlan]) -> Iterator[str]:
+    """Yield a line for each fault that a job of an earlier build has found."""
+    known = set[str]()
+    for run in runs:
+        if _may_stop(run):
+            known |= {fault.line for faults in run.faults.values() for fault in faults}
+            found = {line for lines in faulty_items(facts, run).values() for line in lines}
+            yield from (f"faulty: {line}" for line in sorted(found - known, key=_in_numbers))
+            known |= found
 
 
 def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:

@@ -17,10 +17,10 @@ from latentmake.plan import receipts, store
 from latentmake.plan.build import running
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order, Part
-from latentmake.plan.run_plan import RunPlan, is_reg
+from latentmake.plan.run_plan import RunPlan, faulty_items, is_reg
 from latentmake.reports.explanation import recipe_changes
 from latentmake.reports.outcome import is_made
-from latentmake.reports.plan_report import faulty_items, row_of
+from latentmake.reports.plan_report import row_of
 
 
 class StatusRow(BaseModel, extra="forbid", frozen=True):

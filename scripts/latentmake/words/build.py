@@ -15,6 +15,7 @@ import yaml
 
 from latentmake import commandline
 from latentmake.config.document import check_file
+from latentmake.entry import TOLD_AT_THE_END
 from latentmake.errors import ConfigError, first_line, nearest
 from latentmake.regular import read_regular
 from latentmake.request import word_and_run
@@ -61,6 +62,7 @@ def build(
     arguments = [*names, "--quiet", "all", "--snakefile", str(HOME / "Snakefile")]
     if found != [_DEFAULT]:
         arguments += ["--configfile", *(os.path.relpath(file) for file in found)]
+    os.environ[TOLD_AT_THE_END] = "1"
     arguments += ["--dry-run"] * dry_run + (["--profile", profile] if profile else [])
     raise typer.Exit(_snakemake([*arguments, *(context.obj or ())]))
 

@@ -15,9 +15,9 @@ from latentmake.files.workspace import duration, free, human, shortages
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Part
-from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.run_plan import RunPlan, faulty_items
 from latentmake.plan.state import REASONS, PartState
-from latentmake.reports.plan_report import counted, faulty_items, stopped_by
+from latentmake.reports.plan_report import counted, stopped_by
 from latentmake.reports.status import Status, StatusRow, status_of
 from latentmake.training.findings import Finding, Verdict, checklist, failed, image_findings
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened, table
