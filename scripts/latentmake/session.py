@@ -205,7 +205,7 @@ class Session:
         """Say that all that is asked for is up to date, and where the results are."""
         from latentmake.reports import outcome
 
-        outcome.tell(outcome.up_to_date(self.weights(self._request.runs)))
+        outcome.tell(outcome.up_to_date(self.weights(self._request.runs or self._request.targets)))
 
     def described(self) -> dict[str, str]:
         """Return the plan's table and the provenance of the runs' weights."""

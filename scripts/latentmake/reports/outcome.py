@@ -46,7 +46,10 @@ def built(
 
 
 def up_to_date(results: Mapping[str, str]) -> list[str]:
-    """Return the last lines of a build that had nothing to do; a run's result is "" without one."""
+    """Return the last lines of a build that had nothing to do.
+
+    `results` has the weights of each run or file that was asked for; "" where it has none.
+    """
     runs = ", ".join(results)
     lines = [f"{runs or 'everything'}: up to date, nothing to do"]
     if len(results) == 1:
