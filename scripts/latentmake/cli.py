@@ -1,4 +1,4 @@
-"""The command `latentmake`, which answers questions and keeps house; Snakemake makes the files.
+"""The command `latentmake`, which builds by Snakemake, answers questions and keeps house.
 
 Each word is a function of a module in `latentmake.words`. Exit status: 0 fine, 1 findings, 2 a
 mistake in the command or the configuration.
@@ -21,8 +21,9 @@ _BEGIN = "Begin (writes a configuration)"
 _LOOK = "Look (builds nothing; safe beside a running build)"
 _KEEP = "Keep house (no build may run meanwhile)"
 _EPILOG = (
-    "Snakemake makes the files: `snakemake --cores 1 train_RUN`, `caches_RUN`, `generate_RUN` and "
-    "others. Exit status: 0 fine, 1 findings, 2 a mistake in the command or the configuration."
+    "`latentmake build RUN` trains; other targets are `caches_RUN`, `generate_RUN` and others. "
+    "`snakemake` makes the same. Exit status: 0 fine, 1 findings or a failed job, 2 a mistake in "
+    "the command or the configuration."
 )
 _MODULES = {  # of words that are not modules of their own
     **dict.fromkeys(("captions", "report", "compare"), "pages"),
@@ -80,7 +81,7 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Ask about the caches, captions and trainings of a project, and keep it tidy."""
+    """Build caches and trainings of a project, ask about them, and keep it tidy."""
 
 
 for _panel, _words in (
