@@ -128,7 +128,7 @@ onsuccess:
 
 
 onerror:
-    SESSION.end(succeeded=False)
+    SESSION.end(succeeded=False, failed=commandline.failed_logs(workflow))
 
 
 if IS_MODULE:

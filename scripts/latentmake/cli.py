@@ -1,4 +1,4 @@
-"""The command `latentmake`, which answers questions and keeps house; Snakemake makes the files.
+"""The command `latentmake`, which builds by Snakemake, answers questions and keeps house.
 
 Each word is a function of a module in `latentmake.words`. Exit status: 0 fine, 1 findings, 2 a
 mistake in the command or the configuration.
@@ -17,12 +17,14 @@ from typer.core import TyperGroup
 import latentmake
 from latentmake.errors import UserError, system_error
 
+_MAKE = "Make (runs Snakemake)"
 _BEGIN = "Begin (writes a configuration)"
 _LOOK = "Look (builds nothing; safe beside a running build)"
 _KEEP = "Keep house (no build may run meanwhile)"
 _EPILOG = (
-    "Snakemake makes the files: `snakemake --cores 1 train_RUN`, `caches_RUN`, `generate_RUN` and "
-    "others. Exit status: 0 fine, 1 findings, 2 a mistake in the command or the configuration."
+    "`latentmake build RUN` trains; other targets are `caches_RUN`, `generate_RUN` and others. "
+    "`snakemake` makes the same. Exit status: 0 fine, 1 findings or a failed job, 2 a mistake in "
+    "the command or the configuration."
 )
 _MODULES = {  # of words that are not modules of their own
     **dict.fromkeys(("captions", "report", "compare"), "pages"),
@@ -41,6 +43,9 @@ class _Words(TyperGroup):
         while args and args[0].partition("=")[0] in _WITH_VALUE:
             count = 1 if "=" in args[0] else 2
             shared, args = shared + args[:count], args[count:]
+        if args[:1] == ["build"] and "--" in args:
+            cut = args.index("--")
+            args, ctx.obj = args[:cut], args[cut + 1 :]  # what is Snakemake's
         return super().parse_args(ctx, args[:1] + shared + args[1:])
 
     def invoke(self, ctx: Any) -> Any:
@@ -93,10 +98,11 @@ def _main(
         ),
     ] = False,
 ) -> None:
-    """Ask about the caches, captions and trainings of a project, and keep it tidy."""
+    """Build caches and trainings of a project, ask about them, and keep it tidy."""
 
 
 for _panel, _words in (
+    (_MAKE, "build"),
     (_BEGIN, "new demo init import_"),
     (_LOOK, "status explain check verify captions report compare doctor"),
     (_KEEP, "prune adopt"),

@@ -161,6 +161,22 @@ def prepare_jobs(workflow: Any) -> None:
             job.input = InputFiles(x for x in job.input if not x.startswith(".latentmake/"))
 
 
+def failed_logs(workflow: Any) -> dict[str, str] | None:
+    """Return the rules of the jobs that failed, with their logs; None if a user ended the build.
+
+    Then Snakemake has jobs left that run, or that it has not heard of.
+    """
+    scheduler = workflow.scheduler
+    if scheduler.running or not scheduler.failed:
+        return None
+    return {job.name: next(map(str, job.log), "") for job in scheduler.failed}
+
+
+def last_session() -> Session | None:
+    """Return the session of the Snakefile that this process has read; None before it has."""
+    return next(reversed(_SESSIONS.values()), None)
+
+
 # -- modules --------------------------------------------------------------------------------------
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from latentmake.errors import UserError, system_error
+
+TOLD_AT_THE_END = "LATENTMAKE_TOLD_AT_THE_END"
+"""Environment variable of jobs whose errors are the last lines of a build: they only log them."""
 
 
 @contextlib.contextmanager
@@ -27,8 +31,9 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
     with path.open("ab", buffering=0) as file:  # a buffer would fail again on a full disk
 
         def say(line: str) -> None:
-            with contextlib.suppress(OSError):  # the terminal was closed
-                Progress.write(line, file=sys.stderr)
+            if not (line.startswith("error: ") and TOLD_AT_THE_END in os.environ):
+                with contextlib.suppress(OSError):  # the terminal was closed
+                    Progress.write(line, file=sys.stderr)
             # A full disk must not hide the message about it.
             with contextlib.suppress(OSError):
                 file.write(f"{line}\n".encode("utf-8", "backslashreplace"))

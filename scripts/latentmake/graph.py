@@ -39,6 +39,12 @@ Inputs = dict[str, list[str] | str]
 
 _STAND_IN = str(MEMO)  # for orders, which a command that only asks does not write; as new as these
 
+
+def touch_stand_in() -> None:
+    """Make the file that stands for orders, where a command that only asks has any."""
+    MEMO.touch()
+
+
 MOST = 1_000
 """Cache files of a whole graph, where the configuration does not say otherwise."""
 

@@ -147,15 +147,19 @@ class Request:
                 raise _unknown(target, rules, self.words)
 
 
-def _parts(target: str, runs: Collection[str]) -> tuple[str, str]:
-    """Return word and run of a target; empty where it is none of a run."""
-    word, _, name = target.partition("_")
+def word_and_run(target: str) -> tuple[str, str]:
+    """Return word and run of a target, whether or not there is such a run; empty without one."""
+    word, _, name = _PAGE.sub(r"\1", target).partition("_")
     if target.startswith("runs/"):
         _, name, file, *_ = (*target.split("/", 3), "", "")
         word = _FILES.get(file, "train")
-    if word not in _WORDS or not name or "/" in name:
-        return "", ""
-    if name not in runs:
+    return (word, name) if word in _WORDS and name and "/" not in name else ("", "")
+
+
+def _parts(target: str, runs: Collection[str]) -> tuple[str, str]:
+    """Return word and run of a target; empty where it is none of a run."""
+    word, name = word_and_run(target)
+    if name and name not in runs:
         guess = nearest(name, runs)
         meant = target.replace(name, guess or "", 1)
         hint = f"did you mean `{meant}`?" if guess else f"known: {', '.join(runs)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,7 @@ from latentmake import backends
 from latentmake.config.root import parse
 from latentmake.entry import exit_on_mistake
 from latentmake.files.workspace import check_folder, check_run_folder, claim
-from latentmake.graph import Graph
-from latentmake.index.memo import MEMO
+from latentmake.graph import Graph, touch_stand_in
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.reports.plan_report import report
 from latentmake.request import FOLLOWING, PlanFile, Request, followed, plan_extras
@@ -35,6 +34,9 @@ class Session:
         plan: of the runs asked for; only its jobs in a process that does not plan.
         graph: what Snakemake knows of the plan.
         memo: knows past jobs; None in a process that does not plan.
+        began: whether the build has begun its jobs.
+        interrupted: whether a user ended the build.
+        idle: whether there is nothing to do, as far as the plan knows.
 
     Args:
         values: the configuration file as read.
@@ -66,6 +68,8 @@ class Session:
         self._main = main
         self.memo: object = None
         self._build: Build | None = None
+        self._sizes: dict[str, int] = {}  # of logs of earlier jobs
+        self.began = self.interrupted = self.idle = False
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
                 check_folder(home, dry=asks)
@@ -102,12 +106,15 @@ class Session:
         """Print the plan, and write it for the processes that Snakemake starts."""
         request, asks, more = self._request, self._facts.asks, self.graph.words
         made, trained = request.orders(self.plan), request.trained
-        self._table = report(self._facts, self.plan, trained, made, dry=asks, more=more)
+        self.idle = not made and not {*chain(*orders.values())} - {"trainer"}
+        self._table = report(
+            self._facts, self.plan, trained, made, kinds=request.kinds, dry=asks, more=more
+        )
         if not asks:
             jobs = {job.rule: [each.name for each in job.orders] for job in self.plan.jobs}
             PlanFile(jobs=jobs, runs=orders).write(time.time_ns())
-        elif self.plan.jobs or {*chain(*orders.values())} - {"trainer"}:
-            MEMO.touch()
+        elif self.plan.jobs or not self.idle:
+            touch_stand_in()
 
     def _plan_runs(self, *, side_by_side: int | None) -> dict[str, dict[str, str]]:
         """Plan what targets need; return run -> kind of an order -> its path."""
@@ -148,8 +155,10 @@ class Session:
 
     def begin(self) -> None:
         """Tell others of the build: after Snakemake locked, before any job."""
+        self.began = True
         if self._build is None:
             return
+        self._sizes = {str(x): x.stat().st_size for x in Path("logs").rglob("*.log")}
         orders = self._request.orders(self.plan)
         built = [run for name, run in self.plan.runs.items() if self._request.kinds[name]]
         claim({part.dataset for run in built for part in run.parts})
@@ -159,22 +168,44 @@ class Session:
             targets, declares = self._request.targets, bool(self.graph.nodes)
             self._build.begin(orders, trained, targets, made, declares=declares)
 
-    def end(self, *, succeeded: bool, configfiles: Sequence[Path] = ()) -> None:
-        """Clean up, before Snakemake unlocks; a build that succeeded says what it made.
+    def end(
+        self,
+        *,
+        succeeded: bool,
+        configfiles: Sequence[Path] = (),
+        failed: Mapping[str, str] | None = None,
+    ) -> None:
+        """Clean up, before Snakemake unlocks, and say what was made, or what failed.
 
-        `configfiles` are those of the command line, for the commands that it names.
+        Args:
+            succeeded: whether all jobs did.
+            configfiles: those of the command line, for the commands that it names.
+            failed: rules of the jobs that failed, with their logs; None if a user ended the build.
         """
         if self._build is None:
             return
         self._build.end(self.config.store.keep if succeeded else None)
-        if not succeeded:
-            return
-        trained = [self.plan.runs[name] for name in self._request.trained]
-        if self._build.orders or any(run.reasons for run in trained):
-            from latentmake.reports.plan_report import report_built
+        from latentmake.reports import outcome
 
-            names = [run.name for run in trained if run.reasons]
-            report_built(self._build.orders, names, configfiles)
+        orders, self.interrupted = self._build.orders, not succeeded and failed is None
+        if failed:
+            outcome.tell(outcome.failed(failed, self._sizes, orders))
+        elif not succeeded:
+            outcome.tell(outcome.interrupted(orders))
+        else:
+            asked = [self.plan.runs[name] for name in self._request.trained]
+            trained = self.weights(run.name for run in asked if run.reasons)
+            outcome.tell(outcome.built(orders, trained, configfiles))
+
+    def weights(self, runs: Iterable[str]) -> dict[str, str]:
+        """Return run -> the weights that its training makes; "" without a training."""
+        return {run: next(iter(self.graph.results(run, "train")), "") for run in runs}
+
+    def tell_idle(self) -> None:
+        """Say that all that is asked for is up to date, and where the results are."""
+        from latentmake.reports import outcome
+
+        outcome.tell(outcome.up_to_date(self.weights(self._request.runs or self._request.targets)))
 
     def described(self) -> dict[str, str]:
         """Return the plan's table and the provenance of the runs' weights."""

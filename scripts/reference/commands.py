@@ -17,9 +17,9 @@ _SHARED = ("configfile", "configfiles", "directory", "as_json")
 _HEAD = ("argument or option", "meaning")
 _TEXT = """# Commands of latentmake
 
-Snakemake makes files; `latentmake` answers questions and keeps house. [Usage](../usage.md)
-explains both with examples. `latentmake --help` lists the commands, `latentmake COMMAND --help`
-shows the options of one.
+`latentmake build` makes files, the other commands answer questions and keep house.
+[Usage](../usage.md) explains them with examples. `latentmake --help` lists the commands,
+`latentmake COMMAND --help` shows the options of one.
 
 {table}
 
@@ -28,8 +28,9 @@ shows the options of one.
 {shared}
 
 `-c` and `--directory` may also stand before the command. The exit status is 0 if all is well, 1
-if `check` or `verify` finds something wrong, and 2 after a mistake in the command or the
-configuration. `latentmake --install-completion` sets up the completion of your shell.
+if a job of `build` failed or if `check` or `verify` finds something wrong, and 2 after a mistake in
+the command or the configuration. `latentmake --install-completion` sets up the completion of your
+shell.
 """
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter, logger
+from snakemake.settings.enums import Quietness
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import OutputSettingsLoggerInterface
@@ -26,6 +27,13 @@ _STEPS = re.compile(
     r"|(Select jobs to|Execute \d+ jobs|Building DAG|Using shell|Rules claiming)"
     r"|(Assuming unrestricted|Conda environments: ignored)"
 )
+# What the last lines of a build say, which `latentmake.reports.outcome` prints.
+_ENDS = re.compile(
+    r"Complete log|Elapsed time|Terminating processes|Exiting because a job execution failed"
+    r"|WorkflowError:\s+At least one job did not complete|RuleException:\s+CalledProcessError"
+)
+# Of a dry run, whose plan says all of it.
+_DRY = re.compile(r"Reasons:|.*The order of jobs\s+does not reflect")
 _MOST_BYTES = 4_000_000
 _FILES: dict[str, Any] = {"input": [], "output": [], "resources": {}}
 
@@ -33,8 +41,9 @@ _FILES: dict[str, Any] = {"input": [], "output": [], "resources": {}}
 class LogHandler(LogHandlerBase):
     """Print the lines of Snakemake, without its own steps and those of single cache files.
 
-    Jobs on this machine are shown without their files. Dry runs and jobs on a cluster show
-    them; `--verbose` shows everything.
+    Jobs on this machine are shown without their files, those on a cluster with them. A dry run
+    shows no jobs, unless `--printshellcmds` asks for them. `--verbose` shows everything, and
+    `--quiet all`, which `latentmake build` chooses, where the log of each job is.
     """
 
     writes_to_stream = has_filter = has_formatter = True
@@ -51,11 +60,12 @@ class LogHandler(LogHandlerBase):
         asked, lines = self.common_settings, _Lines(self.common_settings)
         stream = sys.stdout if asked.stdout else sys.stderr
         handler = ColorizingTextHandler(asked.nocolor, stream, formatter=lines, filter=lines)
-        handler.addFilter(
-            DefaultFilter(
-                asked.quiet, asked.debug_dag, asked.verbose, asked.dryrun, asked.printshellcmds
+        if not lines.brief:
+            handler.addFilter(
+                DefaultFilter(
+                    asked.quiet, asked.debug_dag, asked.verbose, asked.dryrun, asked.printshellcmds
+                )
             )
-        )
         logger.addHandler(handler)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -69,7 +79,10 @@ class _Lines(logging.Formatter):
         super().__init__()
         self._default = DefaultFormatter(asked.quiet, asked.show_failed_logs)
         self._verbose = asked.verbose
+        self.brief = Quietness.ALL in (asked.quiet or ()) and not asked.verbose
         self._short = not asked.verbose and not asked.dryrun
+        self._plan_only = asked.dryrun and not asked.printshellcmds
+        self._counted = False  # whether the jobs of a dry run are
         self._cache_files = set[int]()  # numbers of their jobs
         self._last = -1  # number of the job that ended last
 
@@ -82,6 +95,13 @@ class _Lines(logging.Formatter):
             self._short = False  # jobs run on a cluster
         if self._verbose:
             return True
+        if _ENDS.match(str(record.msg)) or (self._plan_only and self._is_planned(record, event)):
+            return False
+        if self.brief:
+            begins = event == LogEvent.JOB_INFO and not self._plan_only and bool(_log_of(record))
+            return begins or (record.levelno >= logging.ERROR and event != LogEvent.JOB_ERROR)
+        if event == LogEvent.JOB_ERROR and self._short and _is_told(_log_of(record)):
+            return False
         if event == LogEvent.JOB_INFO and not getattr(record, "threads", 1):
             # The rule of a cache file takes no thread: a job has written the file.
             self._cache_files.add(record.jobid)  # type: ignore[attr-defined]
@@ -93,11 +113,42 @@ class _Lines(logging.Formatter):
         finished = event == LogEvent.JOB_FINISHED and self._short
         return not finished and not _STEPS.match(str(record.msg))
 
+    def _is_planned(self, record: logging.LogRecord, event: LogEvent | None) -> bool:
+        """Return whether a line of a dry run tells what others tell."""
+        again = event == LogEvent.RUN_INFO and self._counted
+        self._counted |= event == LogEvent.RUN_INFO
+        return again or event == LogEvent.JOB_INFO or _DRY.match(str(record.msg)) is not None
+
     def format(self, record: logging.LogRecord) -> str:
         """Return a line as Snakemake writes it. Other loggers get the same record, unchanged."""
+        if getattr(record, "exception", "") == "LockException":
+            return _locked()
+        if self.brief and getattr(record, "event", None) == LogEvent.JOB_INFO:
+            log = _log_of(record)
+            _, word, place, *_ = (*Path(log).with_suffix("").parts, "", "")
+            return f"{'training' if word == 'train' else word} of {place}: {log}"
         if self._short and getattr(record, "event", None) == LogEvent.JOB_INFO:
             record = logging.makeLogRecord(vars(record) | _FILES)
         return str(self._default.format(record))
+
+
+def _log_of(record: logging.LogRecord) -> str:
+    """Return the log of a job of ours; "" of another."""
+    return next((log for log in getattr(record, "log", ()) if log.startswith("logs/")), "")
+
+
+def _is_told(log: str) -> bool:
+    """Return whether a job on this machine has printed the fault that its log holds."""
+    with contextlib.suppress(OSError):
+        return b"error: " in Path(log).read_bytes()[-_MOST_BYTES:] if log else False
+    return False
+
+
+def _locked() -> str:
+    """Return a line on the build that has locked this folder."""
+    if build := sys.modules.get("latentmake.plan.build"):
+        return f"error: {build.locked()}"
+    return "error: another build has locked this folder; wait until it ends"
 
 
 def _explain_configuration() -> None:

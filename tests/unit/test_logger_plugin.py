@@ -60,7 +60,8 @@ def log(*events: dict[str, Any], **options: Any) -> None:
     manager = LoggerManager(logger, OutputSettings(log_handler_settings=plugins, **options))
     for event in events:
         extra = dict(event)
-        logger.info(extra.pop("msg", "a line"), extra=extra)
+        level = logging.ERROR if "exception" in extra else logging.INFO
+        logger.log(level, extra.pop("msg", "a line"), extra=extra)
     manager.stop()
 
 
@@ -87,8 +88,15 @@ def test_a_job_on_a_cluster_is_shown_with_its_files(
     assert lines(capsys.readouterr().err) == [*progress, *FULL, *progress]
 
 
-def test_a_dry_run_shows_files_on_the_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    log({"msg": "Building DAG of jobs..."}, JOB, dryrun=True, stdout=True)
+def test_a_dry_run_shows_jobs_and_their_files_where_it_is_asked_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counts = {"event": LogEvent.RUN_INFO, "msg": "Job stats:"}
+    reasons = {"msg": "Reasons:\n    (check individual jobs above for details)"}
+    log(counts, JOB, counts, reasons, dryrun=True)
+    assert lines(capsys.readouterr().err) == ["Job stats:"]
+    asked = {"dryrun": True, "stdout": True, "printshellcmds": True}
+    log({"msg": "Building DAG of jobs..."}, JOB, **asked)
     printed = capsys.readouterr()
     assert lines(printed.out) == FULL and not printed.err
 
@@ -108,3 +116,51 @@ def test_the_log_of_a_failed_job_is_shown(
     printed = lines(capsys.readouterr().err)
     assert "Error in rule encode:" in printed and "error: a.png: truncated" in printed
     assert "    input: order.json" in printed
+
+
+def test_a_failed_job_on_this_machine_has_said_what_its_log_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    Path("logs/a.log").write_text("error: a.png: truncated\n")
+    Path("logs/killed.log").touch()
+    error = {"msg": None, "conda_env": None, "shellcmd": None, "aux": {}}
+    failed = {**JOB, **error, "event": LogEvent.JOB_ERROR}
+    log({**failed, "log": ["logs/a.log"]}, show_failed_logs=True)
+    assert lines(capsys.readouterr().err) == []
+    log({**failed, "log": ["logs/killed.log"]}, show_failed_logs=True)
+    assert "Error in rule encode:" in lines(capsys.readouterr().err)
+    log(NODES, {**failed, "log": ["logs/a.log"]}, show_failed_logs=True)  # on a cluster
+    assert "error: a.png: truncated" in lines(capsys.readouterr().err)
+
+
+def test_quiet_lines_say_which_job_of_ours_begins_and_no_word_of_snakemake(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours = [
+        {**JOB, "log": ["logs/latents/cats/2948e8a03598.log"]},
+        {**JOB, "log": ["logs/train/cats.log"]},
+    ]
+    log({"msg": "Job stats:"}, JOB, *ours, FINISHED, quiet={Quietness.ALL})
+    assert lines(capsys.readouterr().err) == [
+        "latents of cats: logs/latents/cats/2948e8a03598.log",
+        "training of cats: logs/train/cats.log",
+    ]
+    log(*ours, quiet={Quietness.ALL}, dryrun=True)
+    assert lines(capsys.readouterr().err) == []
+
+
+def test_a_folder_that_snakemake_has_locked_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from latentmake.plan import build
+
+    monkeypatch.chdir(tmp_path)
+    words = "Error: Directory cannot be locked. ... --unlock argument."
+    locked = {"msg": words, "event": LogEvent.ERROR, "exception": "LockException"}
+    log(locked)
+    log(locked, quiet={Quietness.ALL})
+    line = f"error: {build.locked()}"
+    assert lines(capsys.readouterr().err) == [line, line]
+    assert "wait until it ends; if none runs on any machine" in line

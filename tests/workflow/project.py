@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,7 @@ class Result:
     def tables(self) -> int:
         return len(_TABLE.findall(self.output))
 
-    def table(self) -> dict[tuple[str, str], dict[str, int]]:
+    def table(self) -> dict[tuple[str, str], Counter[str]]:
         """Return (dataset, kind) -> column -> count, of the plan's table."""
         lines = self.output.splitlines()
         start = next(index for index, line in enumerate(lines) if _TABLE.match(line))
@@ -130,7 +131,8 @@ class Result:
             (match[0], match.start(), match.end()) for match in re.finditer(r"-+", lines[start + 1])
         ]
         header = [lines[start][begin:end].strip() for _, begin, end in columns]
-        rows: dict[tuple[str, str], dict[str, int]] = {}
+        header = ["changed recipe" if head == "recipe" else head for head in header]
+        rows: dict[tuple[str, str], Counter[str]] = {}
         for line in lines[start + 2 :]:
             if not line.strip():
                 break
@@ -138,9 +140,9 @@ class Result:
             if len(cells) < len(header) or not re.fullmatch(r"\.|\d+", cells[-1]):
                 break
             row = dict(zip(header, cells, strict=True))
-            rows[row["dataset"], row["kind"]] = {
-                name: 0 if row[name] == "." else int(row[name]) for name in header[3:]
-            }
+            rows[row["dataset"], row["kind"]] = Counter(
+                {name: 0 if row[name] == "." else int(row[name]) for name in header[3:]}
+            )
         return rows
 
     def one_line(self, *words: str) -> str:

@@ -97,7 +97,7 @@ def changed(before: dict[str, tuple[bytes, int]], after: dict[str, tuple[bytes, 
 def test_clips_are_cut_without_the_models(template: Project, tmp_path: Path) -> None:
     project = template.copy(tmp_path / "project")
     (project / "models").rename(project / "elsewhere")
-    assert project.run("-n", f"clips_{RUN}").jobs == [f"clips_{RUN}"]
+    assert project.run("-n", "-p", f"clips_{RUN}").jobs == [f"clips_{RUN}"]
     refused = project.run("-n", f"clips_{RUN}", f"caches_{RUN}", check=False)
     assert refused.returncode
     refused.one_line("models.wan.vae", "does not exist")
@@ -316,7 +316,7 @@ def test_what_cannot_fit_the_disk_is_refused_before_any_job(
     result = project.run(f"caches_{RUN}", check=False)
     assert result.returncode != 0 and not result.jobs and not project.cache_files()
     assert result.one_line(*words).startswith("error: cache: ")
-    dry = project.run(f"caches_{RUN}", "-n")
+    dry = project.run(f"caches_{RUN}", "-n", "-p")
     assert dry.one_line(*words).startswith("warning: cache: ") and dry.jobs
     result = project.ask("check", RUN, check=False)
     assert result.returncode == 1

@@ -45,7 +45,7 @@ BLANKS = [
 ]
 JOB = re.compile(r"^\[\w{3} \w{3} .*\d{4}\]\n(?:local)?rule .*:\n(?:    .*\n)*", re.MULTILINE)
 TABLE = re.compile(r"Job stats:\njob .*\n[- ]+\n((?:\S+ +\d+\n)+)total .*\n\n*")
-OWN = r"^(Using workflow|Provided cores|Complete log|Elapsed time|\d+ of \d+ steps).*\n"
+OWN = r"^(Using workflow|Provided cores|\d+ of \d+ steps).*\n"
 
 
 def blank(text: str, project: Project) -> str:
@@ -68,7 +68,7 @@ def laid_out(text: str) -> str:
 
 def snakemake(project: Project, *arguments: str) -> str:
     """Return the plan and its jobs, and why they run or what they say, in any order."""
-    result = project.run(*arguments, check=False)
+    result = project.run(*arguments, *["-p"] * ("-n" in arguments), check=False)
     output = re.sub(OWN, "", result.output, flags=re.MULTILINE)
     plan, *said = JOB.split(output)
     plan = TABLE.sub(lambda table: f"jobs: {re.sub(' +', ' ', table[1]).splitlines()}\n", plan)

@@ -123,7 +123,7 @@ def test_the_sample_can_be_planned_before_anything_is_made(tmp_path: Path) -> No
     project = Project.make(tmp_path / "project", {})
     shutil.copy(ROOT / "config/config.yaml", project / "config/config.yaml")
     shutil.copytree(ROOT / "data", project / "data")
-    result = project.run("-n")
+    result = project.run("-n", "-p")
     kinds = {job.rpartition("_")[0] or job for job in result.jobs}
     assert {"encode_latents_michael_gove_tiny-sd", "encode_text_michael_gove_tiny-sd"} <= kinds
     assert {"manifest", "train", "all"} <= kinds

@@ -75,7 +75,7 @@ def test_the_same_files_in_another_place_train_nothing_again(project: Project) -
     said = project.ask("check").output
     assert "models/wan/dit/pipeline/transformer: Wan DiT" in said
     of_dit(project, "models/wan/dit/comfyui_file/dit.safetensors")
-    assert "train_tiny" in project.run("-n", "train_tiny").jobs
+    assert "train_tiny" in project.run("-n", "-p", "train_tiny").jobs
     # The trainer `musubi` knows the original names alone.
     of_dit(project, FOLDER)
     wan.with_trainer(project)

@@ -243,5 +243,14 @@ class _Note(BaseModel):
     trained: list[str]
 
 
+def locked() -> StorageError:
+    """Return the error for a folder that another build has locked, as Snakemake found it."""
+    for _, about in running():
+        what = f"another build makes some of these files ({_asked(about)})"
+        return StorageError(what, hint="wait until it ends")
+    hint = "wait until it ends; if none runs on any machine, run the command with --unlock first"
+    return StorageError("another build has locked this folder", where=Path.cwd(), hint=hint)
+
+
 def _asked(about: Mapping[str, Any]) -> str:
     return f"{' '.join(about['targets']) or 'all'}, process {about['process']}"

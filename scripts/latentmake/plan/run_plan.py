@@ -196,6 +196,22 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
     order.write(plan.manifest_order)
 
 
+def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
+    """Return dataset -> a line for each faulty item, of this plan or of a job of an earlier build.
+
+    Faults of jobs count while the item is as it was then, and is skipped or still to be encoded.
+    """
+    found: dict[str, list[str]] = {}
+    for name in facts.config.runs[plan.name].datasets:
+        parts = [state for part, state in plan.parts.items() if part.dataset == name]
+        stale = {each.item.stem for state in parts for each in state.stale}
+        skips = facts.config.datasets[name].on_error == "skip"
+        lines = [fault.line for fault in plan.faults.get(name, ())]
+        lines += [x["line"] for x in facts.noted(name) if skips or x["stem"] in stale]
+        found[name] = [*dict.fromkeys(lines)]
+    return found
+
+
 def is_reg(facts: Facts, run: str) -> list[str]:
     """Return the datasets of a run's regularisation images, sorted."""
     config = facts.config

@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
-from pathlib import Path
-from shlex import quote
-
-from tabulate import tabulate
 
 from latentmake.errors import SourceError
 from latentmake.files.workspace import human, is_remote, shortages
@@ -18,54 +14,84 @@ from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.orders import Order, Part
-from latentmake.plan.run_plan import Plan
-from latentmake.plan.state import FORCED, REASONS, PartState
+from latentmake.plan.run_plan import Plan, RunPlan, faulty_items
+from latentmake.plan.state import REASONS, PartState
 
 _ENLARGED = 1.01  # times: less is the rounding of sides
+_WIDTH = 80  # characters of a line in a terminal
+_HEADS = {"changed recipe": "recipe"}  # reason -> a shorter head of its column
 _LOOKED_AT = 1000  # pictures of a dataset whose headers are read: that takes a while on a disk
 
 
-def plan_table(plan: Plan, estimates: Iterable[str] = ()) -> str:
+def plan_table(
+    plan: Plan,
+    orders: Collection[Order],
+    estimates: Iterable[str] = (),
+    *,
+    kinds: Mapping[str, Collection[str]] | None = None,
+) -> str:
     """Return a table: number of targets in each state, by dataset, model and part.
 
-    `estimates` are lines about what is to be made.
+    Args:
+        plan: the plan.
+        orders: those that a build carries out.
+        estimates: lines about what is to be made.
+        kinds: run -> kinds of caches that are asked for; all where there is none.
     """
-    parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
+    parts = {
+        part: state
+        for name, run in plan.runs.items()
+        for part, state in run.parts.items()
+        if not kinds or not kinds[name] or parsed(part.name).kind in kinds[name]
+    }
     rows: dict[tuple[str, str, str], Counter[str]] = {}
     for part, state in parts.items():
         row = rows.setdefault(row_of(part), Counter())
         row.update(fresh=state.fresh, orphaned=len(state.orphans))
-        row.update(each.reason for each in state.stale)
-    reasons = [x for x in REASONS if x != FORCED or any(counts[x] for counts in rows.values())]
-    heads = ["fresh", *reasons, "orphaned"]
+        row.update(_HEADS.get(each.reason, each.reason) for each in state.stale)
     faults = {name: found for run in plan.runs.values() for name, found in run.faults.items()}
-    lines = [
-        tabulate(
-            [[*name, *(counts[head] or "." for head in heads)] for name, counts in rows.items()],
-            headers=["dataset", "model", "kind", *heads],
-            disable_numparse=True,
-            colalign=["left"] * 3 + ["right"] * len(heads),
-        )
-    ]
+    lines = _table({name: counts for name, counts in rows.items() if counts.total()})
+    if not plan.runs:
+        lines = []  # files that the command names
     for found in faults.values():
         by_place = sorted(found, key=lambda fault: _in_numbers(fault.path))
         lines += [f"faulty: {fault.line}" for fault in by_place]
     warnings = (line for run in plan.runs.values() for line in run.warnings)
     lines += [f"warning: {line}" for line in dict.fromkeys(warnings)]
     made = Counter[str]()
-    for order in plan.orders:
+    for order in orders:
         made[order.kind] += sum(len(item.targets) for item in order.items)
     if total := made.total():
-        reused = sum(len(order.paths) for order in plan.orders if order.reuses)
+        names = {order.name for order in orders}
+        jobs = sum(any(order.name in names for order in job.orders) for job in plan.jobs)
+        reused = sum(len(order.paths) for order in orders if order.reuses)
         linked = f", {reused} of them by linking" * bool(reused)
         lines.append(
             f"{counted(total, 'target')} to make ({counted(made['latents'], 'latent')}, "
-            f"{counted(made['text'], 'text')}){linked}, in {counted(len(plan.jobs), 'job')}"
+            f"{counted(made['text'], 'text')}){linked}, in {counted(jobs, 'job')}"
         )
     lines += estimates
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _table(rows: Mapping[tuple[str, str, str], Counter[str]]) -> list[str]:
+    """Return the lines of a table without empty columns, of 80 characters if it can be."""
+    reasons = [_HEADS.get(reason, reason) for reason in REASONS]
+    heads = [x for x in (*reasons, "orphaned") if any(counts[x] for counts in rows.values())]
+    heads = ["dataset", "model", "kind", "fresh", *heads]
+    cells = [[*name, *(str(counts[x] or ".") for x in heads[3:])] for name, counts in rows.items()]
+    columns = [[head, *column] for head, *column in zip(heads, *cells, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    if sum(widths) + 2 * len(widths) - 2 > _WIDTH and len({*columns[1][1:]}) == 1:
+        del columns[1], widths[1]  # the same model in each row
+    names = len(columns) - len(heads[3:])
+    columns = [
+        [x.ljust(width) if number < names else x.rjust(width) for x in column]
+        for number, (column, width) in enumerate(zip(columns, widths, strict=True))
+    ]
+    head, *others = zip(*columns, strict=True)
+    return ["  ".join(x).rstrip() for x in (head, ["-" * width for width in widths], *others)]
 
 
 def counted(number: int, noun: str) -> str:
@@ -88,22 +114,45 @@ def row_of(part: Part) -> tuple[str, str, str]:
     return part.dataset, part.model, kind
 
 
+def stopped_by(facts: Facts, plan: RunPlan) -> str:
+    """Return a line on the faulty items that keep a run from its training; "" without any."""
+    found, videos = list[str](), False
+    for name, lines in faulty_items(facts, plan).items():
+        settings = facts.config.datasets[name]
+        if lines and settings.on_error != "skip":
+            videos |= bool(settings.video)
+            found += lines
+    if not found:
+        return ""
+    what = f"the manifest of {plan.name} will not be written"
+    if facts.config.runs[plan.name].trainer is not None:
+        what = f"the training of {plan.name} will not start"
+    count = counted(len(found), "video" if videos else "picture")
+    are, them = ("is", "it") if len(found) == 1 else ("are", "them")
+    return (
+        f"{what}: {count} {are} faulty; repair {them} as the lines `faulty` say, or set "
+        f"`on_error: skip` to train without {them}"
+    )
+
+
 def report(
     facts: Facts,
     plan: Plan,
     trained: Collection[str],
-    orders: Iterable[Order],
+    orders: Collection[Order],
     *,
+    kinds: Mapping[str, Collection[str]],
     dry: bool,
     more: str = "",
 ) -> str:
-    """Print the table of a plan, and return it; "" if the command needs no run.
+    """Print the table of a plan, and return it; "" if the command needs no run and no cache file.
 
     Args:
         facts: of its runs.
         plan: the plan.
         trained: runs whose training is asked for.
         orders: those that a build carries out.
+        kinds: run -> kinds of caches that are asked for.
         dry: whether nothing is built, so that a disk without room is no more than a warning.
         more: a further line.
 
@@ -111,7 +160,7 @@ def report(
         StorageError: what is to be built has no room.
     """
     asked = [run for name, run in plan.runs.items() if name in trained]
-    lines = [*receipts.lines(facts.memo, plan.orders)]
+    lines = [*receipts.lines(facts.memo, orders)]
     lines += [f"training of {run.name}: {run.forecast}" for run in asked if run.forecast]
     lines += [line for run in asked for line in (run.reason, run.note) if line]
     runs = plan.runs.values()
@@ -125,7 +174,10 @@ def report(
         f"{need.what}: {human(need.size)} in {need.folder}" for need in plan.needs if need.size
     ]
     lines += [more] * bool(more)
-    text = plan_table(plan, lines) if plan.runs else ""
+    lines = [*_noted(facts, runs), *lines]
+    whole = (run for name, run in plan.runs.items() if len(kinds[name]) > 1 and _may_stop(run))
+    lines += [line for run in whole if (line := stopped_by(facts, run))]
+    text = plan_table(plan, orders, lines, kinds=kinds)
     sys.stderr.write(f"{text}\n" if text else "")
     caches = receipts.needs(facts.memo, orders)
     for shortage in shortages(
@@ -135,6 +187,21 @@ def report(
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")
     return text
+
+
+def _may_stop(plan: RunPlan) -> bool:
+    return bool(plan.faults) or any(state.stale for state in plan.parts.values())
+
+
+def _noted(facts: Facts, runs: Iterable[RunPlan]) -> Iterator[str]:
+    """Yield a line for each fault that a job of an earlier build has found."""
+    known = set[str]()
+    for run in runs:
+        if _may_stop(run):
+            known |= {fault.line for faults in run.faults.values() for fault in faults}
+            found = {line for lines in faulty_items(facts, run).values() for line in lines}
+            yield from (f"faulty: {line}" for line in sorted(found - known, key=_in_numbers))
+            known |= found
 
 
 def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
@@ -190,33 +257,3 @@ def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
 
 def _are(count: int) -> str:
     return f"{count} {'is' if count == 1 else 'are'}"
-
-
-def report_built(
-    orders: Sequence[Order], trained: Sequence[str], configfiles: Sequence[Path]
-) -> None:
-    """Print how many targets a build encoded, and how to compare the runs that it trained anew."""
-    if orders:
-        sys.stderr.write(f"{_encoded(orders)}\n")
-    options = "".join(f" -c {quote(str(file))}" for file in configfiles)
-    sys.stderr.writelines(_previous(run, options) for run in trained)
-
-
-def _previous(run: str, options: str) -> str:
-    """Return the line on the previous result of a run that was trained anew; "" without one."""
-    folder = run_folder(run) / PREVIOUS
-    if (folder / "samples.png").is_file():
-        command = f"latentmake compare {run}{options}"
-        return f"next: compare {run} with its previous result: {command}\n"
-    has_record = (folder / "training.json").is_file()
-    return f"{run}: its previous result is in {folder}\n" if has_record else ""
-
-
-def _encoded(orders: Sequence[Order]) -> str:
-    """Return how many targets a build encoded: `1 text encoded, 0 latents`."""
-    counts = Counter[str]()
-    for order in orders:
-        if receipt := receipts.read_receipt(order.receipt):
-            counts[order.kind] += receipt.counts.get("encoded", 0)
-    latents = counted(counts["latents"], "latent")
-    return f"{counted(counts['text'], 'text')} encoded, {latents}"

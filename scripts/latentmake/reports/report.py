@@ -14,12 +14,12 @@ from latentmake.files.workspace import human
 from latentmake.layouts.layout import parsed
 from latentmake.models.files import vae_factor
 from latentmake.plan.facts import Facts
-from latentmake.plan.run_plan import RunPlan, members
+from latentmake.plan.run_plan import RunPlan, faulty_items, members
 from latentmake.reports.captions import read_cards
 from latentmake.reports.cards import PICTURES, page_data
 from latentmake.reports.following import training_section
 from latentmake.reports.page import table, write_page
-from latentmake.reports.status import StatusRow, faulty_items, status_of
+from latentmake.reports.status import StatusRow, status_of
 
 _LATENTS = "latents"
 _IMAGE, _CLIP = 3, 4  # dimensions of an image's latents [C, h, w] and of a clip's [C, F, h, w]

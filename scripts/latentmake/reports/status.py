@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,9 +16,10 @@ from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts, store
 from latentmake.plan.build import running
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, Order, Part, Target
-from latentmake.plan.run_plan import RunPlan, is_reg
+from latentmake.plan.orders import FOLDER, Order, Part
+from latentmake.plan.run_plan import RunPlan, faulty_items, is_reg
 from latentmake.reports.explanation import recipe_changes
+from latentmake.reports.outcome import is_made
 from latentmake.reports.plan_report import row_of
 
 
@@ -69,22 +69,6 @@ def status_of(facts: Facts, plan: RunPlan) -> Status:
         builds=running_builds(),
         lines=[*_lines(facts, plan)],
     )
-
-
-def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
-    """Return dataset -> a line for each faulty item, of this plan or of a job of an earlier build.
-
-    Faults of jobs count while the item is as it was then, and is skipped or still to be encoded.
-    """
-    found: dict[str, list[str]] = {}
-    for name in facts.config.runs[plan.name].datasets:
-        parts = [state for part, state in plan.parts.items() if part.dataset == name]
-        stale = {each.item.stem for state in parts for each in state.stale}
-        skips = facts.config.datasets[name].on_error == "skip"
-        lines = [fault.line for fault in plan.faults.get(name, ())]
-        lines += [x["line"] for x in facts.noted(name) if skips or x["stem"] in stale]
-        found[name] = [*dict.fromkeys(lines)]
-    return found
 
 
 def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
@@ -171,19 +155,11 @@ def running_builds() -> list[dict[str, Any]]:
                 order = Order.read(FOLDER / f"{name}.json")
                 done, total = made.get(order.work, (0, 0))
                 targets = [target for item in order.items for target in item.targets]
-                made[order.work] = done + sum(map(_is_made, targets)), total + len(targets)
+                made[order.work] = done + sum(map(is_made, targets)), total + len(targets)
         logs = {run: Path(f"logs/train/{run}.log") for run in about.pop("trained")}
         training = {run: _last_line(log, began) for run, log in logs.items()}
         found.append(about | {"made": made, "training": training})
     return found
-
-
-def _is_made(target: Target) -> bool:
-    """Whether a target is no longer what the plan found."""
-    with contextlib.suppress(OSError):
-        moment = str(os.lstat(target.path).st_mtime_ns)
-        return target.found is None or target.found.rpartition("@")[2] != moment
-    return False
 
 
 def _last_line(log: Path, began: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,9 +15,10 @@ from latentmake.files.workspace import duration, free, human, shortages
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Part
-from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.run_plan import RunPlan, faulty_items
 from latentmake.plan.state import REASONS, PartState
-from latentmake.reports.status import Status, StatusRow, faulty_items, status_of
+from latentmake.reports.plan_report import counted, stopped_by
+from latentmake.reports.status import Status, StatusRow, status_of
 from latentmake.training.findings import Finding, Verdict, checklist, failed, image_findings
 from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened, table
 
@@ -103,6 +104,8 @@ def check(
         typer.echo(json.dumps(values, indent=1))
     for name in () if as_json else names:
         typer.echo(f"{name}:\n" * (len(names) > 1) + checklist(found[name]))
+        if failed(found[name]):
+            typer.echo(_stopped(project.facts, plan.runs[name], found[name]))
     if any(map(failed, found.values())):
         raise typer.Exit(1)
 
@@ -136,6 +139,15 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
                 if item.layers or facts.config.datasets[name].alpha_mask:
                     alpha |= {item.image, *item.layers}
         yield from image_findings(images, alpha)
+
+
+def _stopped(facts: Facts, plan: RunPlan, found: Sequence[Finding]) -> str:
+    """Return the line that says that a run will not be trained, and why."""
+    count = sum(each.verdict == "failed" and each.what != "items" for each in found)
+    others = f"{count} more checks" if count > 1 else "1 more check"
+    if line := stopped_by(facts, plan):
+        return f"{line}; {others} failed" if count else line
+    return f"the training of {plan.name} will not start: {counted(count, 'check')} failed"
 
 
 def _of_items(facts: Facts, plan: RunPlan) -> Iterator[Finding]:

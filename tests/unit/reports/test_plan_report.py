@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from latentmake.config.root import parse
-from latentmake.data.item import Fault
+from latentmake.data.item import Fault, Item
 from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
+from latentmake.plan.orders import Part, Target
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import Plan, RunPlan
+from latentmake.plan.state import PartState, Stale
 from latentmake.reports import plan_report
 from latentmake.reports.plan_report import fitting_lines, plan_table
 from PIL import Image
@@ -83,6 +85,37 @@ def test_of_a_large_dataset_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) 
 def test_faults_of_a_list_stand_in_the_order_of_its_lines() -> None:
     numbers = (10, 4, 5, 47)
     faults = [Fault(f"list.jsonl, line {x}", "a", "is not JSON", "correct it") for x in numbers]
-    table = plan_table(Plan({"r": RunPlan("r", {}, faults={"d": faults})}, []))
+    table = plan_table(Plan({"r": RunPlan("r", {}, faults={"d": faults})}), [])
     found = re.findall(r"faulty: list\.jsonl, line (\d+): is not JSON; correct it", table)
     assert found == ["4", "5", "10", "47"]
+
+
+def state(**counts: int) -> PartState:
+    """Return a part with so many targets that are fresh, or stale for a reason."""
+    item, target = Item("a"), Target("64", "cache/a")
+    fresh, gone = counts.pop("fresh", 0), counts.pop("orphaned", 0)
+    stale = [Stale(item, target, x.replace("_", " ")) for x, n in counts.items() for _ in range(n)]
+    return PartState(fresh=fresh, stale=stale, orphans=["cache/b"] * gone)
+
+
+def shown(**parts: PartState) -> list[str]:
+    """Return the lines of the table of a run of the sample."""
+    own = {Part("michael_gove", "tiny-sd", name): state for name, state in parts.items()}
+    return plan_table(Plan({"michael_gove": RunPlan("michael_gove", own)}), []).splitlines()
+
+
+def test_a_table_has_no_column_and_no_row_in_which_nothing_is_counted() -> None:
+    lines = shown(**{"64": state(fresh=24), "text": state(fresh=23, edited=1), "32": state()})
+    assert lines == [
+        "dataset       model    kind        fresh  edited",
+        "------------  -------  ----------  -----  ------",
+        "michael_gove  tiny-sd  latents 64     24       .",
+        "michael_gove  tiny-sd  text           23       1",
+    ]
+
+
+def test_a_table_of_the_sample_fits_a_terminal_without_the_model_if_need_be() -> None:
+    counts = {"reusable": 10, "new": 200, "edited": 30, "changed_recipe": 4}
+    lines = shown(**{"64": state(fresh=24, orphaned=7, **counts)})
+    assert max(map(len, lines)) <= 80 and "tiny-sd" not in lines[2]
+    assert lines[2].split()[3:] == ["24", "10", "200", "30", "4", "7"]

@@ -9,7 +9,6 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-from latentmake import progress
 from latentmake.errors import TrainingError
 from latentmake.training import previous
 from latentmake.training.loop.checkpoint import as_begun, resumable
@@ -53,7 +52,6 @@ def train(
     files, want = RunFiles(order), wanted(order)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")  # in place: the caller has it open
-    is_first = not files.finished.record.is_file()
     if order.forced:
         previous.anew(files, want, order.planned, (x.folder for x in resumable(order, want)))
     if files.trained(want) is not None:
@@ -81,13 +79,6 @@ def train(
             hint=f"see {log}, and run the same command again",
         )
     grid = str(files.grid) if files.grid.is_file() else None
-    pictures = f", sample pictures in {grid}" if grid else ""
-    progress.say(f"{order.run}: weights in {files.weights}{pictures}")
-    if is_first:
-        progress.say(
-            "next: edit a caption and run the same command again; Latentmake encodes only that "
-            "caption, and trains again"
-        )
     finish(order, record, receipt, samples=grid)
 
 

@@ -118,7 +118,7 @@ def test_the_plan_says_from_which_step_a_training_goes_on(
     longer = planned(make_order(tmp_path, steps=4))
     assert longer.note == "training of tiny: goes on from step 2"
     facts: Any = SimpleNamespace(memo=Memo(None))
-    report(facts, Plan({"cats": longer}, []), ["cats"], [], dry=True)
+    report(facts, Plan({"cats": longer}), ["cats"], [], kinds={"cats": ()}, dry=True)
     assert longer.note in capfd.readouterr().err.splitlines()
     assert planned(make_order(tmp_path, steps=4, rank=2)).note == ""
     assert planned(make_order(tmp_path, steps=4), lock="e" * 64).note == ""

@@ -1,0 +1,206 @@
+"""`latentmake build`: Snakemake in this process, with our Snakefile and our lines alone."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from latentmake import commandline
+from latentmake.config.document import check_file
+from latentmake.entry import TOLD_AT_THE_END
+from latentmake.errors import ConfigError, first_line, nearest
+from latentmake.regular import read_regular
+from latentmake.request import word_and_run
+from latentmake.words.project import HOME, Directory
+
+_DEFAULT = Path("config/config.yaml")
+_MOST_BYTES = 4_000_000
+_NO_RUNS: dict[str, Any] = {}
+
+
+def build(
+    context: typer.Context,
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET",
+            help="A run to train, such as `cats`, a target such as `caches_cats`, or a file.",
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan only.")] = False,
+    configfile: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "-c",
+            "--configfile",
+            metavar="FILE",
+            help="Configuration; repeat it to merge several, the last one wins.",
+            show_default="the file of this folder that has the run",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Profile of Snakemake: `slurm`, or one of yours."),
+    ] = None,
+    directory: Directory = None,
+) -> None:
+    """Bring caches and trainings up to date. Options of Snakemake follow after `--`."""
+    files = [path.absolute() for path in configfile or ()]
+    if directory is not None:
+        if not directory.is_dir():
+            raise ConfigError("there is no such folder", where=directory, hint="check --directory")
+        os.chdir(directory)
+    names, found = _resolved(targets, files)
+    arguments = [*names, "--quiet", "all", "--snakefile", str(HOME / "Snakefile")]
+    if found != [_DEFAULT]:
+        arguments += ["--configfile", *(os.path.relpath(file) for file in found)]
+    os.environ[TOLD_AT_THE_END] = "1"
+    arguments += ["--dry-run"] * dry_run + (["--profile", profile] if profile else [])
+    raise typer.Exit(_snakemake([*arguments, *(context.obj or ())]))
+
+
+# -- Snakemake ------------------------------------------------------------------------------------
+
+
+def _snakemake(arguments: Sequence[str]) -> int:
+    """Run Snakemake as its own command does, and return the exit status."""
+    from snakemake.cli import args_to_api, parse_args
+
+    sys.argv = ["snakemake", *_with_profiles(arguments)]  # which the Snakefile and its plugin read
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):  # it prints the profiles that it uses
+            parser, options = parse_args(sys.argv[1:])
+    except SystemExit as end:
+        if not end.code:
+            return 0
+        what = (said.getvalue().strip() or "cannot be read").splitlines()[-1]
+        hint = "options after `--` are those of `snakemake --help`"
+        raise ConfigError(what.rpartition("error: ")[2], hint=hint) from None
+    except Exception as error:
+        raise ConfigError(first_line(error), hint="check the profile") from None
+    try:
+        status = 0 if args_to_api(options, parser) else 1
+    except KeyboardInterrupt:
+        typer.echo("interrupted before the first job", err=True)
+        return 130
+    except SystemExit as end:  # a mistake, which the Snakefile has found
+        if not isinstance(end.code, str):
+            return end.code or 0
+        typer.echo(end.code, err=True)
+        return 2
+    return _ended(status, options)
+
+
+def _ended(status: int, options: Any) -> int:
+    """Say that there was nothing to do, if so; return the exit status."""
+    session = commandline.last_session()
+    if session is None:
+        return status
+    if not status and not session.began:
+        idle = session.idle if options.dryrun else not commandline.only_asks(options)
+        if idle:
+            session.tell_idle()
+    return 130 if session.interrupted else status
+
+
+def _with_profiles(arguments: Sequence[str]) -> list[str]:
+    """Return arguments of Snakemake in which a profile of ours is named by its path."""
+    found: list[str] = []
+    for word in arguments:
+        option, _, name = word.rpartition("=") if word.startswith("--profile=") else ("", "", word)
+        ours = HOME / "profiles" / name
+        if (option or found[-1:] == ["--profile"]) and not Path(name).exists() and ours.is_dir():
+            word = f"{option}={ours}" if option else str(ours)
+        found.append(word)
+    return found
+
+
+# -- the configuration ----------------------------------------------------------------------------
+
+
+def _resolved(targets: Sequence[str], given: Sequence[Path]) -> tuple[list[str], list[Path]]:
+    """Return the targets as rules name them, and the files of the configuration that has them.
+
+    Raises:
+        ConfigError: none has all of them, or several have.
+    """
+    for file in given:
+        check_file(file)
+    if given:
+        sections = [_sections(file) for file in given]
+        runs = {run: None for each in sections for run in each.get("runs") or ()}
+        return [_target(target, runs) for target in targets], [*given]
+    found = {file: _sections(file) for file in _candidates()}
+    having = [file for file in found if all(_has(found[file], target) for target in targets)]
+    if len(having) > 1:
+        what = f"several configurations have it: {', '.join(map(str, having))}"
+        command = f"latentmake build {' '.join(targets)} -c {having[0]}"
+        raise ConfigError(what, where=" ".join(targets), hint=f"name one: {command}")
+    if not having:
+        raise _unknown(targets, found)
+    return [_target(target, found[having[0]]["runs"]) for target in targets], having
+
+
+def _candidates() -> list[Path]:
+    """Return the files of this folder that may be configurations."""
+    files = (_DEFAULT, *sorted(Path().glob("*.yaml")), *sorted(Path("config").glob("*.yaml")))
+    return [file for file in dict.fromkeys(files) if file.is_file()]
+
+
+def _sections(file: Path) -> Mapping[str, Any]:
+    """Return the sections of a configuration; none where the file is none."""
+    try:
+        values = yaml.load(read_regular(file, _MOST_BYTES), yaml.CSafeLoader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return _NO_RUNS
+    is_ours = isinstance(values, dict) and isinstance(values.get("runs"), dict)
+    return values if is_ours else _NO_RUNS
+
+
+def _has(sections: Mapping[str, Any], target: str) -> bool:
+    """Return whether a configuration has the run of a target, or the dataset of a cache file."""
+    runs = sections.get("runs", _NO_RUNS)
+    if target.startswith("cache/"):
+        dataset, _, model = target.removeprefix("cache/").partition("/")
+        models = sections.get("models") or ()
+        return dataset in (*(sections.get("datasets") or ()), "_prompts") and (
+            model.partition("/")[0] in models
+        )
+    return bool(runs) and (target == "all" or target in runs or word_and_run(target)[1] in runs)
+
+
+def _target(target: str, runs: Iterable[str]) -> str:
+    """Return a target as rules name it: the name of a run stands for its training."""
+    known = word_and_run(target)[1] in runs
+    return f"train_{target}" if target in runs and not known else target
+
+
+def _unknown(targets: Sequence[str], found: Mapping[Path, Mapping[str, Any]]) -> ConfigError:
+    """Return the error for targets that no configuration has, with the nearest one."""
+    for file, sections in found.items():
+        if not sections and file.parent == Path():
+            check_file(file)  # if it has a mistake, this may be why
+    runs = {run: file for file, sections in found.items() for run in sections.get("runs", ())}
+    if not runs:
+        hint = "write one: `latentmake init FOLDER`, or name it: -c FILE"
+        return ConfigError("there is no configuration", where=Path.cwd(), hint=hint)
+    alone = [x for x in targets if not any(_has(sections, x) for sections in found.values())]
+    if not alone:
+        hint = "run a command for each of them"
+        return ConfigError("no configuration has all of them", where=" ".join(targets), hint=hint)
+    name = word_and_run(alone[0])[1] or alone[0]
+    guess = nearest(name, runs)
+    known = ", ".join(f"{run} ({file})" for run, file in runs.items())
+    hint = f"runs: {known}"
+    if guess:
+        hint = f"did you mean `{alone[0].replace(name, guess)}` of {runs[guess]}?"
+    return ConfigError("no configuration here has this run", where=alone[0], hint=hint)
