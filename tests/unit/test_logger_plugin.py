@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snakemake.logging import LoggerManager, logger
+from snakemake.logging import ColorizingTextHandler, LoggerManager, logger
 from snakemake.settings.enums import Quietness
 from snakemake.settings.types import OutputSettings
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -108,3 +108,13 @@ def test_the_log_of_a_failed_job_is_shown(
     printed = lines(capsys.readouterr().err)
     assert "Error in rule encode:" in printed and "error: a.png: truncated" in printed
     assert "    input: order.json" in printed
+
+
+def test_no_color_takes_the_colours_of_lines_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ColorizingTextHandler, "can_color_tty", lambda self: True)
+    for value, coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", value)
+        log(JOB)
+        assert ("\x1b[" in capsys.readouterr().err) is coloured

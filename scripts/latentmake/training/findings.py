@@ -38,12 +38,12 @@ class Finding(NamedTuple):
     note: str
 
 
-def checklist(findings: Iterable[Finding]) -> str:
-    """Return the checklist as a table, a verdict each."""
+def checklist(findings: Iterable[Finding], shown: Callable[[str], str] = str) -> str:
+    """Return the checklist as a table, a verdict each, as it is to be `shown`."""
     from tabulate import tabulate  # which the environment of encoding lacks
 
     return tabulate(
-        [[each.what, each.verdict, each.note] for each in findings],
+        [[each.what, shown(each.verdict), each.note] for each in findings],
         headers=["checked", "verdict", "note"],
         disable_numparse=True,
         colalign=["left"] * 3,

@@ -6,8 +6,8 @@ import contextlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import typer
 
@@ -15,17 +15,15 @@ from latentmake.files.workspace import human
 from latentmake.plan.build import alone
 from latentmake.reports import verification
 from latentmake.reports.verification import Finding, Verified
-from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened, printable
+from latentmake.words.project import coloured, opened, printable
 
 
 def verify(
-    runs: Runs = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Delete what is wrong; the next build makes it.")
-    ] = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
+    runs: Sequence[str] | None = None,
+    repair: bool = False,
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
     with opened(configfile, directory) as project, alone() if repair else contextlib.nullcontext():
@@ -49,8 +47,8 @@ def verify(
 
 def _line(each: Finding) -> str:
     """Return a finding in a line, whatever its file is called."""
-    text = f"{each.path}: {each.verdict}: {each.reason}{f'; {each.done}' if each.done else ''}"
-    return printable(text.replace("\n", "\\n"))
+    text = f"{coloured(each.verdict)}: {each.reason}" + (f"; {each.done}" if each.done else "")
+    return printable(f"{each.path}: {text}".replace("\n", "\\n"))
 
 
 def _summary(found: Verified) -> Iterator[str]:
