@@ -265,6 +265,7 @@ class RunFiles:
         self.record = self.output / "training.json"  # a `Record` or `LaunchedRecord`
         self.receipt = self.output / _RECEIPT  # of the build, written last
         self.basis = self.output / BASIS
+        self.seen = self.output / "trained_items.jsonl"  # see `training.seen`
         self.logs = self.output / "logs"  # TensorBoard's files
         self.samples = self.output / "samples"  # sample pictures and their index
         self.grid = self.output / "samples.png"  # all of them as one
@@ -326,7 +327,7 @@ class RunFiles:
         if finished and word == "train":
             recorded = AnyRecord.read(self.record)
             made += [self.output / name for name in (recorded.files if recorded else ())]
-            made += [self.grid, self.curves, self.prompts]
+            made += [self.grid, self.curves, self.prompts, self.seen]
             for folder in (self.samples, self.logs, self.saved, self.checkpoints, self.work):
                 made += sorted(folder.rglob("*"))
         elif finished and word == "pages":

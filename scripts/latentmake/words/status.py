@@ -34,6 +34,7 @@ def status(
     with opened(configfile, directory) as project:
         names = project.run_names(runs)
         plan = project.plan(names)
+        plan.leave_out_prompts([x for x in names if project.config.runs[x].trainer is None])
         found = [status_of(project.facts, plan.runs[name]) for name in names]
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
