@@ -83,6 +83,8 @@ def _gpu() -> dict[str, object]:
     ]
     if torch.backends.mps.is_available():
         found["devices"] = ["Apple GPU (MPS)"]
+    if not found["devices"]:
+        found["note"] = "no GPU was found: training will be slow"
     return found
 
 

@@ -163,7 +163,12 @@ def check(
 def verify(
     runs: Runs = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Delete what is wrong; the next build makes it.")
+        bool,
+        typer.Option(
+            "--repair",
+            help="Delete damaged files and move others that are wrong to the store; the next build "
+            "makes them.",
+        ),
     ] = False,
     as_json: Json = False,
     configfile: ConfigFiles = None,
