@@ -22,9 +22,8 @@ from latentmake.errors import SourceError, unreadable
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
 from latentmake.plan.manifest import read_lock
-from latentmake.plan.orders import Order, Work, settings_digest
+from latentmake.plan.orders import Order, Work, pixels, settings_digest
 from latentmake.plan.receipts import Receipt
-from latentmake.plan.sizes import pixels
 from latentmake.progress import Progress
 
 Say = Callable[[str], None]

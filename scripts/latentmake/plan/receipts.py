@@ -21,7 +21,7 @@ from latentmake.files.cachefile import Picture
 from latentmake.files.state_file import read_state
 from latentmake.files.workspace import Need, duration, human, is_remote
 from latentmake.index.memo import Memo
-from latentmake.plan.orders import FOLDER, Order, Target
+from latentmake.plan.orders import FOLDER, Order, Target, pixels
 
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)
@@ -109,7 +109,7 @@ def estimates(
             if past is None:
                 seconds, size = 0.0, sizes.bytes_of(order, targets)
             else:
-                share = past.share(number, sizes.pixels(targets))
+                share = past.share(number, pixels(targets))
                 seconds, size = share * past.seconds, share * past.size
             found[name] = Past(old.targets + number, old.seconds + seconds, old.size + size)
     return found

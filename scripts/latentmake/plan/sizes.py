@@ -22,12 +22,6 @@ _BYTES = {"float32": 4}  # of a number; others have 2
 _WAN = 8, 4  # pixels and frames that one latent of Wan's VAE stands for
 
 
-def pixels(targets: Iterable[Target]) -> int:
-    """Return the pixels of some targets, of a clip those of all frames; 0 of texts."""
-    sized = [(target.size, target.clip) for target in targets if target.size is not None]
-    return sum(x.width * x.height * (clip.frames if clip else 1) for x, clip in sized)
-
-
 def bytes_of(order: Order, targets: Iterable[Target]) -> float:
     """Return the bytes of some targets of an order; 0 where they are unknown."""
     model, each = order.model_settings, [*targets]
@@ -47,10 +41,8 @@ def _of_latents(model: Model, targets: Iterable[Target]) -> float | None:
     """Return how many numbers the latents of targets have, at the sizes that were asked for."""
     if (config := network_config(model.vae)) is None:
         return None
-    if "z_dim" in config:
-        channels, (factor, span) = int(config["z_dim"]), _WAN
-    else:
-        channels, factor, span = int(config.get("latent_channels", 4)), vae_factor(model.vae), 1
+    channels = int(config.get("z_dim") or config.get("latent_channels", 4))
+    factor, span = _WAN if "z_dim" in config else (vae_factor(model.vae), 1)
     total = 0.0
     for target in targets:
         if target.size is None or not factor:

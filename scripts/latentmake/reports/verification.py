@@ -19,7 +19,6 @@ from latentmake.digest import target_stat
 from latentmake.errors import shortened, storage_error
 from latentmake.files import check
 from latentmake.files.workspace import usable_cores
-from latentmake.layouts.layout import parsed
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompt_items, prompts_of
@@ -113,7 +112,7 @@ def _misplaced(findings: Sequence[Finding], wanted: Mapping[str, _Wanted]) -> It
     """Yield findings; latents of another picture of today have its place, and are not edited."""
     sources = set[str | None]()
     if any(each.source for each in findings):
-        pictures = (x for x in wanted.values() if parsed(x[0].name).kind == "latents")
+        pictures = (x for x in wanted.values() if x[-1].size is not None)
         sources = {judge.contents.of(item) for _, judge, item, _ in pictures}
     for each in findings:
         is_edited = each.verdict == EDITED and each.source not in sources

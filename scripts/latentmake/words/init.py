@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
+from typing import Literal
 
 import typer
 import yaml
@@ -21,8 +22,8 @@ from latentmake.words.found import FIRST, named_model
 from latentmake.words.model_section import Section, section_of, trainer_of
 from latentmake.words.new_config import PROGRAMS, Run, config_text, controls_of, shown, size_of
 from latentmake.words.project import HOME
-from latentmake.words.signatures import Kind
 
+Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 _DOWNLOAD = (  # without files that no training reads
     'hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --include "*.json" '
     '--include "*/merges.txt" --include "*/diffusion_pytorch_model.safetensors" '

@@ -22,7 +22,6 @@ from latentmake.reports.captions import read_cards
 from latentmake.reports.cards import page_data
 from latentmake.reports.page import FPS, Pictures, as_text, write_page
 from latentmake.reports.report import write_report
-from latentmake.reports.status import status_of
 from latentmake.training.loop.clips import FOLDER, INDEX, GenerationIndex
 from latentmake.training.loop.order import PictureIndex, read_index
 from latentmake.training.order import Record
@@ -78,10 +77,8 @@ def report(
     path = Path(f"reports/report_{run}.html")
     with opened(configfile, directory) as project:
         (name,) = project.run_names([run])
-        plan = project.plan([name]).runs[name]
-        write_report(project.facts, plan, path)
-        status = status_of(project.facts, plan) if as_json else None
-    if status is not None:
+        status = write_report(project.facts, project.plan([name]).runs[name], path)
+    if as_json:
         typer.echo(json.dumps({"page": str(path), **status.model_dump(mode="json")}, indent=1))
         return
     show_page(path, open_page=open_page)
