@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 
 from latentmake.data.item import Item
 from latentmake.errors import SourceError
+from latentmake.files.state_file import read_state
 from latentmake.files.workspace import is_remote
 from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import result_folder
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
-from latentmake.training.seen import SeenItem, read_seen
+from latentmake.training.seen import SEEN, SeenItem, parse_seen
 
 _TOLD = (
     r"caches of {0}/.*|\d+ of \d+ (latents|texts) of {0}: (new|edited|reusable)|"
@@ -34,10 +36,10 @@ def count_items(facts: Facts, plan: RunPlan) -> None:
     datasets = facts.config.runs[plan.name].datasets
     if not any(_is_told(each, name) for name in datasets for each in plan.reasons):
         return
-    if not (seen := read_seen(plan.name)):
+    if not (seen := read_state(result_folder(plan.name) / SEEN, parse_seen)):
         return
     for name in datasets:
-        own = {stem: item for (dataset, stem), item in seen.items() if dataset == name}
+        own = {item.stem: item for item in seen if item.dataset == name}
         if words := ", ".join(_counted(facts, name, facts.config.runs[plan.name].model, own)):
             others = [each for each in plan.reasons if not _is_told(each, name)]
             plan.reasons = [Difference(f"items of {name}: {words}"), *others]

@@ -13,12 +13,9 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from latentmake.data.contents import read_caption
-from latentmake.errors import SourceError, TrainingError
+from latentmake.errors import SourceError
 from latentmake.files import atomic
 from latentmake.files.cachefile import header_of
-from latentmake.files.state_file import read_state
-from latentmake.plan.manifest import read_lock, result_folder, run_folder
-from latentmake.training.order import Origin
 from latentmake.training.rows import Row, rows_of
 
 SEEN = "trained_items.jsonl"
@@ -40,32 +37,17 @@ class SeenItem(BaseModel, extra="ignore", frozen=True):
 
 def write_seen(manifest: Path, folder: Path) -> None:
     """Write the items of a manifest that was trained on into a folder; raises StorageError."""
-    lines = (f"{item.model_dump_json()}\n" for item in _items(manifest))
+    lines = (f"{item.model_dump_json()}\n" for item in seen_items(manifest))
     atomic.write(folder / SEEN, "".join(lines).encode())
 
 
-def read_seen(run: str) -> dict[tuple[str, str], SeenItem]:
-    """Return dataset and stem -> item of a run's last finished training; empty where unknown.
-
-    A result of an earlier release has no such file. Its items are known as long as the lock is the
-    one that it was trained on.
-    """
-
-    def parse(data: bytes) -> list[SeenItem]:
-        return [SeenItem.model_validate_json(line) for line in data.splitlines()]
-
-    folder = result_folder(run)
-    found = read_state(folder / SEEN, parse)
-    if found is None:
-        record = Origin.read(folder / "training.json")
-        if record is None or record.wanted.data != read_lock(run).data:
-            return {}
-        with suppress(TrainingError):
-            found = [*_items(run_folder(run) / "manifest.jsonl")]
-    return {(item.dataset, item.stem): item for item in found or ()}
+def parse_seen(data: bytes) -> list[SeenItem]:
+    """Return the items in a file that `write_seen` wrote; a ValueError says what is wrong."""
+    return [SeenItem.model_validate_json(line) for line in data.splitlines()]
 
 
-def _items(manifest: Path) -> Iterator[SeenItem]:
+def seen_items(manifest: Path) -> Iterator[SeenItem]:
+    """Yield the items of a manifest, by its cache files as they are now; raises TrainingError."""
     for row in rows_of(manifest):
         latents = next((path for size in row.latents for path in row.latents_at(size)), None)
         header = header_of(Path(latents)) if latents else None

@@ -53,7 +53,6 @@ from latentmake.training.order import (
     read_order,
     taken_back,
 )
-from latentmake.training.seen import write_seen
 
 _KEPT = 2  # states: the one to resume from, and one more should it be damaged
 
@@ -222,7 +221,6 @@ def train(
     if record is None:
         record = _Training(trainer, order, want, log).run(processes, threads)
         previous.settle(files)
-    write_seen(Path(order.manifest), files.output)
     finish(order, record, receipt)
 
 

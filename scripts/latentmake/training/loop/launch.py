@@ -18,7 +18,6 @@ from latentmake.training.loop.order import Order, Prompt, TrainingOrder, wanted
 from latentmake.training.order import RunFiles, caption_in, finish, read_order, taken_back
 from latentmake.training.process import RUN, accelerate_arguments, run_child, say
 from latentmake.training.rows import rows_of
-from latentmake.training.seen import write_seen
 
 
 def read(path: Path, kind: type[Order]) -> Order:
@@ -89,7 +88,6 @@ def train(
             "next: edit a caption and run the same command again; Latentmake encodes only that "
             "caption, and trains again"
         )
-    write_seen(Path(order.manifest), files.output)
     finish(order, record, receipt, samples=grid)
 
 
