@@ -76,6 +76,10 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
     """Write the order of a run whose manifest is planned; see `Backend.plan`."""
     if (found := of_run(facts.config, plan.name)) is not None:
         found.plan(facts, plan, train=train)
+        if plan.reasons:
+            from latentmake.training.edited import count_items
+
+            count_items(facts, plan)
 
 
 def outputs(config: Config, plan: RunPlan, word: str, *, finished: bool) -> dict[str, str]:

@@ -1,13 +1,12 @@
 """The command `latentmake`, which builds by Snakemake, answers questions and keeps house.
 
-Each word is a function of a module in `latentmake.words`. Exit status: 0 fine, 1 findings, 2 a
+`latentmake.words.signatures` has a function for each word. Exit status: 0 fine, 1 findings, 2 a
 mistake in the command or the configuration.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from typer.core import TyperGroup
 
 import latentmake
 from latentmake.errors import UserError, system_error
+from latentmake.words import signatures
 
 _MAKE = "Make (runs Snakemake)"
 _BEGIN = "Begin (writes a configuration)"
@@ -26,12 +26,6 @@ _EPILOG = (
     "`snakemake` makes the same. Exit status: 0 fine, 1 findings or a failed job, 2 a mistake in "
     "the command or the configuration."
 )
-_MODULES = {  # of words that are not modules of their own
-    **dict.fromkeys(("captions", "report", "compare"), "pages"),
-    **dict.fromkeys(("import_", "adopt"), "other_trainers"),
-    "check": "status",
-    "demo": "new",
-}
 _WITH_VALUE = ("-c", "--configfile", "--directory")
 
 
@@ -108,8 +102,7 @@ for _panel, _words in (
     (_KEEP, "prune adopt"),
 ):
     for _name in _words.split():
-        _module = import_module(f"latentmake.words.{_MODULES.get(_name, _name)}")
-        app.command(_name.rstrip("_"), rich_help_panel=_panel)(getattr(_module, _name))
+        app.command(_name.rstrip("_"), rich_help_panel=_panel)(getattr(signatures, _name))
 
 
 def main() -> None:

@@ -105,6 +105,9 @@ class Graph:
                 found = dict(_cache_files(facts, part, items))
                 for path in [path for path in found if (x := made.get(path)) and x.skips]:
                     del found[path]  # a faulty one will not be there
+                for path in [x for x in found if is_prompts and x not in made]:
+                    if not Path(path).exists():
+                        del found[path]  # it waits for the next training
                 kind = "prompts" if is_prompts else parsed(part.name).kind
                 paths = self._files.setdefault((name, kind), [])
                 paths.extend(path for path in found if "{" not in path)  # to Snakemake a pattern

@@ -137,6 +137,8 @@ class Session:
                 listed = plan.manifest_order and request.kinds[name]
                 if listed or (plan.training_order and trains):
                     check_run_folder(Path("runs", name))
+            others = [name for name in self.plan.runs if name not in request.trained]
+            self.plan.leave_out_prompts([*following, *others])
         # All orders lie there before Snakemake looks: it remembers what a folder holds.
         orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
         if request.extras:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -59,7 +60,8 @@ class LogHandler(LogHandlerBase):
             _explain_configuration()
         asked, lines = self.common_settings, _Lines(self.common_settings)
         stream = sys.stdout if asked.stdout else sys.stderr
-        handler = ColorizingTextHandler(asked.nocolor, stream, formatter=lines, filter=lines)
+        plain = asked.nocolor or bool(os.environ.get("NO_COLOR"))
+        handler = ColorizingTextHandler(plain, stream, formatter=lines, filter=lines)
         if not lines.brief:
             handler.addFilter(
                 DefaultFilter(

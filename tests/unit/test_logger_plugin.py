@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snakemake.logging import LoggerManager, logger
+from snakemake.logging import ColorizingTextHandler, LoggerManager, logger
 from snakemake.settings.enums import Quietness
 from snakemake.settings.types import OutputSettings
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -164,3 +164,13 @@ def test_a_folder_that_snakemake_has_locked_is_one_line(
     line = f"error: {build.locked()}"
     assert lines(capsys.readouterr().err) == [line, line]
     assert "wait until it ends; if none runs on any machine" in line
+
+
+def test_no_color_takes_the_colours_of_lines_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ColorizingTextHandler, "can_color_tty", lambda self: True)
+    for value, coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", value)
+        log(JOB)
+        assert ("\x1b[" in capsys.readouterr().err) is coloured

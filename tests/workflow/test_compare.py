@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 
 import world
@@ -32,3 +33,9 @@ def test_runs_with_pictures_are_compared_and_others_are_named(
     content = page.read_bytes()
     project.ask("compare", "one", "two")
     assert page.read_bytes() == content
+    said = project.ask("compare", "one", "two", "--json").output
+    found = json.loads(said[said.index("{") :])  # lines for people go to standard error
+    assert found["page"] == str(page.relative_to(project.folder))
+    assert [each["name"] for each in found["results"]] == ["one", "two"]
+    steps = [[(x["prompt"], x["step"]) for x in each["pictures"]] for each in found["results"]]
+    assert steps == [[("a cat", "0"), ("a cat", "2")], [("a cat", "0"), ("a cat", "4")]]

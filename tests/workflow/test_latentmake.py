@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from project import ROOT, Project
@@ -20,6 +24,9 @@ ASKING = [
     ("prune",),
     ("captions", "tiny"),
     ("report", "tiny"),
+    ("report", "tiny", "--json"),
+    ("prune", "--json"),
+    ("doctor", "--json"),
 ]
 
 
@@ -39,6 +46,29 @@ def test_a_word_that_asks_writes_nothing_but_the_memo_and_its_page(
     before = files(built)
     built.ask(*arguments, check=False)
     assert files(built) == before
+
+
+def test_json_is_all_that_a_word_prints_then(built: Project) -> None:
+    built.configure(lambda values: values["runs"]["tiny"].update(resolutions=[16]))
+
+    def asked(*arguments: str) -> Any:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return json.loads(built.ask(*arguments, "--json").output)
+
+    status, report = asked("status")[0], asked("report", "tiny")
+    assert report.pop("page") == "reports/report_tiny.html" and report.keys() == status.keys()
+    assert asked("doctor")["versions"]["python"]
+    listed = asked("prune")
+    gone = {"dataset": "shapes", "reason": "no run needs 32 of it"}
+    assert listed["files"] and not listed["removed"]
+    for each in listed["files"]:
+        assert (
+            each.items() > gone.items() and each["bytes"] == (built / each["path"]).stat().st_size
+        )
+    removed = asked("prune", "--yes")
+    assert removed["removed"] and removed["files"] == listed["files"]
+    assert not any((built / each["path"]).exists() for each in removed["files"])
+    assert asked("prune")["files"] == []
 
 
 def test_options_stand_before_or_behind_the_word_and_files_are_merged(

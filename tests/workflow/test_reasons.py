@@ -53,17 +53,42 @@ def test_a_caption_and_an_image_are_counted_and_then_named_by_their_part(trained
     (trained / "data/shapes/cat.txt").write_text("a green disc on grey")
     world.draw(trained / "data/shapes/dog.png", 77)
     edited = ["2 of 12 latents of shapes: edited", "1 of 6 texts of shapes: edited"]
-    assert differences(trained) == differences(trained, "caches_tiny") == edited
+    assert differences(trained, "caches_tiny") == edited
+    counted = ["items of shapes: 2 edited"]
+    assert differences(trained) == counted
     set_trainer(trained, rank=4)
-    assert differences(trained) == [*edited, "rank 2 -> 4"]
+    assert differences(trained) == [*counted, "rank 2 -> 4"]
     set_trainer(trained, rank=2)
     trained.run("caches_tiny")
     assert differences(trained, "caches_tiny") == []
-    parts = [rf"caches of shapes/{part} {DIGEST} -> {DIGEST}" for part in ("16", "32", "text")]
-    found = differences(trained)
-    assert len(found) == 3, found
-    for line, part in zip(found, parts, strict=True):
-        assert re.fullmatch(part, line)
+    assert differences(trained) == counted
+
+
+def test_items_that_came_and_went_have_one_reason_before_and_after_they_are_encoded(
+    trained: Project,
+) -> None:
+    for name in ("new", "newer"):
+        world.draw(trained / f"data/shapes/{name}.png", 5)
+        (trained / f"data/shapes/{name}.txt").write_text(f"a {name} one")
+    for ending in ("png", "txt"):
+        (trained / f"data/shapes/ant.{ending}").unlink()
+    (trained / "data/shapes/bee.txt").write_text("a bee, edited")
+    counted = "items of shapes: 2 added, 1 removed, 1 edited"
+    for _ in range(2):
+        assert differences(trained) == [counted]
+        trained.ask("status", "tiny").one_line(f"training of tiny: {counted}")
+        assert f"training of tiny: {counted}\n" in trained.run("-n", "train_tiny").output
+        trained.run("caches_tiny")
+
+
+def test_another_recipe_and_a_training_of_unknown_items_are_told_by_their_caches(
+    trained: Project,
+) -> None:
+    (trained / "data/shapes/cat.txt").write_text("a green disc on grey")
+    trained.run("caches_tiny")
+    (trained / "runs/tiny/trained_items.jsonl").unlink()
+    (line,) = differences(trained)
+    assert re.fullmatch(rf"caches of shapes/text {DIGEST} -> {DIGEST}", line)
 
 
 def test_neither_settings_of_pictures_nor_lost_ones_are_a_reason_to_train(trained: Project) -> None:

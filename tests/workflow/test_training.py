@@ -114,9 +114,9 @@ def test_a_prompt_added_trains_nothing(trained: Project) -> None:
     before = _weights(trained)
     samples = {"prompts": ["a red circle"], "num_inference_steps": 1, "guidance_scale": 1}
     trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(samples=samples))
-    trained.run("train_tiny")
-    assert _weights(trained) == before
-    assert trained.run("train_tiny").idle
+    result = trained.run("train_tiny")
+    assert result.idle and "to make" not in result.output and _weights(trained) == before
+    assert "0 stale" in trained.ask("status", "tiny").output
     # The next training draws it.
     trained.configure(lambda config: config["runs"]["tiny"]["trainer"].update(seed=5))
     trained.run("train_tiny")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import verify_world
+import world
 from latentmake import digest
 from latentmake.files import cachefile
 from latentmake.files.cachefile import target_key
@@ -94,3 +95,19 @@ def test_what_is_wrong_is_named_deleted_and_encoded_again_alone(built: Project) 
         path: content for path, (content, _) in before.items()
     }
     assert "0 wrong" in built.ask("verify").output
+
+
+def test_files_whose_sources_were_edited_are_counted_apart_and_are_no_error(built: Project) -> None:
+    (built / "data/shapes/cat.txt").write_text("a green disc on grey")
+    world.draw(built / "data/shapes/dog.png", 77)
+    asked = built.ask("verify")
+    assert "0 wrong, 0 repaired\n3 edited since: the next build encodes them again" in asked.output
+    assert "--repair" not in asked.output
+    before = built.snapshot()
+    assert "3 edited" in built.ask("verify", "--repair").output and built.snapshot() == before
+    of_another_recipe(built, (path := built.latents("fox", resolutions=(32,)).pop()))
+    asked = built.ask("verify", check=False)
+    assert asked.returncode == 1 and "1 wrong (1 not what the plan expects)" in asked.output
+    asked.one_line("--repair` moves these files to the store, and the next build makes them")
+    built.ask("verify", "--repair")
+    assert not (built / path).exists()

@@ -158,6 +158,7 @@ GUIDES: dict[str, Guide] = {
     "guides/verify.md": Guide(style_guides.built),
     "guides/watch.md": Guide(style_guides.built),
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
+    "questions.md": Guide(style_guides.trained),
     "sample.md": Guide(
         sample,
         shrink={"snakemake --cores 2": "snakemake -n --cores 2", "end: 0.1...,": "end: ...,"},

@@ -22,7 +22,7 @@ from latentmake.errors import SourceError, unreadable
 from latentmake.files import atomic, cachefile
 from latentmake.plan import store
 from latentmake.plan.manifest import read_lock
-from latentmake.plan.orders import Order, Work, settings_digest
+from latentmake.plan.orders import Order, Work, pixels, settings_digest
 from latentmake.plan.receipts import Receipt
 from latentmake.progress import Progress
 
@@ -256,7 +256,9 @@ class Job:
         """Write its receipt."""
         work = self.order.work if self.loaded is not None else ""
         made = self.sources, self.targets, self.faults, self.counts
-        Receipt(*made, seconds, starting, work, words).write(self.order.receipt)
+        targets = (target for item in self.order.items for target in item.targets)
+        size = pixels(target for target in targets if target.path in self.targets)
+        Receipt(*made, seconds, starting, work, words, size).write(self.order.receipt)
 
     def outcome(self, words: str) -> str:
         """Return its counts in a line, with words on the bottleneck, if there are any."""

@@ -61,6 +61,12 @@ class Target(NamedTuple):
     at_hand: tuple[str, ...] = ()  # other files that seem to have its key
 
 
+def pixels(targets: Iterable[Target]) -> int:
+    """Return the pixels of some targets, of a clip those of all frames; 0 of texts."""
+    sized = [(target.size, target.clip) for target in targets if target.size is not None]
+    return sum(x.width * x.height * (clip.frames if clip else 1) for x, clip in sized)
+
+
 # -- parts of runs --------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from latentmake.files.cachefile import Picture
 from latentmake.files.state_file import read_state
 from latentmake.files.workspace import Need, duration, human, is_remote
 from latentmake.index.memo import Memo
-from latentmake.plan.orders import FOLDER, Order
+from latentmake.plan.orders import FOLDER, Order, Target, pixels
 
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)
@@ -40,6 +39,11 @@ class Past(NamedTuple):
     size: Amount = 0.0  # bytes of the files, of several names of one file once
     starting: Amount = 0.0  # seconds from the start of the last job to its first encoded item
     words: str = ""  # on the bottleneck of the last job that was not short
+    pixels: Amount = 0.0  # of the files; 0 of texts, and if releases before 0.4 encoded them
+
+    def share(self, targets: float, pixels: float) -> float:
+        """Return how many times these jobs some targets are, by their pixels if these are known."""
+        return pixels / self.pixels if pixels and self.pixels else targets / (self.targets or 1)
 
     def time(self, targets: float) -> float:
         """Return the seconds that some targets take in a job that has started."""
@@ -67,6 +71,7 @@ def learn_job(memo: Memo, work: str, job: Past) -> None:
             old.size / 2 + job.size,
             job.starting or old.starting,
             job.words or old.words,
+            (old.pixels or old.targets * job.pixels / job.targets) / 2 + job.pixels,
         )
         memo.rates.learn(work, None, json.dumps(new._asdict()))
 
@@ -88,25 +93,36 @@ def estimates(
 ) -> dict[_Group, Past]:
     """Return sums over the targets that some orders encode, in groups by order and part.
 
-    They are estimates by past jobs; seconds and size are 0 where these are unknown.
+    Seconds are estimates by past jobs, bytes by these or by the shapes of what is encoded. They are
+    0 where they are unknown.
     """
     found: dict[_Group, Past] = {}
-    for order in (each for each in orders if not each.reuses):
-        past = past_jobs(memo, order.work) or Past()
-        parts = Counter(target.part for item in order.items for target in item.targets)
-        for part, number in parts.items():
-            old = found.get(name := group(order, part), Past())
-            size = old.size + number * past.size / (past.targets or 1)
-            found[name] = Past(old.targets + number, old.seconds + past.time(number), size)
+    encoded = [order for order in orders if not order.reuses]
+    if encoded:
+        from latentmake.plan import sizes
+    for order in encoded:
+        past, parts = past_jobs(memo, order.work), dict[str, list[Target]]()
+        for target in (each for item in order.items for each in item.targets):
+            parts.setdefault(target.part, []).append(target)
+        for part, targets in parts.items():
+            old, number = found.get(name := group(order, part), Past()), len(targets)
+            if past is None:
+                seconds, size = 0.0, sizes.bytes_of(order, targets)
+            else:
+                share = past.share(number, pixels(targets))
+                seconds, size = share * past.seconds, share * past.size
+            found[name] = Past(old.targets + number, old.seconds + seconds, old.size + size)
     return found
 
 
 def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
-    """Yield a line for each kind and model of which past jobs tell anything."""
+    """Yield a line for each kind and model: time by past jobs, and bytes, where they are known."""
     for work, rest in estimates(memo, orders, lambda x, _: x.work).items():
         if past := past_jobs(memo, work):
             time = duration((past.starting + rest.seconds) / 60)
             yield f"{work.replace(' ', ' of ')}: about {time}, {human(rest.size)}"
+        elif rest.size:
+            yield f"{work.replace(' ', ' of ')}: about {human(rest.size)}"
 
 
 def needs(memo: Memo, orders: Iterable[Order]) -> list[Need]:
@@ -182,18 +198,20 @@ class Receipt:
     starting: float | None = 0.0
     work: str = ""  # of the order; "" where nothing was encoded
     words: str = ""  # on its bottleneck; "" of a short job
+    pixels: float = 0.0  # of all targets; 0 of texts
 
     @property
     def result(self) -> Past:
         """What the job did, for estimates of later ones."""
         encoded = self.counts.get("encoded", 0)
-        sizes = [target[0] for target in self.targets.values()]
+        done, number = encoded + self.counts.get("linked", 0), max(1, len(self.targets))
         return Past(
-            targets=encoded + self.counts.get("linked", 0),
+            targets=done,
             seconds=self.seconds - (self.starting or 0.0),
-            size=encoded * sum(sizes) / max(1, len(sizes)),
+            size=encoded * sum(size for size, *_ in self.targets.values()) / number,
             starting=self.starting or 0.0,
             words=self.words,
+            pixels=done * self.pixels / number,
         )
 
     def write(self, path: Path) -> None:
@@ -215,6 +233,7 @@ class _Checked(BaseModel):  # of another version, it may have other keys
     starting: Amount | None = 0.0
     work: str = ""
     words: str = ""
+    pixels: Amount = 0.0
 
 
 def read_receipt(path: Path) -> Receipt | None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -42,6 +42,7 @@ from latentmake.plan.orders import (
     EncodingJob,
     Order,
     Part,
+    job_of,
     part_names,
     parts_of,
     run_order,
@@ -134,6 +135,27 @@ class Plan:
     orders: list[Order] = field(default_factory=list)
     named: dict[Part, Collection[str]] = field(default_factory=dict)
     needs: list[Need] = field(default_factory=list)
+
+    def leave_out_prompts(self, drawing: Collection[str]) -> None:
+        """Leave out the embeddings of prompts that no run draws: they wait for a training.
+
+        Runs that are to be trained draw their prompts, and so do the `drawing` ones.
+        """
+        draws = {name for name, run in self.runs.items() if run.training_order} | {*drawing}
+        needed = {part.model for name in draws for part in self.runs[name].parts}
+        if not any(x.dataset == PROMPTS and x.model not in needed for x in self.orders):
+            return
+
+        def kept(orders: list[Order]) -> list[Order]:
+            return [x for x in orders if x.dataset != PROMPTS or x.model in needed]
+
+        for run in self.runs.values():
+            run.orders = kept(run.orders)
+            for part, state in list(run.parts.items()):
+                if part.dataset == PROMPTS and part.model not in needed:
+                    run.parts[part] = replace(state, stale=[])
+        self.orders = kept(self.orders)
+        self.jobs = [job_of(some) for job in self.jobs if (some := kept(list(job.orders)))]
 
 
 def plan_manifest(facts: Facts, plan: RunPlan) -> None:

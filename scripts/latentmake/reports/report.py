@@ -19,14 +19,14 @@ from latentmake.reports.captions import read_cards
 from latentmake.reports.cards import PICTURES, page_data
 from latentmake.reports.following import training_section
 from latentmake.reports.page import table, write_page
-from latentmake.reports.status import StatusRow, status_of
+from latentmake.reports.status import Status, StatusRow, status_of
 
 _LATENTS = "latents"
 _IMAGE, _CLIP = 3, 4  # dimensions of an image's latents [C, h, w] and of a clip's [C, F, h, w]
 
 
-def write_report(facts: Facts, plan: RunPlan, path: Path) -> None:
-    """Write the page of a run, with at most 500 of its items; raises UserError."""
+def write_report(facts: Facts, plan: RunPlan, path: Path) -> Status:
+    """Write the page of a run, with at most 500 of its items, and return its status; UserError."""
     found = read_cards(facts, plan.name, most=PICTURES)
     faults = [*found.faults, *chain(*faulty_items(facts, plan).values())]
     found = found._replace(faults=[*dict.fromkeys(faults)])
@@ -44,6 +44,7 @@ def write_report(facts: Facts, plan: RunPlan, path: Path) -> None:
     data["training"] = training_section(plan.name) if trained else None
     data["tables"] = [_caches(status.rows), _buckets(facts, plan.name)]
     write_page(path, "cards", f"Report of {plan.name}", data)
+    return status
 
 
 def _caches(rows: list[StatusRow]) -> dict[str, Any]:

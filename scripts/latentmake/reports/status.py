@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ByteSize
+from pydantic import BaseModel
 
 from latentmake.errors import StorageError
+from latentmake.files.workspace import human
 from latentmake.index.memo import Folder, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts, store
@@ -118,21 +119,19 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     if regular := is_reg(facts, plan.name):
         yield f"{plan.name}: regularisation images: {', '.join(regular)}"
     yield from recipe_changes(facts, [plan])
-    yield from receipts.lines(facts.memo, plan.orders)
     for work in dict.fromkeys(f"{parsed(part.name).kind} {part.model}" for part in plan.parts):
         if past := receipts.past_jobs(facts.memo, work):
             speed, words = past.targets / past.seconds, past.words and f", {past.words}"
             number = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
             yield f"past jobs of {work.replace(' ', ' of ')}: {number} targets/s{words}"
     if plan.manifest_order is not None:
-        yield f"{plan.name}: the manifest is to be written"
+        yield f"{plan.name}: the next build writes the manifest, the list of what is trained on"
     if plan.training_order is not None:
         lines = [line for line in (plan.reason, plan.note) if line]
-        yield from lines or [f"{plan.name}: is to be trained, or its sample pictures drawn"]
+        yield from lines or [f"{plan.name}: the next build trains it, or draws its samples"]
         if plan.forecast:
             yield f"training of {plan.name}: {plan.forecast}"
-    sizes = map(ByteSize, (store.used(), facts.config.store.keep))
-    used, bound = (each.human_readable(decimal=True, separator=" ") for each in sizes)
+    used, bound = human(store.used()), human(facts.config.store.keep)
     yield f"store: {used} of {bound} used (store.keep)"
 
 

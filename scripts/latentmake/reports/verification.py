@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ from latentmake.training.order import trained_files
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
 """Verdicts on a file."""
+EDITED = "edited"
+"""Verdict on a sound file whose source was edited since: the next build encodes it again."""
 
 _Wanted = tuple[Part, Judge, Item, Target]
 
@@ -38,6 +40,7 @@ class Finding(NamedTuple):
 
     Attributes:
         is_ours: whether a repair may delete it.
+        source: digest in the header of a file whose source was edited.
         key: of the file, as far as it is known: a repair puts a sound one into the store under it.
         done: what repair did, or why it did nothing.
     """
@@ -48,6 +51,7 @@ class Finding(NamedTuple):
     is_ours: bool = True
     key: str = ""
     done: str = ""
+    source: str = ""
 
 
 @dataclass
@@ -68,6 +72,11 @@ class Verified:
     missing: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
+    @property
+    def wrong(self) -> list[Finding]:
+        """Findings besides the files whose sources were edited."""
+        return [each for each in self.findings if each.verdict != EDITED]
+
 
 def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verified:
     """Read runs' cache files and weights; `repair` deletes what is wrong; raises UserError."""
@@ -87,7 +96,7 @@ def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verifi
             found.size += size
             found.findings += [finding] if finding else []
     found.seconds = time.monotonic() - began
-    found.findings.sort()
+    found.findings = sorted(_misplaced(found.findings, wanted))
     if repair:
         found.findings = [
             _repaired(each, facts) if each.is_ours else each for each in found.findings
@@ -97,6 +106,21 @@ def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verifi
         facts.memo.targets.forget(each.path for each in found.findings)
     found.findings += (each for run in runs for each in _changed_weights(run))
     return found
+
+
+def _misplaced(findings: Sequence[Finding], wanted: Mapping[str, _Wanted]) -> Iterator[Finding]:
+    """Yield findings; latents of another picture of today have its place, and are not edited."""
+    sources = set[str | None]()
+    if any(each.source for each in findings):
+        pictures = (x for x in wanted.values() if x[-1].size is not None)
+        sources = {judge.contents.of(item) for _, judge, item, _ in pictures}
+    for each in findings:
+        is_edited = each.verdict == EDITED and each.source not in sources
+        yield (
+            each
+            if is_edited or each.verdict != EDITED
+            else each._replace(verdict=UNEXPECTED, is_ours=True)
+        )
 
 
 def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
@@ -157,6 +181,8 @@ def _finding(
     if stale.reason == "edited":
         source = item.source if item.source is not None else item.text or ""
         reason = f"it was not made of {shortened(' '.join(source.split()))} as it is"
+        known = checked.header.source
+        return Finding(path, EDITED, reason, is_ours=False, key=checked.header.key, source=known)
     return Finding(path, UNEXPECTED, reason, key=checked.header.key)
 
 

@@ -7,6 +7,7 @@ where that depends. Nothing here imports torch or reads tensors: planning runs t
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from importlib.util import find_spec
@@ -38,12 +39,12 @@ class Finding(NamedTuple):
     note: str
 
 
-def checklist(findings: Iterable[Finding]) -> str:
-    """Return the checklist as a table, a verdict each."""
+def checklist(findings: Iterable[Finding], shown: Callable[[str], str] = str) -> str:
+    """Return the checklist as a table, a verdict each, as it is to be `shown`."""
     from tabulate import tabulate  # which the environment of encoding lacks
 
     return tabulate(
-        [[each.what, each.verdict, each.note] for each in findings],
+        [[each.what, shown(each.verdict), each.note] for each in findings],
         headers=["checked", "verdict", "note"],
         disable_numparse=True,
         colalign=["left"] * 3,
@@ -167,6 +168,30 @@ def check_settings(
     yield from accelerate_config(trainer.accelerate_config)
     if local and sys.platform == "linux":
         yield from _precision(trainer.mixed_precision)
+
+
+def gpu_findings(*, here: bool = True) -> Iterator[Finding]:
+    """Note that this machine has no GPU to train on, unless it belongs to a cluster.
+
+    `here`: whether torch of this environment trains, whose build may know no GPU.
+    """
+    if sys.platform != "linux" or visible() or which("sbatch") is not None:
+        return
+    note = "no GPU was found"
+    if here and not _torch_knows_gpus():
+        note += ", and torch is built without CUDA"
+    yield Finding("GPU", "warning", f"{note}: training will be slow")
+
+
+def _torch_knows_gpus() -> bool:
+    """Return whether the build of torch has CUDA or ROCm; torch is not imported."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    with contextlib.suppress(OSError):
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+        return bool(re.search(r"^(cuda|hip)\b.*= *['\"]", text, re.MULTILINE))
+    return True
 
 
 def _precision(name: str) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock
 from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import Amount
 from latentmake.plan.state import Difference, short, text_of, value_differences
+from latentmake.training.seen import SEEN, write_seen
 
 BASIS = "trained_on.json"
 _RECEIPT = "trained.json"
@@ -326,7 +327,7 @@ class RunFiles:
         if finished and word == "train":
             recorded = AnyRecord.read(self.record)
             made += [self.output / name for name in (recorded.files if recorded else ())]
-            made += [self.grid, self.curves, self.prompts]
+            made += [self.grid, self.curves, self.prompts, self.output / SEEN]
             for folder in (self.samples, self.logs, self.saved, self.checkpoints, self.work):
                 made += sorted(folder.rglob("*"))
         elif finished and word == "pages":
@@ -440,6 +441,7 @@ def trained_files(run: str) -> tuple[Path, dict[str, str]]:
 def finish(order: RunOrder, record: Record | LaunchedRecord, receipt: Path, **more: object) -> None:
     """Write what trained weights came from, and the receipt: their record and `more`."""
     files = RunFiles(order)
+    write_seen(Path(order.manifest), files.output)
     order.basis(record.wanted).write(files.basis)
     content: dict[str, Any] = {"run": order.run, "weights": str(files.weights)}
     atomic.write(receipt, to_json(content | record.model_dump() | more, indent=2) + b"\n")

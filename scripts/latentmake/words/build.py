@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 import yaml
@@ -19,7 +19,7 @@ from latentmake.entry import TOLD_AT_THE_END
 from latentmake.errors import ConfigError, first_line, nearest
 from latentmake.regular import read_regular
 from latentmake.request import word_and_run
-from latentmake.words.project import HOME, Directory
+from latentmake.words.project import HOME
 
 _DEFAULT = Path("config/config.yaml")
 _MOST_BYTES = 4_000_000
@@ -28,31 +28,18 @@ _NO_RUNS: dict[str, Any] = {}
 
 def build(
     context: typer.Context,
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="TARGET",
-            help="A run to train, such as `cats`, a target such as `caches_cats`, or a file.",
-        ),
-    ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan only.")] = False,
-    configfile: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "-c",
-            "--configfile",
-            metavar="FILE",
-            help="Configuration; repeat it to merge several, the last one wins.",
-            show_default="the file of this folder that has the run",
-        ),
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Profile of Snakemake: `slurm`, or one of yours."),
-    ] = None,
-    directory: Directory = None,
+    targets: list[str],
+    dry_run: bool = False,
+    configfile: list[Path] | None = None,
+    profile: str | None = None,
+    directory: Path | None = None,
 ) -> None:
-    """Bring caches and trainings up to date. Options of Snakemake follow after `--`."""
+    """Run Snakemake for some targets, and raise typer.Exit with its status; see `latentmake.cli`.
+
+    Raises:
+        ConfigError: no configuration has the targets, or several have; Snakemake cannot read an
+            option or a profile.
+    """
     files = [path.absolute() for path in configfile or ()]
     if directory is not None:
         if not directory.is_dir():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.errors import UserError
 from latentmake.files.workspace import free, human
 from latentmake.training.external.installation import proven_commit, said
-from latentmake.words.project import ConfigFiles, Directory, opened
+from latentmake.words.project import opened
 
 _PACKAGES = ("snakemake", "torch", "diffusers", "transformers", "accelerate", "safetensors")
 _WIDE = 10_000  # characters of a line
@@ -24,7 +26,11 @@ _LINES = 12  # of a log
 _ERROR = re.compile(r"(^|\s)error\b|^Traceback|^\w*(Error|Exception)\b", re.IGNORECASE)
 
 
-def doctor(configfile: ConfigFiles = None, directory: Directory = None) -> None:
+def doctor(
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
+) -> None:
     """Print what a bug report needs: versions, GPU, trainers, disk room, the last error."""
     found: dict[str, object] = {"versions": _versions(), "gpu": _gpu()}
     try:
@@ -39,6 +45,9 @@ def doctor(configfile: ConfigFiles = None, directory: Directory = None) -> None:
         str(Path(name).absolute()): f"{human(free(name))} free" for name in (".", "cache")
     }
     found["last error"] = _last_error()
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
     text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=_WIDE)
     typer.echo(text, nl=False)
 
@@ -74,6 +83,8 @@ def _gpu() -> dict[str, object]:
     ]
     if torch.backends.mps.is_available():
         found["devices"] = ["Apple GPU (MPS)"]
+    if not found["devices"]:
+        found["note"] = "no GPU was found: training will be slow"
     return found
 
 

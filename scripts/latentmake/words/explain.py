@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ from latentmake.plan.state import Difference
 from latentmake.reports.following import outdated, refuse_following
 from latentmake.training.order import BASIS, Basis
 from latentmake.words.file_origin import Explanation, explanations
-from latentmake.words.project import ConfigFiles, Directory, Json, Project, opened
+from latentmake.words.project import Project, coloured, opened
 
 _MADE = {
     "caches": r"caches_{run}|runs/{run}/(dataset\.lock|manifest\.jsonl)",
@@ -33,17 +33,10 @@ _MADE = {
 
 
 def explain(
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH",
-            help="A cache file, an image or caption of a dataset, a file below runs/ or clips/, "
-            "or a target such as train_cats.",
-        ),
-    ],
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
+    path: str,
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
     with opened(configfile, directory, encoders=True) as project:
@@ -51,7 +44,9 @@ def explain(
     if as_json:
         typer.echo(json.dumps([each.values() for each in found], indent=1))
     else:
-        typer.echo("\n".join(line for each in found for line in (*each.lines(), "")), nl=False)
+        typer.echo(
+            "\n".join(line for each in found for line in (*each.lines(coloured), "")), nl=False
+        )
 
 
 def _of_run(project: Project, path: str) -> list[Explanation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -55,9 +55,9 @@ class Explanation:
             "differences": [each._asdict() for each in self.differences],
         }
 
-    def lines(self) -> Iterator[str]:
-        """Yield it as text."""
-        yield f"{self.path}: {self.state}" + (f" ({self.reason})" if self.reason else "")
+    def lines(self, shown: Callable[[str], str] = str) -> Iterator[str]:
+        """Yield it as text; the state as it is to be `shown`."""
+        yield f"{self.path}: {shown(self.state)}" + (f" ({self.reason})" if self.reason else "")
         before = ""
         for name, text in self._rows():
             yield f"  {name if name != before else '':12}{text}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 import yaml
@@ -33,26 +33,11 @@ _TINY = HOME / "data/tiny-sd"
 
 
 def init(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of images or videos.")
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="Model to train: a file or folder of weights, or the id of a model in the local "
-            "hub cache.",
-            show_default="Stable Diffusion 1.5, with the command that downloads it",
-        ),
-    ] = None,
-    trainer: Annotated[
-        Kind | None, typer.Option(help="Trainer.", show_default="one that can train the model")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File to write.", show_default="FOLDER.yaml, here"),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    folders: list[Path],
+    model: str | None = None,
+    trainer: Kind | None = None,
+    output: Path | None = None,
+    force: bool = False,
 ) -> None:
     """Write a first configuration for your images and model, with a comment at each setting.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
 
 import typer
 
@@ -32,14 +31,9 @@ _EMPTY = """\
 """
 _SAMPLE = ("config/config.yaml", "data/michael_gove", "data/tiny-sd")
 
-_Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")]
 
-
-def new(folder: _Folder) -> None:
-    """Make a folder for a project: pictures, models, a configuration to fill.
-
-    A project is any folder with a configuration; it needs no clone of Latentmake.
-    """
+def new(folder: Path) -> None:
+    """Make a folder for a project; StorageError if it holds files."""
     name = slug(folder.absolute().name)
     pictures = f"pictures/{name}"
     _make(folder)
@@ -51,11 +45,8 @@ def new(folder: _Folder) -> None:
     _say("next", f"cd {quote(str(folder))} && latentmake init {pictures} --model MODEL")
 
 
-def demo(folder: _Folder = Path("latentmake-demo")) -> None:
-    """Make a folder with the sample: 24 pictures with captions, and a small model.
-
-    Its training takes a minute or two on a CPU.
-    """
+def demo(folder: Path = Path("latentmake-demo")) -> None:
+    """Make a folder with the sample; StorageError if it holds files."""
     _make(folder)
     for name in _SAMPLE:
         source, target = HOME / name, folder / name

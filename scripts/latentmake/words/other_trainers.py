@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -17,25 +19,16 @@ from latentmake.layouts.layout import layout_of
 from latentmake.models.files import vae_factor
 from latentmake.models.shapes import text_tokens
 from latentmake.plan.build import alone
-from latentmake.words.project import ConfigFiles, Directory, opened
+from latentmake.words.project import opened
 
 
 def import_(
-    file: Annotated[
-        Path, typer.Argument(help="Dataset file of musubi-tuner or sd-scripts (TOML).")
-    ],
-    name: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Name of the run.", show_default="the file's")
-    ] = None,
-    architecture: Annotated[
-        str | None,
-        typer.Option(help="Architecture of the model.", show_default="as the caches say"),
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="Task of the model, such as t2v-14B.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="File to write.", show_default="print it")
-    ] = None,
-    directory: Directory = None,
+    file: Path,
+    name: str | None = None,
+    architecture: str | None = None,
+    task: str | None = None,
+    output: Path | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Make a configuration of another trainer's dataset file; notes in it say what differs."""
     from latentmake.exchange.datasets_toml import imported
@@ -60,18 +53,23 @@ def import_(
 
 
 def adopt(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs of the configuration.")],
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
+    runs: Sequence[str],
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""
     from latentmake.exchange import adoption
 
     with opened(configfile, directory, encoders=True) as project, alone():
         names = project.run_names(runs)
-        plans = project.plan(names).runs
+        plans, counts = project.plan(names).runs, dict[str, dict[str, int]]()
         for name in names:
-            adoption.adopt(plans[name], folders_of(project.config, name), say=typer.echo)
+            folders = folders_of(project.config, name)
+            found = adoption.adopt(plans[name], folders, say=partial(typer.echo, err=as_json))
+            counts[name] = {state: found[state] for state in adoption.STATES}
+    if as_json:
+        typer.echo(json.dumps(counts, indent=1))
 
 
 def folders_of(config: Config, run: str) -> dict[str, list[str]]:

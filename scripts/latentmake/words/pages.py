@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 from pydantic import JsonValue
@@ -24,7 +25,7 @@ from latentmake.reports.report import write_report
 from latentmake.training.loop.clips import FOLDER, INDEX, GenerationIndex
 from latentmake.training.loop.order import PictureIndex, read_index
 from latentmake.training.order import Record
-from latentmake.words.project import ConfigFiles, Directory, Json, Open, Run, opened, show_page
+from latentmake.words.project import opened, show_page
 
 _ON_PAGE = 20_000  # items: a browser needs seconds for as many
 _ALL_STEPS = "*"
@@ -33,11 +34,11 @@ _LONGEST = 200  # characters of runs' names in the name of a page
 
 
 def captions(
-    run: Run,
-    open_page: Open = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
+    run: str,
+    open_page: bool = False,
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
     path = Path(f"reports/captions_{run}.html")
@@ -66,27 +67,29 @@ def captions(
 
 
 def report(
-    run: Run, open_page: Open = False, configfile: ConfigFiles = None, directory: Directory = None
+    run: str,
+    open_page: bool = False,
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Write a page with the caches of a run, its training, its buckets and its items."""
     path = Path(f"reports/report_{run}.html")
     with opened(configfile, directory) as project:
         (name,) = project.run_names([run])
-        write_report(project.facts, project.plan([name]).runs[name], path)
+        status = write_report(project.facts, project.plan([name]).runs[name], path)
+    if as_json:
+        typer.echo(json.dumps({"page": str(path), **status.model_dump(mode="json")}, indent=1))
+        return
     show_page(path, open_page=open_page)
 
 
 def compare(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="Runs with sample pictures; a single one is compared with its previous result.",
-        ),
-    ],
-    open_page: Open = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
+    runs: Sequence[str],
+    open_page: bool = False,
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Write a page with the sample pictures and clips of runs; nothing is trained."""
     with opened(configfile, directory) as project:
@@ -96,10 +99,14 @@ def compare(
     if len(names) == 1:
         before = pictures_in(run_folder(names[0]) / PREVIOUS, f"{names[0]} (previous)")
         if before is None:
-            typer.echo(f"{names[0]}: no previous result with pictures: only the present is shown")
+            line = f"{names[0]}: no previous result with pictures: only the present is shown"
+            typer.echo(line, err=as_json)
         else:
             found.insert(0, before)
-    write_comparison(found, path, typer.echo)
+    write_comparison(found, path, partial(typer.echo, err=as_json))
+    if as_json:
+        results = [each.values() for each in found]
+        typer.echo(json.dumps({"page": str(path), "results": results}, indent=1))
     if open_page:
         typer.launch(path.absolute().as_uri())
 
@@ -139,6 +146,14 @@ class Pictured(NamedTuple):
         for clip in self.clips.clips if self.clips else ():
             if clip.adapter:
                 yield Row(clip.prompt, seed=clip.seed), _ALL_STEPS, folder / FOLDER / clip.file
+
+    def values(self) -> dict[str, object]:
+        """Return what `--json` prints of it."""
+        found = [
+            {"prompt": row.prompt, "seed": row.seed, "step": step, "path": str(path)}
+            for row, step, path in self.files()
+        ]
+        return {"name": self.name, "settings": self.settings(), "pictures": found}
 
     def settings(self) -> dict[str, JsonValue]:
         """Return its settings, names joined by dots."""

@@ -11,7 +11,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from tabulate import tabulate
@@ -24,31 +23,13 @@ from latentmake.files.workspace import check_folder
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.run_plan import Plan
+from latentmake.words.completion import DEFAULT
+
+_COLOURS = {"ok": "green", "fresh": "green", "warning": "yellow", "stale": "yellow"}
+_COLOURS |= {"edited": "yellow", "previous": "blue"}
 
 HOME = Path(__file__).resolve().parents[3]
 """Folder of the Snakefile."""
-_DEFAULT = Path("config/config.yaml")
-
-ConfigFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "-c",
-        "--configfile",
-        metavar="FILE",
-        help="Configuration; repeat it to merge several, the last one wins.",
-        show_default=str(_DEFAULT),
-    ),
-]
-Directory = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Folder of the project.", show_default=".")
-]
-Runs = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="RUN", help="Runs of the configuration.", show_default="all"),
-]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run of the configuration.")]
-Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass
@@ -133,7 +114,7 @@ def _values(files: Sequence[Path], directory: Path | None) -> dict[str, object]:
     named = [Path(each).absolute() for each in asked.configfile or ()]
     os.chdir(asked.directory or ".")
     values: dict[str, object] = {}
-    for file in named or [_DEFAULT]:
+    for file in named or [DEFAULT]:
         check_file(file)
         update_config(values, load_configfile(file))
     update_config(values, parse_config(asked.config))
@@ -146,6 +127,13 @@ def table(
     """Print rows under their headers; the columns of `numbers` are aligned to the right."""
     sides = ["right" if header in numbers else "left" for header in headers]
     typer.echo(tabulate([*rows], headers=headers, disable_numparse=True, colalign=sides))
+
+
+def coloured(verdict: str) -> str:
+    """Return a verdict in its colour, which `typer.echo` leaves out where no terminal shows it."""
+    if os.environ.get("NO_COLOR"):
+        return verdict
+    return typer.style(verdict, fg=_COLOURS.get(verdict, "red"))
 
 
 def printable(line: str) -> str:

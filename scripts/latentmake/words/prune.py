@@ -8,6 +8,7 @@ ones by their names. All of them can be made again.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from stat import S_ISREG
-from typing import Annotated
 
 import typer
 
@@ -27,7 +27,7 @@ from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, parts_of
 from latentmake.plan.store import KEPT
-from latentmake.words.project import ConfigFiles, Directory, opened, printable, table
+from latentmake.words.project import opened, printable, table
 
 Files = dict[str, os.stat_result]
 Groups = dict[tuple[str, str], Files]
@@ -35,21 +35,13 @@ Groups = dict[tuple[str, str], Files]
 
 
 def prune(
-    datasets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="DATASET",
-            help="Folders of cache/.",
-            show_default="the datasets of the configuration",
-        ),
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also list folders that the configuration does not name.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List each file.")] = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
+    datasets: Sequence[str] | None = None,
+    everything: bool = False,
+    yes: bool = False,
+    verbose: bool = False,
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
 ) -> None:
     """List caches that the configuration does not need any more, or remove them with --yes."""
     with opened(configfile, directory, encoders=True) as project:
@@ -60,21 +52,20 @@ def prune(
         others = [name for name in known if name not in names and other_owner(name) is None]
         with alone() if yes else contextlib.nullcontext():
             found = {name: find(project.facts, name) for name in names}
-            for name, groups in found.items():
-                _show(name, groups, verbose=verbose)
-            if everything and others:
-                found |= {name: find(project.facts, name) for name in others}
-                typer.echo("\nNot named by this configuration; another one may need them:\n")
-                several = (pair for name in others for pair in found[name].items())
-                _show("others", dict(several), verbose=verbose)
-            elif unnamed := [name for name in others if name != PROMPTS and not datasets]:
-                typer.echo(f"not named by this configuration: {', '.join(unnamed)}; see --all")
+            further = {name: find(project.facts, name) for name in others if everything}
+            if not as_json:
+                unnamed = [name for name in others if name != PROMPTS and not datasets]
+                _show_all(found, further, unnamed, verbose=verbose)
+            found |= further
             files = all_files(group for groups in found.values() for group in groups.values())
             if yes:
                 remove(files)
-                typer.echo(f"removed {_amount(files)}")
-            elif files:
-                typer.echo("nothing is removed yet; to remove these files, add --yes")
+    if as_json:
+        typer.echo(json.dumps(_values(found, removed=yes), indent=1))
+    elif yes:
+        typer.echo(f"removed {_amount(files)}")
+    elif files:
+        typer.echo("nothing is removed yet; to remove these files, add --yes")
 
 
 def all_files(groups: Iterable[Files]) -> Files:
@@ -98,6 +89,35 @@ def remove(files: Files) -> None:
 
 
 # -- shown ----------------------------------------------------------------------------------------
+
+
+def _values(found: Mapping[str, Groups], *, removed: bool) -> dict[str, object]:
+    """Return what `--json` prints."""
+    files = [
+        {"path": path, "bytes": stat.st_size, "dataset": name, "reason": why}
+        for name, groups in found.items()
+        for (_, why), group in groups.items()
+        for path, stat in group.items()
+    ]
+    groups = (group for each in found.values() for group in each.values())
+    return {"removed": removed, "bytes": freed(all_files(groups)), "files": files}
+
+
+def _show_all(
+    found: Mapping[str, Groups],
+    further: Mapping[str, Groups],
+    unnamed: Sequence[str],
+    *,
+    verbose: bool,
+) -> None:
+    for name, groups in found.items():
+        _show(name, groups, verbose=verbose)
+    if further:
+        typer.echo("\nNot named by this configuration; another one may need them:\n")
+        several = (pair for groups in further.values() for pair in groups.items())
+        _show("others", dict(several), verbose=verbose)
+    elif unnamed:
+        typer.echo(f"not named by this configuration: {', '.join(unnamed)}; see --all")
 
 
 def _show(name: str, groups: Groups, *, verbose: bool) -> None:

@@ -6,7 +6,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -20,22 +21,21 @@ from latentmake.plan.state import REASONS, PartState
 from latentmake.reports.plan_report import counted, stopped_by
 from latentmake.reports.status import Status, StatusRow, status_of
 from latentmake.training.findings import Finding, Verdict, checklist, failed, image_findings
-from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened, table
+from latentmake.words.project import coloured, opened, table
 
 
 def status(
-    runs: Runs = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="List each file that is not up to date.")
-    ] = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
+    runs: Sequence[str] | None = None,
+    verbose: bool = False,
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Count fresh and stale caches of runs, and what is left to encode and train."""
     with opened(configfile, directory) as project:
         names = project.run_names(runs)
         plan = project.plan(names)
+        plan.leave_out_prompts([x for x in names if project.config.runs[x].trainer is None])
         found = [status_of(project.facts, plan.runs[name]) for name in names]
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
@@ -61,7 +61,7 @@ def _show(found: Status, *, verbose: bool) -> None:
     reasons = [reason for reason in REASONS if any(reason in row.stale for row in found.rows)]
     headers = ["dataset", "model", "kind", "fresh", *reasons, "orphaned", "bytes", "to encode"]
     table(headers, (_cells(row, reasons) for row in found.rows), numbers=headers[3:-1])
-    lines = [f"{'faulty':15} {line}" for line in found.faulty]
+    lines = [f"{coloured('faulty')}{'':10}{line}" for line in found.faulty]
     if verbose:
         lines = [f"{file['reason']:15} {file['path']}" for file in found.files] + lines
     elif count := len(found.files):
@@ -89,10 +89,10 @@ def _cells(row: StatusRow, reasons: list[str]) -> list[str]:
 
 
 def check(
-    runs: Runs = None,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
+    runs: Sequence[str] | None = None,
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Check all that a run needs: caches, items, disk, models, the trainer and its settings."""
     with opened(configfile, directory) as project:
@@ -103,7 +103,7 @@ def check(
         values = {name: [each._asdict() for each in found[name]] for name in names}
         typer.echo(json.dumps(values, indent=1))
     for name in () if as_json else names:
-        typer.echo(f"{name}:\n" * (len(names) > 1) + checklist(found[name]))
+        typer.echo(f"{name}:\n" * (len(names) > 1) + checklist(found[name], coloured))
         if failed(found[name]):
             typer.echo(_stopped(project.facts, plan.runs[name], found[name]))
     if any(map(failed, found.values())):

@@ -6,26 +6,24 @@ import contextlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import typer
 
 from latentmake.files.workspace import human
 from latentmake.plan.build import alone
 from latentmake.reports import verification
-from latentmake.reports.verification import Finding, Verified
-from latentmake.words.project import ConfigFiles, Directory, Json, Runs, opened, printable
+from latentmake.reports.verification import DAMAGED, UNEXPECTED, Finding, Verified
+from latentmake.words.project import coloured, opened, printable
 
 
 def verify(
-    runs: Runs = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Delete what is wrong; the next build makes it.")
-    ] = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
+    runs: Sequence[str] | None = None,
+    repair: bool = False,
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
     with opened(configfile, directory) as project, alone() if repair else contextlib.nullcontext():
@@ -39,24 +37,35 @@ def verify(
     else:
         for line in (*map(_line, found.findings), *_summary(found)):
             typer.echo(line)
-    if not repair and any(each.is_ours for each in found.findings):
+    if not repair and (does := _repair({x.verdict for x in found.findings if x.is_ours})):
         files = [word for file in configfile or () for word in ("-c", str(file))]
         command = shlex.join(["latentmake", "verify", *(runs or ()), *files, "--repair"])
-        typer.echo(f"`{command}` deletes these files, and the next build makes them", err=True)
-    if len(found.findings) > found.repaired:
+        typer.echo(f"`{command}` {does}, and the next build makes them", err=True)
+    if len(found.wrong) > found.repaired:
         raise typer.Exit(1)
+
+
+def _repair(verdicts: set[str]) -> str:
+    """Return what a repair does with files of some verdicts; "" without any."""
+    if verdicts == {DAMAGED}:
+        return "deletes these files"
+    if verdicts == {UNEXPECTED}:
+        return "moves these files to the store"
+    return "deletes the damaged files and moves the others to the store" if verdicts else ""
 
 
 def _line(each: Finding) -> str:
     """Return a finding in a line, whatever its file is called."""
-    text = f"{each.path}: {each.verdict}: {each.reason}{f'; {each.done}' if each.done else ''}"
-    return printable(text.replace("\n", "\\n"))
+    text = f"{coloured(each.verdict)}: {each.reason}" + (f"; {each.done}" if each.done else "")
+    return printable(f"{each.path}: {text}".replace("\n", "\\n"))
 
 
 def _summary(found: Verified) -> Iterator[str]:
     yield f"verified {found.files} cache files ({human(found.size)} in {found.seconds:.1f} s)"
-    counts = Counter(each.verdict for each in found.findings)
+    counts = Counter(each.verdict for each in found.wrong)
     kinds = ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
-    yield f"{len(found.findings)} wrong{f' ({kinds})' if kinds else ''}, {found.repaired} repaired"
+    yield f"{len(found.wrong)} wrong{f' ({kinds})' if kinds else ''}, {found.repaired} repaired"
+    if edited := len(found.findings) - len(found.wrong):
+        yield f"{edited} edited since: the next build encodes them again"
     if found.missing:
         yield f"{len(found.missing)} missing: the next build makes them"

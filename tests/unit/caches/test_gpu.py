@@ -19,6 +19,7 @@ import torch
 from latentmake.caches import gpu, lease
 from latentmake.caches.encoders.device import pick_device, stacked
 from latentmake.errors import DeviceError, StorageError
+from latentmake.training import findings
 from latentmake.words import doctor
 
 PACKAGE = str(Path(gpu.__file__).parents[2])
@@ -260,3 +261,25 @@ def test_one_clip_is_not_copied() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.array_equal(stacked([clip], cpu).numpy()[0], clip)
+
+
+def test_a_machine_without_a_gpu_is_a_note_of_the_checklist_and_no_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(findings.sys, "platform", "linux")
+    monkeypatch.setenv("PATH", str(tmp_path))  # neither nvidia-smi nor sbatch
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    (found,) = findings.gpu_findings(here=False)
+    assert found == ("GPU", "warning", "no GPU was found: training will be slow")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(findings.sys.modules, "torch")
+    for cuda, without in (("None", True), ("'13.0'", False)):
+        version = f"cuda: Optional[str] = {cuda}\nhip: Optional[str] = None\n"
+        (tmp_path / "torch/version.py").write_text(version)
+        (found,) = findings.gpu_findings()
+        assert ("torch is built without CUDA" in found.note) is without
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert not [*findings.gpu_findings()]

@@ -17,8 +17,9 @@ from latentmake.files.workspace import Need
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 from latentmake.index.memo import Memo
+from latentmake.plan import sizes
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Target
+from latentmake.plan.orders import Order, Target, pixels
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import (
     Past,
@@ -89,6 +90,43 @@ def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -
     assert needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
     found = estimates(memo, two, lambda order, part: (order.dataset, part))
     assert found == {(each, "text"): Past(100, 240.0, 50_000) for each in ("cats", "dogs")}
+
+
+def test_latents_are_estimated_by_their_pixels() -> None:
+    order = order_of()
+    size = pixels(target for item in order.items for target in item.targets)
+    assert size == 100 * 96 * 64
+    memo = learnt(receipt_of(order, 240.0, pixels=size))
+    assert [*lines(memo, [order])] == ["latents of tiny: about 5 min, 50.0 kB"]
+
+    def larger(target: Target) -> Target:
+        return target._replace(part="128x192", size=Size(192, 128))
+
+    items = tuple(x._replace(targets=tuple(map(larger, x.targets))) for x in order.items)
+    four = replace(order, items=items)
+    assert [*lines(memo, [four])] == ["latents of tiny: about 17 min, 0.2 MB"]
+    # Receipts of earlier releases tell no pixels, and these go by the number of targets.
+    assert [*lines(learnt(receipt_of(order, 240.0)), [four])] == [
+        "latents of tiny: about 5 min, 50.0 kB"
+    ]
+
+
+def test_bytes_are_known_by_the_encoders_configuration_before_any_job() -> None:
+    Path("vae").mkdir()
+    Path("vae/config.json").write_text(json.dumps(VAE))
+    order = replace(order_of(), recipe={"dtype": "float32"})
+    assert sizes.bytes_of(order, order.items[0].targets) == 4 * 48 * 32 * 4 + 800
+    assert [*lines(Memo(None), [order])] == ["latents of tiny: about 2.5 MB"]
+    half = replace(order, recipe={"dtype": "float16"})
+    assert sizes.bytes_of(half, order.items[0].targets) == 4 * 48 * 32 * 2 + 800
+    assert sizes.bytes_of(order_of("text"), order.items[0].targets) == 0.0
+    Path("text").mkdir()
+    clip = {"model_type": "clip_text_model", "hidden_size": 768, "max_position_embeddings": 77}
+    Path("text/config.json").write_text(json.dumps(clip))
+    texts = replace(order_of("text", 2), recipe={"dtype": "float32"})
+    assert [*lines(Memo(None), [texts])] == ["text of tiny: about 0.5 MB"]
+    Path("text/config.json").write_text(json.dumps({"model_type": "t5", "d_model": 4096}))
+    assert not [*lines(Memo(None), [texts])]
 
 
 def test_what_is_linked_needs_nothing() -> None:

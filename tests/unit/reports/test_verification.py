@@ -20,7 +20,7 @@ from latentmake.files.safetensors import read_head
 from latentmake.index.memo import Memo
 from latentmake.plan import store
 from latentmake.plan.planner import make_plan
-from latentmake.reports.verification import DAMAGED, UNEXPECTED, Verified, verify
+from latentmake.reports.verification import DAMAGED, EDITED, UNEXPECTED, Verified, verify
 from safetensors.torch import load_file
 
 ITEMS = 4
@@ -111,14 +111,16 @@ def test_links_are_deleted_and_what_they_lead_to_is_not(caches: Caches) -> None:
     assert away.exists() and not caches[0].is_symlink() and not caches[1].is_symlink()
 
 
-def test_an_edited_source_is_named_and_the_undone_edit_finds_its_file(caches: Caches) -> None:
+def test_a_file_of_an_edited_source_is_named_and_left_for_the_undone_edit(caches: Caches) -> None:
     text = next(each for each in caches.files if each.part == "text")
     Path(text.source).write_text("another caption")
-    (finding,) = caches.verify(repair=True).findings
-    assert finding.path == text.path and finding.done == "moved to the store"
+    found = caches.verify(repair=True)
+    (finding,) = found.findings
+    assert (finding.path, finding.verdict, finding.done) == (text.path, EDITED, "")
+    assert found.wrong == [] and found.repaired == 0
     assert finding.reason == f"it was not made of {text.source} as it is"
     Path(text.source).write_text(f"caption {int(Path(text.source).stem[-4:])}")
-    assert caches.stale() == {text.path: "reusable"}
+    assert caches.stale() == {} and caches.verified() == {}
 
 
 def test_a_file_without_checksum_is_compared_as_far_as_can_be(caches: Caches) -> None:

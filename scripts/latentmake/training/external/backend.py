@@ -27,6 +27,7 @@ from latentmake.training.findings import (
     Say,
     accelerate_config,
     failed,
+    gpu_findings,
     model_finding,
     refuse_failed,
 )
@@ -140,6 +141,7 @@ class Launched(Backend, Generic[Order]):
         if failed(found) and not order.publish.caches:  # its models may lie on the other machine
             found = [*self.publication(order).findings()]
         yield from found
+        yield from gpu_findings(here=False)
 
     def train(self, order: Path, **options: Any) -> None:
         from latentmake.training.external.launch import train

@@ -63,9 +63,9 @@ class LoopBackend(Backend):
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
-        from latentmake.training.findings import check_settings
+        from latentmake.training.findings import check_settings, gpu_findings
 
-        return check_settings(order.trainer)
+        return [*check_settings(order.trainer), *gpu_findings()]
 
     def train(self, order: Path, **options: Any) -> None:
         """Bring the trained weights of an order up to date; see `Backend.train`."""

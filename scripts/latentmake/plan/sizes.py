@@ -1,0 +1,63 @@
+"""Bytes of cache files before any is encoded, by the configurations of the encoders.
+
+They tell the shape of latents and embeddings, if they lie on this disk. The size is unknown until a
+job has run if they do not, if another program encodes, or if a text encoder makes as many tokens as
+a caption has (T5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from math import ceil
+
+from latentmake.config.models import Model
+from latentmake.errors import UserError
+from latentmake.models.files import network_config, vae_factor
+from latentmake.models.shapes import text_tokens, text_width
+from latentmake.plan.orders import Order, Target
+
+_HEADER = 800  # bytes of a cache file besides its tensors, at least
+_BYTES = {"float32": 4}  # of a number; others have 2
+_WAN = 8, 4  # pixels and frames that one latent of Wan's VAE stands for
+
+
+def bytes_of(order: Order, targets: Iterable[Target]) -> float:
+    """Return the bytes of some targets of an order; 0 where they are unknown."""
+    model, each = order.model_settings, [*targets]
+    numbers: float | None = None
+    with suppress(UserError, ValueError, TypeError, KeyError):  # checks name a bad configuration
+        if not order.is_external:
+            is_text = order.kind == "text"
+            numbers = _of_texts(model, len(each)) if is_text else _of_latents(model, each)
+    if numbers is None:
+        return 0.0
+    copies = 2 if order.kind == "latents" and order.dataset_settings.flip_aug else 1
+    size = _BYTES.get(str(order.recipe.get("dtype")), 2)
+    return numbers * size * copies + _HEADER * len(each)
+
+
+def _of_latents(model: Model, targets: Iterable[Target]) -> float | None:
+    """Return how many numbers the latents of targets have, at the sizes that were asked for."""
+    if (config := network_config(model.vae)) is None:
+        return None
+    channels = int(config.get("z_dim") or config.get("latent_channels", 4))
+    factor, span = _WAN if "z_dim" in config else (vae_factor(model.vae), 1)
+    total = 0.0
+    for target in targets:
+        if target.size is None or not factor:
+            return None
+        frames = ceil((target.clip.frames if target.clip else 1) / span)
+        total += channels * frames * target.size.width * target.size.height / factor**2
+    return total
+
+
+def _of_texts(model: Model, count: int) -> float | None:
+    """Return how many numbers the embeddings of a number of texts have."""
+    total = 0
+    for weights in model.text:
+        width, tokens = text_width(weights), text_tokens(weights)
+        if width is None or tokens is None or not tokens.padded:
+            return None
+        total += width * tokens.longest
+    return float(total * count)

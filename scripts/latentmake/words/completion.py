@@ -1,0 +1,65 @@
+"""Names that the shell completes: runs, datasets and targets of the configurations at hand.
+
+Each press of Tab starts a process that waits for its answer. So this reads the names of a section
+and checks nothing; a file that cannot be read has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from latentmake.regular import read_text
+
+DEFAULT = Path("config/config.yaml")
+"""The configuration that is read unless another one is named."""
+
+_TARGETS = ("train", "caches", "latents", "text", "generate", "evaluate", "publish", "clips")
+_SECTION = re.compile(r"^\W?(runs|datasets)\W?\s*:", re.MULTILINE)
+
+
+def runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the runs that begin with what was typed."""
+    return [name for name in _names(ctx, "runs") if name.startswith(incomplete)]
+
+
+def datasets(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the datasets that begin with what was typed."""
+    return [name for name in _names(ctx, "datasets") if name.startswith(incomplete)]
+
+
+def targets(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the targets of a build that begin with what was typed: `train_cats`."""
+    names = [f"{word}_{run}" for word in (*_TARGETS, "export") for run in _names(ctx, "runs")]
+    return [name for name in (*names, "all") if name.startswith(incomplete)]
+
+
+def builds(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the runs and targets of a build that begin with what was typed."""
+    return [*runs(ctx, incomplete), *targets(ctx, incomplete)]
+
+
+def _names(ctx: typer.Context, section: str) -> list[str]:
+    """Return the keys of a section of the files of `-c`, or else of those in the folder."""
+    folder = Path(ctx.params.get("directory") or ".")
+    files = [Path(file) for file in ctx.params.get("configfile") or ()]
+    files = files or [folder / DEFAULT, *sorted(folder.glob("*.y*ml"))]
+    return list(dict.fromkeys(name for file in files for name in _keys(file, section)))
+
+
+def _keys(file: Path, section: str) -> Iterator[str]:
+    import yaml
+
+    try:
+        text = read_text(file)
+        if not _SECTION.search(text):
+            return
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+        values = yaml.load(text, loader)  # noqa: S506 -- both are safe
+    except (OSError, ValueError, yaml.YAMLError):
+        return
+    found = values.get(section) if isinstance(values, dict) else None
+    yield from map(str, found if isinstance(found, dict) else ())
