@@ -29,6 +29,7 @@ from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock
 from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import Amount
 from latentmake.plan.state import Difference, short, text_of, value_differences
+from latentmake.training.seen import write_seen
 
 BASIS = "trained_on.json"
 _RECEIPT = "trained.json"
@@ -440,6 +441,7 @@ def trained_files(run: str) -> tuple[Path, dict[str, str]]:
 def finish(order: RunOrder, record: Record | LaunchedRecord, receipt: Path, **more: object) -> None:
     """Write what trained weights came from, and the receipt: their record and `more`."""
     files = RunFiles(order)
+    write_seen(Path(order.manifest), files.output)
     order.basis(record.wanted).write(files.basis)
     content: dict[str, Any] = {"run": order.run, "weights": str(files.weights)}
     atomic.write(receipt, to_json(content | record.model_dump() | more, indent=2) + b"\n")

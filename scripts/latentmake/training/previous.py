@@ -28,10 +28,11 @@ from latentmake.errors import storage_error
 from latentmake.files import atomic
 from latentmake.plan.manifest import LEAVING, PREVIOUS
 from latentmake.training.order import BASIS, COPIED, Forced, Origin, RunFiles, Wanted
+from latentmake.training.seen import SEEN
 
 _RETURNING = f".returning{atomic.TEMPORARY_SUFFIX}"
 _UNFINISHED = "unfinished"
-_MADE = (BASIS, "trained.json", "generated.json", "generated", "evaluation")
+_MADE = (BASIS, SEEN, "trained.json", "generated.json", "generated", "evaluation")
 # The last two say of which training all of these are; they are moved last.
 _COURSE = ("samples.png", "curves.png", "logs", "samples", "output")
 
