@@ -65,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         temporary = Path(name)
         build(temporary)
-        photograph(PAGE, temporary / "compare.png", "prompt=4&step=300")
+        photograph(PAGE, temporary / "compare.png", "")
         photograph(REPORT, temporary / "report.png", "", TALL)
         keep(Path(f"runs/{RUN}/samples.png"), FOLDER / "samples.png")
         for page in temporary.glob("*.png"):

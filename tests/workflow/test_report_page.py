@@ -115,11 +115,12 @@ def test_what_was_edited_since_the_training_is_marked_with_what_it_saw(
     browser.click("edited")
     assert stems(browser) == ["bee", "cat", "dog"]
     marks = [row.text for row in browser.all(".item .badges")]
-    assert marks == ["caption edited", "picture edited", "caption edited\nstale text: edited"]
+    assert marks == ["caption edited", "picture edited", "caption edited stale text: edited"]
     gone, came = browser.text(".item .edit del"), browser.text(".item .edit ins")
     assert (gone, came) == ("square", "square at night")
     assert browser.text("#status strong") == "3 of 6 items."
     browser.click("edited")
+    browser.run("scrollTo(0, 0)")
     browser.driver.find_element("css selector", "#summary .warn a").click()
     assert stems(browser) == ["dog"]
     assert browser.complaints() == []
@@ -139,6 +140,7 @@ def test_a_click_enlarges_an_item_and_keys_go_on(shown: Project, browser: Browse
     browser.press(Keys.ESCAPE)
     assert browser.run("return document.querySelector('dialog').open") is False
     assert browser.run("return document.activeElement.ariaLabel") == "Enlarge ant"
+    browser.run("scrollTo(0, 0)")
     browser.all("#training .open")[0].click()
     assert browser.text("#viewer-title") == "Sample pictures"
     assert browser.run("return window.hurt") is None
@@ -178,6 +180,7 @@ def test_ten_thousand_items_are_filtered_and_sorted_and_made_as_they_are_scrolle
     before = len(browser.all(".item"))
     browser.run("scrollTo(0, document.documentElement.scrollHeight)")
     until(lambda: len(browser.all(".item")) > before)
+    browser.run("scrollTo(0, 0)")
     for name, wanted in (
         ("enlarged", ["item-3"]),
         ("cropped", ["item-4"]),

@@ -134,8 +134,8 @@
   function badges(item) {
     const words = [item.new && "new since the training", item.before && "caption edited", item.repainted && "picture edited"];
     const row = make("p", "badges");
-    row.append(...words.filter(Boolean).map((word) => make("span", "badge over", word)));
-    row.append(...item.stale.map((word) => make("span", "badge", `stale ${word}`)));
+    for (const word of words.filter(Boolean)) row.append(make("span", "badge over", word), " ");
+    for (const word of item.stale) row.append(make("span", "badge", `stale ${word}`), " ");
     return row;
   }
 

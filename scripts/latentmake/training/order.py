@@ -29,7 +29,7 @@ from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock
 from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import Amount
 from latentmake.plan.state import Difference, short, text_of, value_differences
-from latentmake.training.seen import write_seen
+from latentmake.training.seen import SEEN, write_seen
 
 BASIS = "trained_on.json"
 _RECEIPT = "trained.json"
@@ -327,7 +327,7 @@ class RunFiles:
         if finished and word == "train":
             recorded = AnyRecord.read(self.record)
             made += [self.output / name for name in (recorded.files if recorded else ())]
-            made += [self.grid, self.curves, self.prompts]
+            made += [self.grid, self.curves, self.prompts, self.output / SEEN]
             for folder in (self.samples, self.logs, self.saved, self.checkpoints, self.work):
                 made += sorted(folder.rglob("*"))
         elif finished and word == "pages":
