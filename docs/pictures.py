@@ -21,7 +21,7 @@ from PIL import Image
 FOLDER = Path(__file__).parent
 RUN, SECOND = "michael_gove", "michael_gove-rank2"
 PAGE, REPORT = f"compare_{RUN}_vs_{SECOND}", f"report_{RUN}"
-SIZE, TALL = (1100, 700), (820, 1120)  # pixels of the browser's window
+SIZE, TALL = (1100, 700), (1240, 1300)  # pixels of the browser's window
 
 
 def build(temporary: Path) -> None:
