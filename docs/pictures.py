@@ -54,10 +54,10 @@ def photograph(name: str, target: Path, part: str, window: tuple[int, int] = SIZ
     )
 
 
-def keep(picture: Path, target: Path) -> None:
+def keep(picture: Path, target: Path, colours: int = 256) -> None:
     """Write a picture with a palette, for a third of the bytes."""
     image = Image.open(picture, formats=["PNG"]).convert("RGB")
-    image.quantize(256).save(target, optimize=True)
+    image.quantize(colours).save(target, optimize=True)
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
         photograph(REPORT, temporary / "report.png", "", TALL)
         keep(Path(f"runs/{RUN}/samples.png"), FOLDER / "samples.png")
         for page in temporary.glob("*.png"):
-            keep(page, FOLDER / page.name)
+            keep(page, FOLDER / page.name, colours=64)
 
 
 if __name__ == "__main__":
