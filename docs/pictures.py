@@ -23,7 +23,7 @@ RUN, SECOND = "michael_gove", "michael_gove-rank2"
 PAGE, REPORT = f"compare_{RUN}_vs_{SECOND}", f"report_{RUN}"
 CAPTION = "a {} ring on a grey and white checked background, michael_gove style"
 TILE, LINE = 192, 22  # pixels of a picture and of a line of text
-SIZE, TALL = (1100, 700), (820, 1120)  # pixels of the browser's window
+SIZE, TALL = (1100, 700), (1240, 1300)  # pixels of the browser's window
 
 
 def build(temporary: Path) -> None:
@@ -90,10 +90,10 @@ def photograph(name: str, target: Path, part: str, window: tuple[int, int] = SIZ
     )
 
 
-def keep(picture: Path, target: Path) -> None:
+def keep(picture: Path, target: Path, colours: int = 256) -> None:
     """Write a picture with a palette, for a third of the bytes."""
     image = Image.open(picture, formats=["PNG"]).convert("RGB")
-    image.quantize(256).save(target, optimize=True)
+    image.quantize(colours).save(target, optimize=True)
 
 
 def main() -> None:
@@ -102,11 +102,11 @@ def main() -> None:
         temporary = Path(name)
         build(temporary)
         draw_an_edit(temporary)
-        photograph(PAGE, temporary / "compare.png", "prompt=4&step=300")
+        photograph(PAGE, temporary / "compare.png", "")
         photograph(REPORT, temporary / "report.png", "", TALL)
         keep(Path(f"runs/{RUN}/samples.png"), FOLDER / "samples.png")
         for page in temporary.glob("*.png"):
-            keep(page, FOLDER / page.name)
+            keep(page, FOLDER / page.name, colours=64)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class Browser:
     @property
     def alts(self) -> list[str | None]:
         """What is told of each picture; None where there is none."""
-        images = self.all("figure img")
+        images = self.all("dialog figure img")
         return [
             image.get_attribute("alt") if image.is_displayed() else None  # type: ignore[misc]
             for image in images

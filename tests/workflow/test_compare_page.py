@@ -11,19 +11,19 @@ import compare_world
 import pytest
 import video_world
 from browser import Browser, until
-from compare_world import colour_of, make_run
+from compare_world import colour_of, make_run, make_trained
 from latentmake.plan.manifest import run_folder
+from latentmake.reports.pictured import Pictured, index_of
 from latentmake.training.loop.clips import Clip, GenerationIndex, clip_name
-from latentmake.words.pages import Pictured, index_of, write_comparison
+from latentmake.words.pages import write_comparison
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.select import Select
 
 NASTY = "</script><img src=x onerror='window.hurt=1'><script>window.hurt=1</script> & <b>"
 PROMPTS = ["a cat", NASTY]
-TIMES = "return [...document.querySelectorAll('video[src]')].map(v => v.currentTime)"
-WIDTHS = "return [...document.querySelectorAll('video[src]')].map(v => v.videoWidth)"
-SHOWN = "return [...document.querySelectorAll('video[src]')].every(v => v.readyState >= 2)"
+TIMES = "return [...document.querySelectorAll('dialog video')].map(v => v.currentTime)"
+WIDTHS = "return [...document.querySelectorAll('dialog video')].map(v => v.videoWidth)"
+SHOWN = "return [...document.querySelectorAll('dialog video')].every(v => v.readyState >= 2)"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,9 +59,11 @@ def test_the_same_prompt_and_step_stand_side_by_side(browser: Browser, runs: Pat
     assert browser.text("h1") == "one vs two"
     assert browser.colours() == expected(0, 100)
     assert browser.alts == ["one, step 100: a cat", "two, step 100: a cat"]
-    assert browser.text("#where") == "Prompt 1 of 3, step 100"
+    assert browser.text("#viewer-title") == "a cat (step 100)"
     left, right = (frame.rect for frame in browser.all(".frame"))
     assert left["y"] == right["y"] and left["x"] + left["width"] < right["x"]
+    browser.press(Keys.ESCAPE)
+    until(lambda: browser.hash == "")
     assert [row.text for row in browser.all("#differing tr")] == [
         "setting one two",
         "trainer.rank 4 8",
@@ -82,17 +84,62 @@ def test_keys_step_through_steps_and_prompts(browser: Browser, runs: Path) -> No
     assert browser.hash == "#prompt=1&step=100"
     browser.press(Keys.END)
     assert browser.notes == ["missing", "step 200"]
-    assert browser.text(".missing") == "No picture of this prompt at this step."
+    assert browser.text("dialog .missing") == "No picture of this prompt at this step."
     browser.press(Keys.ARROW_LEFT, Keys.ARROW_DOWN)
-    assert browser.text("#prompt") == NASTY and browser.colours() == expected(1, 100)
-    Select(browser.driver.find_element(By.ID, "row")).select_by_index(0)
-    assert browser.colours() == expected(0, 100)
+    assert browser.text("#viewer-title") == f"{NASTY} (step 100)"
+    assert browser.colours() == expected(1, 100)
+    browser.click("before")
+    assert browser.colours()[0] == colour_of(0, 1, 50)
     browser.run("location.hash = '#prompt=2&step=60'")
     until(lambda: browser.hash == "#prompt=2&step=50")  # the last step before it
     for address in ("#prompt=99&step=99999", "#prompt=x&step=-1", "#<b>"):
         browser.open(runs, address)
-        assert len(browser.all("figure")) == 2
+        assert len(browser.all("#grid .item")) == 3
     assert browser.run("return window.hurt === undefined")
+    assert browser.complaints() == []
+
+
+def test_a_grid_has_a_row_for_each_prompt_and_run_and_a_column_for_each_step(
+    browser: Browser, runs: Path
+) -> None:
+    browser.open(runs)
+    assert [each.text for each in browser.all("#grid h2")] == [*PROMPTS, "only here"]
+    assert browser.run("return document.querySelector('dialog').open") is False
+    strips = [
+        [str(image.get_attribute("alt")).partition(":")[0] for image in images]
+        for images in (each.find_elements(By.TAG_NAME, "img") for each in browser.all(".strip"))
+    ]
+    one = [f"one, step {step}" for step in (0, 50, 100)]
+    two = [f"two, step {step}" for step in (0, 100, 200)]
+    assert strips == [one, two, one, two, [], two]
+    places: dict[str, set[float]] = {}
+    for figure in browser.all("#grid .item:first-child figure"):
+        places.setdefault(figure.text.split("\n")[-1], set()).add(figure.rect["x"])
+    assert [*places] == ["step 0", "step 50", "step 100", "step 200"]
+    assert all(len(lefts) == 1 for lefts in places.values())
+    browser.all("#grid .open")[1].click()
+    assert browser.hash == "#prompt=1&step=50" and browser.notes == ["step 50", "missing"]
+    browser.press(Keys.ESCAPE)
+    assert browser.run("return document.querySelector('dialog').open") is False
+    assert "No files are kept." in browser.text("#weights")
+    assert browser.complaints() == []
+
+
+def test_losses_and_loras_stand_below_the_pictures(browser: Browser) -> None:
+    run = make_run("trained", ["a cat"], [0, 20])
+    make_trained("trained", 20)
+    browser.open(page_of(run))
+    assert len(browser.all("#losses polyline")) == 1
+    assert browser.text("#losses svg text:last-child") == "trained"
+    assert browser.text("#weights code") == "runs/trained/kohya.safetensors"
+    browser.all("#grid .open")[1].click()
+    assert browser.text("dialog code") == "runs/trained/kohya.safetensors"
+    button = browser.driver.find_element(By.CSS_SELECTOR, "dialog .path button")
+    button.click()
+    until(lambda: button.text != "Copy")
+    assert browser.run("return getSelection().toString()") == "runs/trained/kohya.safetensors"
+    browser.press(Keys.ARROW_LEFT)
+    assert "No weights of this step are kept." in browser.text("dialog")
     assert browser.complaints() == []
 
 
@@ -110,9 +157,9 @@ def test_the_page_asks_the_network_for_nothing(browser: Browser, runs: Path) -> 
 def test_five_runs_fit_a_narrow_window(browser: Browser) -> None:
     found = [make_run(f"run{number}", ["a cat"], [0], size=(900, 300)) for number in range(5)]
     browser.open(page_of(*found))
-    names = [each.accessible_name for each in browser.all("select, input") if each.is_displayed()]
-    assert len(names) == len({*names}) == 2 and all(names)
-    for width in (1200, 600):
+    names = [each.accessible_name for each in browser.all("button") if each.is_displayed()]
+    assert len(names) == len({*names}) == 5 and all(names)
+    for width in (1200, 600, 390):
         with browser.window(width, 900):
             assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
 
@@ -136,7 +183,7 @@ def test_generated_clips_play_in_step_by_prompt_and_seed(browser: Browser) -> No
     one = generated("films", [("a wave", 0), ("a wave", 1)], 32)
     two = generated("others", [("a wave", 1), ("a sea", 0)], 64)
     browser.open(page_of(one, two), "#prompt=2")
-    assert browser.text("#prompt") == "a wave (seed 1)"
+    assert browser.text("#viewer-title") == "a wave (seed 1)"
     until(lambda: browser.run(SHOWN) and browser.run(WIDTHS) == [32, 64])
     until(lambda: min(browser.run(TIMES)) > 0.05)
     seen = [browser.run(TIMES) for _ in range(20)]

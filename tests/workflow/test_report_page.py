@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import world
-from browser import Browser
+from browser import Browser, until
+from latentmake.reports.page import page
 from project import Project
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.select import Select
 
 NASTY = "</script><img src=x onerror='window.hurt=1'>"
 PAGE = "reports/report_tiny.html"
+
+
+def stems(browser: Browser) -> list[str]:
+    return [title.text.split()[0] for title in browser.all(".item h3")]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, template: Project) -> Projec
 def test_every_section_is_filled_and_nothing_is_requested(shown: Project, browser: Browser) -> None:
     browser.open(shown / PAGE)
     assert browser.text("h1") == "Report of tiny"
-    assert [title.text.split()[0] for title in browser.all(".item h3")] == sorted(world.CAPTIONS)
+    assert stems(browser) == sorted(world.CAPTIONS)
     assert len(browser.all(".item img")) == 6
     assert len(browser.all(".target")) == 2 * 6  # two resolutions
     assert browser.text(".item .text") == NASTY
@@ -42,8 +50,8 @@ def test_every_section_is_filled_and_nothing_is_requested(shown: Project, browse
     assert files[:3] == ["shapes latents 16", "shapes latents 32", "shapes text"]
     assert "loss" in browser.text("#training p")
     assert [each.get_attribute("alt") for each in browser.all("#training img")] == [
-        "Curves",
         "Sample pictures",
+        "Curves",
     ]
     loaded = "return performance.getEntriesByType('resource').map(each => each.name)"
     assert [each for each in browser.run(loaded) if not each.startswith("data:")] == []
@@ -65,10 +73,10 @@ def test_a_phone_needs_no_scrolling_sideways(shown: Project, browser: Browser) -
     with browser.window(390, 844):
         browser.open(shown / PAGE)
         assert browser.run("return document.documentElement.scrollWidth") <= 390
-        # The cells of a row are one above the other, with the names of their columns.
+        # The cells of a row are two in a line, with the names of their columns.
         cells = browser.all("#caches tbody tr:first-child > *")
         heights = [cell.rect["y"] for cell in cells]
-        assert heights == sorted({*heights})
+        assert heights == sorted(heights) and len({*heights}) > 2
 
 
 def test_a_run_without_caches_has_a_page_that_says_so(
@@ -85,3 +93,132 @@ def test_a_run_without_caches_has_a_page_that_says_so(
     assert "Not trained yet." in browser.text("#training")
     assert "20 targets stale" in browser.text("#summary")
     assert browser.complaints() == []
+
+
+@pytest.fixture(scope="module")
+def edited(shown: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project after edits; all but the last are encoded, and none has trained."""
+    project = shown.copy(tmp_path_factory.mktemp("edited") / "project")
+    (project / "data/shapes/bee.txt").write_text("a blue square at night")
+    world.draw(project / "data/shapes/cat.png", 77)
+    project.run("caches_tiny")
+    (project / "data/shapes/dog.txt").write_text("a dog")
+    project.ask("report", "tiny")
+    return project
+
+
+def test_what_was_edited_since_the_training_is_marked_with_what_it_saw(
+    edited: Project, browser: Browser
+) -> None:
+    browser.open(edited / PAGE)
+    assert browser.text("#summary .warn") == "1 target stale"
+    browser.click("edited")
+    assert stems(browser) == ["bee", "cat", "dog"]
+    marks = [row.text for row in browser.all(".item .badges")]
+    assert marks == ["caption edited", "picture edited", "caption edited stale text: edited"]
+    gone, came = browser.text(".item .edit del"), browser.text(".item .edit ins")
+    assert (gone, came) == ("square", "square at night")
+    assert browser.text("#status strong") == "3 of 6 items."
+    browser.click("edited")
+    browser.run("scrollTo(0, 0)")
+    browser.driver.find_element("css selector", "#summary .warn a").click()
+    assert stems(browser) == ["dog"]
+    assert browser.complaints() == []
+
+
+def test_a_click_enlarges_an_item_and_keys_go_on(shown: Project, browser: Browser) -> None:
+    browser.open(shown / PAGE)
+    browser.all(".item .open")[0].click()
+    assert browser.text("#viewer-title") == "ant (1 of 6)"
+    assert browser.text("dialog .text") == NASTY
+    browser.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
+    assert browser.text("#viewer-title") == "bee (2 of 6)"
+    links = [link.get_attribute("href") for link in browser.all("dialog a")]
+    assert links == [(shown / f"data/shapes/bee{end}").as_uri() for end in (".png", ".txt")]
+    file = "return document.querySelector('dialog img').src"
+    until(lambda: browser.run(file) == (shown / "data/shapes/bee.png").as_uri())
+    browser.press(Keys.ESCAPE)
+    assert browser.run("return document.querySelector('dialog').open") is False
+    assert browser.run("return document.activeElement.ariaLabel") == "Enlarge ant"
+    browser.run("scrollTo(0, 0)")
+    browser.all("#training .open")[0].click()
+    assert browser.text("#viewer-title") == "Sample pictures"
+    assert browser.run("return window.hurt") is None
+    assert browser.complaints() == []
+
+
+def item(number: int, text: str, *, enlarged: bool = False, right: float = 1.0) -> dict[str, Any]:
+    target = {"words": "64 → 64 × 64", "crop": [0, 0, right, 1], "enlarged": enlarged}
+    return {
+        **{"dataset": "many", "stem": f"item-{number}", "path": f"many/{number}.png"},
+        **{"caption": f"many/{number}.txt", "remote": False, "size": [64, 64 + number]},
+        **{"picture": "data:image/gif;base64,R0lGODlhAQABAAAAACw=", "fault": "", "stale": []},
+        **{"texts": [[[text, "", ""], []]], "targets": [target]},
+    }
+
+
+def page_of(items: list[dict[str, Any]], folder: Path, word: str = "") -> Path:
+    values: dict[str, Any] = {
+        **{"facts": [], "encoders": [], "faults": [], "notes": [], "tables": [], "training": None},
+        **{"items": items, "root": "../", "trained": False, "plans": False, "word": word},
+    }
+    path = folder / "page.html"
+    path.write_text(page("cards", "Items", values))
+    return path
+
+
+def test_ten_thousand_items_are_filtered_and_sorted_and_made_as_they_are_scrolled_to(
+    tmp_path: Path, browser: Browser
+) -> None:
+    items = [item(number, f"sks cat {number}") for number in range(10_000)]
+    items[3] = item(3, "a concatsks thing", enlarged=True)
+    items[4] = item(4, "", right=0.6)
+    path = page_of(items, tmp_path, "SKS")
+    browser.open(path)
+    assert len(browser.all(".item")) < 500
+    assert browser.text("#status strong") == "10000 of 10000 items."
+    before = len(browser.all(".item"))
+    browser.run("scrollTo(0, document.documentElement.scrollHeight)")
+    until(lambda: len(browser.all(".item")) > before)
+    browser.run("scrollTo(0, 0)")
+    for name, wanted in (
+        ("enlarged", ["item-3"]),
+        ("cropped", ["item-4"]),
+        ("empty", ["item-4"]),
+        ("without", ["item-3", "item-4"]),
+    ):
+        browser.click(name)
+        assert stems(browser) == wanted
+        browser.click(name)
+    faulty = browser.driver.find_element("id", "faulty")
+    assert faulty.text == "Faulty 0" and not faulty.is_enabled()
+    word = browser.driver.find_element("id", "word")
+    word.clear()
+    word.send_keys("cat")
+    assert stems(browser) == ["item-3", "item-4"]
+    word.send_keys(Keys.BACKSPACE, Keys.BACKSPACE, Keys.BACKSPACE)
+    order = Select(browser.driver.find_element("id", "sort"))
+    for name, first in (
+        ("Smallest picture first", "item-0"),
+        ("Largest picture first", "item-9999"),
+        ("Shortest caption first", "item-4"),
+        ("Longest caption first", "item-3"),
+        ("Most cropped first", "item-4"),
+    ):
+        order.select_by_visible_text(name)
+        assert stems(browser)[0] == first
+    browser.driver.find_element("id", "words").send_keys("CAT 9999")
+    assert stems(browser) == ["item-9999"]
+    assert browser.complaints() == []
+
+
+def test_a_grid_is_a_third_as_high_as_a_card_a_row(tmp_path: Path, browser: Browser) -> None:
+    items = [item(number, f"a cat on a red chair beside a window {number}") for number in range(30)]
+    path = page_of(items, tmp_path)
+    height = "return document.documentElement.scrollHeight"
+    with browser.window(1280, 800):
+        browser.open(path)
+        assert browser.run(height) < 8900 / 3
+    with browser.window(390, 844):
+        browser.open(path)
+        assert browser.run("return document.documentElement.scrollWidth") <= 390

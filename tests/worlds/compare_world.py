@@ -11,11 +11,12 @@ from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.files import atomic
 from latentmake.plan.manifest import run_folder
+from latentmake.reports.pictured import Pictured, index_of
 from latentmake.training.loop.order import INDEX, PictureIndex, Prompt, picture_name
-from latentmake.training.order import Wanted
+from latentmake.training.order import Record, Wanted
 from latentmake.training.sd.unet import SdOrder
-from latentmake.words.pages import Pictured, index_of
 from PIL import Image
+from torch.utils.tensorboard import SummaryWriter
 
 Colour = tuple[int, int, int]
 
@@ -66,3 +67,21 @@ def make_run(
     want = Wanted(data="d" * 64, settings="s" * 64, weights=weights * 64)
     PictureIndex.of(order, want, rows).write(folder / INDEX)
     return Pictured(name, run_folder(name), index_of(run_folder(name)), None)
+
+
+def make_trained(name: str, steps: int) -> Wanted:
+    """Write the record, the LoRA and the losses of a run that `make_run` made; one loss is NaN."""
+    want = Wanted(data="d" * 64, settings="s" * 64, weights="w" * 64)
+    files = {"kohya.safetensors": "f"}
+    record = Record(
+        wanted=want, steps=steps, loss_start=1, loss_end=1, seconds=1, files=files
+    )  # fmt: skip
+    folder = Path("runs", name)
+    record.write(folder / "training.json")
+    (folder / "kohya.safetensors").touch()
+    writer = SummaryWriter(str(folder / "logs"))
+    for step in range(steps):
+        writer.add_scalar("loss", float("nan") if step == 0 else 1.0, step)
+        writer.add_scalar("epoch", step, step)
+    writer.close()
+    return want

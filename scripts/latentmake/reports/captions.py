@@ -168,8 +168,8 @@ class Cards(NamedTuple):
                 yield json.dumps(values | {"text": text.text, "encoders": encoders}) + "\n"
 
 
-def read_cards(facts: Facts, name: str, most: int | None = None) -> Cards:
-    """Read the texts of a run's items, or of `most` of them, spread evenly; raises UserError."""
+def read_cards(facts: Facts, name: str) -> Cards:
+    """Read the texts of a run's items; raises UserError."""
     run = facts.config.runs[name]
     limits, see, notes = _token_counter(facts.config.models[run.model])
     cards, faults, marks = list[Card](), list[str](), set[str]()
@@ -180,9 +180,6 @@ def read_cards(facts: Facts, name: str, most: int | None = None) -> Cards:
         skipped = {each["stem"]: each["line"] for each in facts.skipped(dataset)}
         faults += [*(fault.line for fault in faulty), *skipped.values()]
         found += [(dataset, item) for item in items if item.stem not in skipped]
-    if most is not None and (total := len(found)) > most:
-        found = [found[index * (total - 1) // max(1, most - 1)] for index in range(most)]
-        notes.append(f"{most} of {total} items are shown, spread evenly.")
     for dataset, item in Progress(found, desc=f"captions of {name}", unit="item"):
         try:
             own = item.texts

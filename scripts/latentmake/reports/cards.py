@@ -1,109 +1,104 @@
-"""Cards of a run's items for a page: a picture with its crops, every text with its tokens."""
+"""Cards of a run's items for a page: a picture with its crops, every text, edits since training."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from latentmake.config.datasets import Dataset
 from latentmake.errors import SourceError
-from latentmake.files.media import NPZ, VIDEO_EXTENSIONS, upright_size
 from latentmake.files.readers import Readers
 from latentmake.files.workspace import is_remote, usable_cores
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
+from latentmake.plan.state import some
 from latentmake.progress import Progress
 from latentmake.reports.captions import Card, Cards
-from latentmake.reports.page import embedded
-
-if TYPE_CHECKING:
-    from PIL import Image
+from latentmake.reports.edits import Edits
+from latentmake.reports.thumbnails import look_at
 
 PICTURES = 500
-"""Cards with a picture on a page."""
-_SIDE = 192  # pixels of a picture
+"""Cards whose picture is in the page; of more, the page shows the files themselves."""
+ON_PAGE = 20_000
+"""Cards on a page: a browser needs seconds for as many."""
+
+Stale = Mapping[tuple[str, str], Sequence[str]]
+"""Dataset and stem -> its stale targets, such as `text: edited`."""
 
 
-def page_data(facts: Facts, name: str, found: Cards) -> dict[str, Any]:
+def page_data(
+    facts: Facts, name: str, found: Cards, page: Path, stale: Stale | None = None
+) -> dict[str, Any]:
     """Return what a page shows of cards of a run, as JSON values; other sections are empty."""
     run, datasets = facts.config.runs[name], facts.config.datasets
     titles = {x: f"{x} (regularisation)" if datasets[x].is_reg else x for x in run.datasets}
+    cards, notes, edits = found.cards, [*found.notes], Edits(facts, name, found.cards)
+    if len(cards) > ON_PAGE:
+        notes.append(f"{ON_PAGE} of {len(cards)} items are shown, those with cut texts first.")
+        cards = sorted(cards, key=lambda card: not any(text.is_cut for text in card.texts))
+    elif edits.gone:
+        notes.append(f"The training also saw {some(edits.gone)}, which the dataset has no more.")
 
-    def values(numbered: tuple[int, Card]) -> dict[str, Any]:
-        number, card = numbered
-        shown = number < PICTURES
-        size, picture, fault = _look_at(facts, card, readers) if shown else (None, None, "")
-        crops = [_crop(facts, name, card, each.name, size) for each in run.resolutions]
+    cards = cards[:ON_PAGE]
+    changes = [edits.of(card) for card in cards]  # not in threads: they ask the memo
+
+    def values(number: int) -> dict[str, Any]:
+        card = cards[number]
+        size, picture, fault = look_at(facts, card, readers, embeds=number < PICTURES)
+        place = card.dataset, card.item.stem
         return {
             "dataset": titles.get(card.dataset, card.dataset),
             "stem": card.item.stem,
             "path": card.item.image,
-            "size": "" if size is None else f"{size.width} × {size.height}",
+            "caption": card.item.caption or card.item.place,
+            "remote": is_remote(card.item.image),
+            "size": size,
             "picture": picture,
             "fault": card.fault or fault,
             "texts": [[text.split, [seen[:2] for seen in text.seen]] for text in card.texts],
-            "targets": crops if shown else [],
+            "targets": [_target(facts, name, card, each.name, size) for each in run.resolutions],
+            "stale": (stale or {}).get(place, []),
+            **changes[number],
         }
 
     with Readers() as readers, ThreadPoolExecutor(usable_cores()) as pool:
-        made = pool.map(values, enumerate(found.cards))
-        bar = Progress(made, desc=f"images of {name}", unit="image", total=len(found.cards))
-        items = [*bar]
+        made = pool.map(values, range(len(cards)))
+        items = [*Progress(made, desc=f"images of {name}", unit="image", total=len(cards))]
     return {
         "facts": [["Run", name], ["Model", run.model], ["Datasets", ", ".join(titles.values())]],
         "encoders": found.encoders(),
         "faults": found.faults,
-        "notes": found.notes,
+        "notes": notes,
         "items": items,
+        "root": f"{os.path.relpath('.', page.parent)}/",
+        "trained": edits.known,
+        "plans": stale is not None,
+        "word": next(filter(None, (_trigger(datasets[x]) for x in run.datasets)), ""),
         "tables": [],
         "training": None,
     }
 
 
-def _look_at(facts: Facts, card: Card, readers: Readers) -> tuple[Size | None, str | None, str]:
-    """Return the size of an item, a small picture as a data URI, and why there is none.
+def _trigger(settings: Dataset) -> str:
+    """Return the words that the configuration puts into every caption of a dataset; or ""."""
+    making = settings.captions
+    around = (making.caption_prefix, making.caption_suffix) if making else ()
+    words = ((each or "").strip(" ,.\n") for each in (settings.class_tokens, *around))
+    return next((each for each in words if each and "{" not in each), "")
 
-    The picture of a video is a frame; an item at a URL has none.
+
+def _target(
+    facts: Facts, run: str, card: Card, resolution: str, size: Size | None
+) -> dict[str, Any]:
+    """Return what a resolution makes of an image.
+
+    These are words, the part that is kept in shares of its width and height, and whether it is
+    enlarged.
     """
-    if is_remote(card.item.image):
-        return None, None, ""
-    try:
-        size, image = _opened(facts, card, readers)
-    except SourceError as error:
-        return None, None, error.what
-    except OSError as error:
-        return None, None, f"cannot be read ({error.strerror})"
-    image.thumbnail((_SIDE, _SIDE))
-    return size, embedded(image, "webp", quality=75), ""
-
-
-def _opened(facts: Facts, card: Card, readers: Readers) -> tuple[Size, Image.Image]:
-    from PIL import Image
-
-    from latentmake.caches.pixels.plain import decode, shrink_to
-    from latentmake.files.video import frame_of
-
-    item, settings = card.item, facts.config.datasets[card.dataset]
-    path = Path(item.image)
-    if path.suffix.lower() in {*VIDEO_EXTENSIONS, NPZ}:
-        first = item.span.first if item.span else 0
-        (frame,) = readers.each(item.image, frame_of, item.image, first)
-        image = Image.fromarray(frame)
-        if item.media is not None and item.media.rotation:
-            image = image.rotate(-item.media.rotation, expand=True)
-        return Size(*image.size), image
-    if item.media is not None:  # a layout whose names have it takes images as they are stored
-        settings = settings.model_copy(update={"exif_rotation": False})
-    data = path.read_bytes()
-    turns, limit = settings.exif_rotation, settings.max_image_pixels
-    size = upright_size(data, item.image, limit, turns=turns)
-    shrink = shrink_to(size, Size(2 * _SIDE, 2 * _SIDE))
-    return size, decode(data, item.image, settings, shrink=shrink)
-
-
-def _crop(facts: Facts, run: str, card: Card, resolution: str, size: Size | None) -> dict[str, Any]:
-    """Return what a resolution keeps of an image: words, and shares of its width and height."""
     asked = parsed(resolution).size
     if size is None or asked is None:
         return {"words": resolution, "crop": None}
@@ -114,4 +109,6 @@ def _crop(facts: Facts, run: str, card: Card, resolution: str, size: Size | None
         return {"words": f"{resolution}: {error.what}", "crop": None}
     ends = (left, top, left + target.width, top + target.height)
     shares = [round(min(end / side, 1.0), 3) for end, side in zip(ends, 2 * resized, strict=True)]
-    return {"words": f"{resolution} → {target.width} × {target.height}", "crop": shares}
+    enlarged = resized.width > size.width or resized.height > size.height
+    words = f"{resolution} → {target.width} × {target.height}"
+    return {"words": words, "crop": shares, "enlarged": enlarged}

@@ -130,9 +130,19 @@ class Player {
   }
 }
 
-/** Plays the clips of those items of a page that are on the screen, and lets keys drive them. */
+/**
+ * Plays the clips of those items of a page that are on the screen, or those of its open dialog, and
+ * lets keys drive them. Returns a function to call when a dialog has opened, changed or closed.
+ */
 function playItems(player) {
   const shown = new Set();
+  const controls = at("clip-controls");
+  const home = controls.parentElement;
+  const take = () => {
+    const dialog = document.querySelector("dialog[open]");
+    (dialog?.querySelector(".top") ?? home).append(controls);
+    player.take([...(dialog ?? document).querySelectorAll("video")].filter((video) => dialog || shown.has(video)));
+  };
   const watch = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       for (const video of target.querySelectorAll("video")) {
@@ -140,17 +150,19 @@ function playItems(player) {
         else shown.delete(video);
       }
     }
-    player.take([...document.querySelectorAll("video")].filter((video) => shown.has(video)));
+    take();
   });
   document.querySelectorAll(".item").forEach((box) => watch.observe(box));
 
   document.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey || !document.querySelector(".item")) return;
+    if (event.altKey || event.ctrlKey || event.metaKey || !document.querySelector("video")) return;
+    const arrows = !document.querySelector("dialog[open]"); // there they have another meaning
     if (event.target.id === "time" && event.key.startsWith("Arrow")) event.target.blur();
-    if (event.key === " " && event.target.tagName !== "BUTTON") player.toggle();
-    else if (event.key === "ArrowLeft") player.stepBy(-1);
-    else if (event.key === "ArrowRight") player.stepBy(1);
+    if (event.key === " " && !["BUTTON", "SUMMARY"].includes(event.target.tagName)) player.toggle();
+    else if (event.key === "," || (arrows && event.key === "ArrowLeft")) player.stepBy(-1);
+    else if (event.key === "." || (arrows && event.key === "ArrowRight")) player.stepBy(1);
     else return;
     event.preventDefault();
   });
+  return take;
 }

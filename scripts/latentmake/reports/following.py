@@ -228,7 +228,7 @@ def training_section(run: str) -> dict[str, Any]:
     words += [duration(record["seconds"] / 60)] if record.get("seconds") else []
     losses = [record[name] for name in ("loss_start", "loss_end") if record.get(name) is not None]
     words += ["loss " + " → ".join(f"{loss:.4g}" for loss in losses)] if losses else []
-    pictures = {"Curves": _curves(folder, run), "Sample pictures": _file(folder / "samples.png")}
+    pictures = {"Sample pictures": _file(folder / "samples.png"), "Curves": _curves(folder, run)}
     shown = [[name, _scaled(data)] for name, data in pictures.items() if data]
     if not words and not shown:
         words = ["Not trained yet."]

@@ -1,8 +1,8 @@
 """Self-contained HTML pages with images and clips: one file each, no network.
 
 A page's content is data (JSON) that its script shows as text, never as markup. The page's content
-security policy allows that script, that style sheet and embedded pictures, nothing else; a page
-with clips also clips, embedded or beside it, and a gallery pictures beside it.
+security policy allows that script, that style sheet and embedded pictures, nothing else;
+cards and galleries also pictures in files beside the page, a page with clips also clips.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ EMBEDDED = 40_000_000
 """Bytes of all clips of a page up to which they are embedded, so that the page can be moved."""
 
 _FOLDER = Path(__file__).parent
-_CLIPS = ("compare", "gallery")  # kinds of pages with clips
+_PARTS = {
+    "cards": ("page", "viewer", "cards"),
+    "compare": ("page", "clips", "chart", "viewer", "compare"),
+    "gallery": ("page", "clips", "chart", "gallery"),
+}
+"""Kind of a page -> its templates, style sheets and scripts, as far as there are such files."""
 _HEAD = 4096  # bytes: the state stands within these
 _STATE = re.compile(rb'<meta name="latentmake-state" content="([0-9a-f]{64})">')
 
 
-def _source(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8").strip()
+def _sources(kind: str, ending: str) -> list[str]:
+    """Return the texts of a kind of page's files that have an ending."""
+    paths = (_FOLDER / f"{name}.{ending}" for name in _PARTS[kind])
+    return [path.read_text(encoding="utf-8").strip() for path in paths if path.exists()]
 
 
 def template_digest(kind: str) -> str:
-    """Return the digest of a kind of page: its templates, style sheets and script."""
-    endings = ("html", "css", "js")
-    return digest.of_value([_source(f"{name}.{x}") for name in _parts(kind) for x in endings])
-
-
-def _parts(kind: str) -> tuple[str, ...]:
-    return ("page", *(("clips",) if kind in _CLIPS else ()), kind)
+    """Return the digest of a kind of page: its templates, style sheets and scripts."""
+    return digest.of_value([_sources(kind, ending) for ending in ("html", "css", "js")])
 
 
 def _allowed(text: str) -> str:
@@ -76,11 +78,9 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     )
     # Written in its own order, and without spaces.
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    style, script = (
-        "\n".join(_source(f"{name}.{x}") for name in _parts(kind)) for x in ("css", "js")
-    )
-    clips = "media-src data: file: 'self'; " if kind in _CLIPS else ""
-    beside = " file: 'self'" if kind == "gallery" else ""
+    style, script = ("\n".join(_sources(kind, ending)) for ending in ("css", "js"))
+    clips = "media-src data: file: 'self'; " if "clips" in _PARTS[kind] else ""
+    beside = "" if kind == "compare" else " file: 'self'"
     policy = (
         f"default-src 'none'; img-src data:{beside}; {clips}style-src {_allowed(style)}; "
         f"script-src {_allowed(script)}; base-uri 'none'; form-action 'none'"

@@ -16,25 +16,30 @@ from latentmake.models.files import vae_factor
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan, faulty_items, members
 from latentmake.reports.captions import read_cards
-from latentmake.reports.cards import PICTURES, page_data
+from latentmake.reports.cards import page_data
 from latentmake.reports.following import training_section
 from latentmake.reports.page import table, write_page
-from latentmake.reports.status import Status, StatusRow, status_of
+from latentmake.reports.status import Status, StatusRow, stale_items, status_of
 
 _LATENTS = "latents"
 _IMAGE, _CLIP = 3, 4  # dimensions of an image's latents [C, h, w] and of a clip's [C, F, h, w]
 
 
 def write_report(facts: Facts, plan: RunPlan, path: Path) -> Status:
-    """Write the page of a run, with at most 500 of its items, and return its status; UserError."""
-    found = read_cards(facts, plan.name, most=PICTURES)
+    """Write the page of a run, and return its status; raises UserError."""
+    found = read_cards(facts, plan.name)
     faults = [*found.faults, *chain(*faulty_items(facts, plan).values())]
     found = found._replace(faults=[*dict.fromkeys(faults)])
-    data = page_data(facts, plan.name, found)
+    stale = stale_items(plan)
+    datasets = facts.config.runs[plan.name].datasets
+    if prompts := sum(dataset not in datasets for dataset, _ in stale):
+        found.notes.append(f"Prompts that are not encoded yet: {prompts}.")
+    data = page_data(facts, plan.name, found, path, stale)
     status = status_of(facts, plan)
     files = sum(row.files for row in status.rows)
     size = human(sum(row.bytes for row in status.rows))
-    state = [f"{status.stale} targets stale", "warn"] if status.stale else ["all fresh", "good"]
+    noun = "target" if status.stale == 1 else "targets"
+    state = [f"{status.stale} {noun} stale", "warn"] if status.stale else ["all fresh", "good"]
     data["facts"] += [
         ["Cache files", f"{files}, {size}"],
         ["State", *state],

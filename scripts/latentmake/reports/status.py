@@ -72,6 +72,17 @@ def status_of(facts: Facts, plan: RunPlan) -> Status:
     )
 
 
+def stale_items(plan: RunPlan) -> dict[tuple[str, str], list[str]]:
+    """Return dataset and stem of each item with stale targets -> these, as `text: edited`."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for part, state in plan.parts.items():
+        for each in state.stale:
+            words = found.setdefault((part.dataset, each.item.stem), [])
+            if (word := f"{row_of(part)[-1]}: {each.reason}") not in words:
+                words.append(word)
+    return found
+
+
 def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
     def name_of(order: Order, part: str) -> tuple[str, str, str]:
         return row_of(Part(order.dataset, order.model, part))

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import typer
 from pydantic import JsonValue
@@ -20,15 +20,11 @@ from latentmake.files import atomic
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.reports.captions import read_cards
 from latentmake.reports.cards import page_data
-from latentmake.reports.page import FPS, Pictures, as_text, write_page
+from latentmake.reports.page import FPS, Pictures, write_page
+from latentmake.reports.pictured import Pictured, Row, pictures_in
 from latentmake.reports.report import write_report
-from latentmake.training.loop.clips import FOLDER, INDEX, GenerationIndex
-from latentmake.training.loop.order import PictureIndex, read_index
-from latentmake.training.order import Record
 from latentmake.words.project import opened, show_page
 
-_ON_PAGE = 20_000  # items: a browser needs seconds for as many
-_ALL_STEPS = "*"
 _DIGEST = 12  # digits of a digest on a page
 _LONGEST = 200  # characters of runs' names in the name of a page
 
@@ -47,11 +43,7 @@ def captions(
         found = read_cards(project.facts, run)
         lines = [*found.lines()]
         atomic.write(path.with_suffix(".jsonl"), "".join(lines).encode())
-        if (left := len(found.cards) - _ON_PAGE) > 0:
-            found.notes.append(f"{left} more are in the JSONL file beside this page.")
-            found.cards.sort(key=lambda card: not any(text.is_cut for text in card.texts))
-            del found.cards[_ON_PAGE:]
-        data = page_data(project.facts, run, found)
+        data = page_data(project.facts, run, found, path)
         write_page(path, "cards", f"Captions of {run}", data)
     for line in found.notes:
         typer.echo(line, err=as_json)
@@ -114,77 +106,12 @@ def compare(
 # -- a comparison ---------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    """A row of a page: a prompt, and the seed of a generated clip."""
-
-    prompt: str
-    seed: int | None = None
-
-    @property
-    def label(self) -> str:
-        """Its text on the page."""
-        text = as_text(self.prompt) or "(the empty prompt)"
-        return text if self.seed is None else f"{text} (seed {self.seed})"
-
-
-class Pictured(NamedTuple):
-    """A result of a run, in its folder, with pictures, clips or both."""
-
-    name: str
-    folder: Path
-    samples: PictureIndex | None
-    clips: GenerationIndex | None
-
-    def files(self) -> Iterator[tuple[Row, str, Path]]:
-        """Yield row, step and path of each picture; generated clips are of all steps."""
-        folder = self.folder
-        if self.samples is not None:
-            for step, names in zip(self.samples.steps, self.samples.files, strict=True):
-                for prompt, name in zip(self.samples.prompts, names, strict=True):
-                    if name is not None:
-                        yield Row(prompt), str(step), folder / "samples" / name
-        for clip in self.clips.clips if self.clips else ():
-            if clip.adapter:
-                yield Row(clip.prompt, seed=clip.seed), _ALL_STEPS, folder / FOLDER / clip.file
-
-    def values(self) -> dict[str, object]:
-        """Return what `--json` prints of it."""
-        found = [
-            {"prompt": row.prompt, "seed": row.seed, "step": step, "path": str(path)}
-            for row, step, path in self.files()
-        ]
-        return {"name": self.name, "settings": self.settings(), "pictures": found}
-
-    def settings(self) -> dict[str, JsonValue]:
-        """Return its settings, names joined by dots."""
-        own: dict[str, JsonValue] = {**self.samples.settings} if self.samples else {}
-        if self.clips is not None:
-            own["generate"] = {**self.clips.settings}
-        return dict(_flat(own))
-
-
-def index_of(folder: Path) -> PictureIndex | None:
-    """Return the index of a result's pictures; None without pictures of its weights."""
-    index = read_index(folder / "samples")
-    record = Record.read(folder / "training.json")
-    if index is None or not index.prompts or not index.steps:
-        return None
-    return index if record is None or record.wanted == index.wanted else None
-
-
 def pictured(config: Config, name: str) -> Pictured:
     """Return a run with its pictures; raises UserError."""
     found = pictures_in(run_folder(name), name)
     if found is None:
         raise _without_pictures(config, name)
     return found
-
-
-def pictures_in(folder: Path, name: str) -> Pictured | None:
-    """Return the result in a folder, under a name for the page; None if it has no pictures."""
-    samples, clips = index_of(folder), GenerationIndex.read(folder / FOLDER / INDEX)
-    clips = clips if clips is not None and clips.clips else None
-    return Pictured(name, folder, samples, clips) if samples or clips else None
 
 
 def _without_pictures(config: Config, name: str) -> UserError:
@@ -219,11 +146,11 @@ def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -
     pictures = Pictures(path, [file for each in found.values() for _, _, file in each])
     rows = list(dict.fromkeys(row for each in found.values() for row, _, _ in each))
     sides = []
-    for name, each in found.items():
+    for run, (name, each) in zip(runs, found.items(), strict=True):
         cells: dict[Row, dict[str, int | str]] = {row: {} for row in rows}
         for row, step, file in each:
             cells[row][step] = pictures.add(file)
-        sides.append({"name": name, "cells": [*cells.values()]})
+        sides.append({"name": name, "cells": [*cells.values()], "weights": run.weights()})
     for fault in pictures.faults:
         say(f"not shown: {fault}")
     speeds = [float(run.clips.settings.get("fps", FPS)) for run in runs if run.clips]
@@ -234,17 +161,10 @@ def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -
         "steps": sorted({step for run in runs if run.samples for step in run.samples.steps}),
         "pictures": pictures.embedded,
         "clips": pictures.clips,
+        "losses": [[run.name, *line] for run in runs for line in run.losses()],
         "fps": max(speeds, default=FPS),
         "settings": settings_table([run.settings() for run in runs]),
     }
-
-
-def _flat(settings: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _text(key: str, value: JsonValue) -> str:

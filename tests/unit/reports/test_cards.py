@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import world
+from latentmake import digest
 from latentmake.caches.inputs import Reading, identify, samples_of
 from latentmake.config.root import parse
 from latentmake.geometry.buckets import Size
@@ -19,8 +20,10 @@ from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Target, Work
+from latentmake.reports import cards
 from latentmake.reports.captions import read_cards
 from latentmake.reports.cards import page_data
+from latentmake.training.seen import SEEN, SeenItem
 from picture_world import clouds
 from PIL import Image
 from video_world import turn, write_video
@@ -46,9 +49,9 @@ def facts_of(dataset: Section | None = None, **model: Any) -> Facts:
     return Facts(parse(values), Memo(None))
 
 
-def section(facts: Facts, most: int | None = None) -> Section:
-    cards = read_cards(facts, "tiny", most)
-    found: Section = json.loads(json.dumps(page_data(facts, "tiny", cards)))
+def section(facts: Facts) -> Section:
+    values = page_data(facts, "tiny", read_cards(facts, "tiny"), Path("reports/page.html"))
+    found: Section = json.loads(json.dumps(values))
     return found
 
 
@@ -93,7 +96,7 @@ def test_a_crop_is_the_part_of_the_image_that_the_vae_sees(project: Path, layout
     image.save("data/shapes/ant.png", exif=exif)
     facts = facts_of(**LAYOUTS[layout])
     item = by_stem(section(facts))["ant"]
-    assert item["size"] == ("150 × 400" if layout == "plain" else "400 × 150")
+    assert item["size"] == ([150, 400] if layout == "plain" else [400, 150])
     shown = image.transpose(Image.Transpose.ROTATE_270) if layout == "plain" else image
     for target, pixels in zip(item["targets"], pixels_of(facts, "ant"), strict=True):
         pixels = pixels.reshape(pixels.shape[-3:])
@@ -116,7 +119,7 @@ def test_a_video_is_shown_by_a_frame_as_it_is_encoded(project: Path, turned: boo
     dataset = {"target_frames": [1, 5], "display_rotation": turned, "on_error": "skip"}
     found = section(facts_of(dataset, **LAYOUTS["musubi"]))
     (item,) = found["items"]
-    assert item["size"] == ("48 × 64" if turned else "64 × 48")
+    assert item["size"] == ([48, 64] if turned else [64, 48])
     assert picture(item["picture"]).size == ((48, 64) if turned else (64, 48))
     left, top, right, bottom = item["targets"][0]["crop"]
     assert ((left, right) == (0, 1)) == turned
@@ -155,10 +158,74 @@ def test_without_a_model_the_items_are_shown_and_it_is_said_why_no_tokens_are(
     assert all(item["picture"] for item in found["items"])
 
 
-def test_of_many_items_some_are_shown_from_the_first_to_the_last(project: Path) -> None:
-    found = section(facts_of(), most=3)
-    assert [item["stem"] for item in found["items"]] == ["ant", "cat", "fox"]
-    assert found["notes"] == ["3 of 6 items are shown, spread evenly."]
+def test_of_many_items_the_later_pictures_stay_in_their_files(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (60, 40)).save("data/shapes/fox.png", exif=exif)
+    Path("data/shapes/eel.png").write_bytes(b"no image")
+    whole = section(facts_of())
+    monkeypatch.setattr(cards, "PICTURES", 3)
+    found = section(facts_of())
+    assert [bool(item["picture"]) for item in found["items"]] == [True] * 3 + [False] * 3
+    assert found["items"][-1]["size"] == [40, 60]
+    for item in (*whole["items"], *found["items"]):
+        item.pop("picture")
+    assert found == whole and found["root"] == "../"
+
+
+def test_a_source_smaller_than_its_target_is_enlarged(project: Path) -> None:
+    Image.new("RGB", (20, 60)).save("data/shapes/ant.png")
+    found = by_stem(section(facts_of()))
+    assert [each["enlarged"] for each in found["ant"]["targets"]] == [False, True]
+    assert [each["enlarged"] for each in found["bee"]["targets"]] == [False, False]
+
+
+SUFFIX = {"captions": {"caption_suffix": ", ginger style"}}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "word"),
+    [
+        ({"class_tokens": "sks man"}, "sks man"),
+        ({"class_tokens": "{folder}", **SUFFIX}, "ginger style"),
+        ({"captions": {"shuffle_caption": True}}, ""),
+    ],
+)
+def test_the_word_to_look_for_is_that_of_the_configuration(
+    project: Path, dataset: Section, word: str
+) -> None:
+    assert section(facts_of(dataset))["word"] == word
+
+
+# -- edits ----------------------------------------------------------------------------------------
+
+
+def test_items_are_compared_with_those_that_the_training_saw(project: Path) -> None:
+    assert section(facts_of())["trained"] is False
+    Path("runs/tiny").mkdir(parents=True)
+    Path("runs/tiny/training.json").write_text("{}")
+    lines = ""
+    for stem, caption in (world.CAPTIONS | {"gnu": "gone"}).items():
+        picture = Path(f"data/shapes/{stem}.png")
+        source = digest.of_file(picture) if picture.exists() else ""
+        item = SeenItem(dataset="shapes", stem=stem, source=source, texts=[caption])
+        lines += f"{item.model_dump_json()}\n" if stem != "fox" else ""
+    Path("runs/tiny", SEEN).write_text(lines)
+    Path("data/shapes/ant.txt").write_text("a red ring")
+    world.draw(Path("data/shapes/bee.png"), 77)
+    found = section(facts_of())
+    edits = {
+        stem: {key: item[key] for key in ("new", "before", "repainted") if key in item}
+        for stem, item in by_stem(found).items()
+    }
+    assert {stem: edit for stem, edit in edits.items() if edit} == {
+        "ant": {"before": ["a red circle"]},
+        "bee": {"repainted": True},
+        "fox": {"new": True},
+    }
+    assert found["notes"] == ["The training also saw gnu, which the dataset has no more."]
 
 
 # -- captions -------------------------------------------------------------------------------------

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compare_world import Colour, colour_of, make_run
+from compare_world import Colour, colour_of, make_run, make_trained
 from latentmake import digest
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError, TrainingError
 from latentmake.reports.page import Pictures, page
+from latentmake.reports.pictured import Pictured
+from latentmake.training.order import COPIED
 from latentmake.words.pages import (
-    Pictured,
     gather,
     page_path,
     pictured,
@@ -129,6 +130,26 @@ def test_pictures_of_an_earlier_training_are_not_those_of_a_run() -> None:
     Path("runs/a/training.json").write_text(json.dumps(record))
     with pytest.raises(TrainingError, match=r"--cores all train_a$"):
         pictured(settings, "a")
+
+
+def test_each_step_has_the_path_of_its_lora_and_each_run_its_losses() -> None:
+    run = make_run("one", ["a cat"], [0, 50, 100])
+    assert (run.weights(), [*run.losses()]) == ({}, [])
+    want = make_trained("one", 100)
+    for step, wanted in ((50, want), (75, want.model_copy(update={"data": "e" * 64}))):
+        folder = Path(f"runs/one/saved/step-{step:06d}")
+        folder.mkdir(parents=True)
+        (folder / "kohya.safetensors").touch()
+        wanted.write(folder / COPIED)
+    assert run.weights() == {
+        "50": "runs/one/saved/step-000050/kohya.safetensors",
+        "100": "runs/one/kohya.safetensors",
+        "*": "runs/one/kohya.safetensors",
+    }
+    ((name, points),) = run.losses()
+    assert name == "loss" and len(points) == 99  # one was NaN
+    assert {loss for _, loss in points} == {1.0} and points[-1][0] == 99
+    assert view_of(run)["losses"] == [["one", "loss", points]]
 
 
 # -- settings -------------------------------------------------------------------------------------

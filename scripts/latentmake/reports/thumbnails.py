@@ -1,0 +1,82 @@
+"""Small pictures of items for a page, and the sizes of items in pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latentmake.config.datasets import Dataset
+from latentmake.errors import SourceError
+from latentmake.files.media import NPZ, VIDEO_EXTENSIONS, opened, opened_image, upright_size
+from latentmake.files.metadata import orientation
+from latentmake.files.readers import Readers
+from latentmake.files.workspace import is_remote
+from latentmake.geometry.buckets import Size
+from latentmake.plan.facts import Facts
+from latentmake.reports.captions import Card
+from latentmake.reports.page import embedded
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_SIDE = 192  # pixels of a picture
+
+
+def look_at(
+    facts: Facts, card: Card, readers: Readers, *, embeds: bool
+) -> tuple[Size | None, str | None, str]:
+    """Return the size of an item, a small picture as a data URI, and why there is none.
+
+    The picture of a video is a frame; an item at a URL has none. Without `embeds` the picture is
+    not read, only its size.
+    """
+    if is_remote(card.item.image):
+        return None, None, ""
+    settings = facts.config.datasets[card.dataset]
+    if card.item.media is not None:  # a layout whose names have it takes images as they are stored
+        settings = settings.model_copy(update={"exif_rotation": False})
+    try:
+        if not embeds:
+            return _size_of(card, settings), None, ""
+        size, image = _opened(card, settings, readers)
+    except SourceError as error:
+        return None, None, error.what
+    except OSError as error:
+        return None, None, f"cannot be read ({error.strerror})"
+    image.thumbnail((_SIDE, _SIDE))
+    return size, embedded(image, "webp", quality=75), ""
+
+
+def _size_of(card: Card, settings: Dataset) -> Size:
+    """Return the size of an item, of an image from its header."""
+    item = card.item
+    if item.media is not None:
+        size = Size(item.media.width, item.media.height)
+        return size if item.media.rotation % 180 == 0 else Size(*size[::-1])
+    limit = settings.max_image_pixels
+    with opened(item.image) as file, opened_image(file, item.image, limit) as image:
+        turns = settings.exif_rotation and image.format != "TIFF"
+        turned = turns and orientation(image, decodes=False) >= 5
+        return Size(*(image.size[::-1] if turned else image.size))
+
+
+def _opened(card: Card, settings: Dataset, readers: Readers) -> tuple[Size, Image.Image]:
+    from PIL import Image
+
+    from latentmake.caches.pixels.plain import decode, shrink_to
+    from latentmake.files.video import frame_of
+
+    item = card.item
+    path = Path(item.image)
+    if path.suffix.lower() in {*VIDEO_EXTENSIONS, NPZ}:
+        first = item.span.first if item.span else 0
+        (frame,) = readers.each(item.image, frame_of, item.image, first)
+        image = Image.fromarray(frame)
+        if item.media is not None and item.media.rotation:
+            image = image.rotate(-item.media.rotation, expand=True)
+        return Size(*image.size), image
+    data = path.read_bytes()
+    turns, limit = settings.exif_rotation, settings.max_image_pixels
+    size = upright_size(data, item.image, limit, turns=turns)
+    shrink = shrink_to(size, Size(2 * _SIDE, 2 * _SIDE))
+    return size, decode(data, item.image, settings, shrink=shrink)
