@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentmake.config.fields import NAME, PATTERNS
-from latentmake.config.root import Config
+from latentmake.config.fields import NAME, PATTERNS, literal
+from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError
 from latentmake.files import atomic
 from latentmake.layouts.layout import layout_of
 from latentmake.models.files import vae_factor
 from latentmake.models.shapes import text_tokens
 from latentmake.plan.build import alone
+from latentmake.words.found import Model, named_model
+from latentmake.words.model_section import Section, section_of, trainer_of
 from latentmake.words.project import ConfigFiles, Directory, opened
+
+if TYPE_CHECKING:
+    from latentmake.exchange.datasets_toml import Imported
 
 
 def import_(
@@ -32,6 +38,14 @@ def import_(
         typer.Option(help="Architecture of the model.", show_default="as the caches say"),
     ] = None,
     task: Annotated[str | None, typer.Option(help="Task of the model, such as t2v-14B.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Model: a file or folder of weights, or the id of a model in the local hub cache.",
+            show_default="paths to fill in",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="File to write.", show_default="print it")
     ] = None,
@@ -47,7 +61,13 @@ def import_(
     if not re.fullmatch(NAME, run):
         what, hint = "is no name of a run", f"use {PATTERNS[NAME]}"
         raise ConfigError(what, where=f"--name {run}", hint=hint)
+    own, place = named_model(model) if model else (None, literal)
+    if own is not None:
+        architecture, task = architecture or own.architecture.name, task or own.task
     found = imported(file, run, architecture, task)
+    missing = _fill(found, own, place) if own else []
+    for key in missing:
+        typer.echo(f"{model}: has no `{key}`: correct its path in the configuration", err=True)
     if output is None:
         typer.echo(found.text, nl=False)
         return
@@ -57,6 +77,24 @@ def import_(
     atomic.write(output, text)
     names = ", ".join(found.values["runs"])
     typer.echo(f"{output}: runs {names}; the first lines say what differs")
+
+
+def _fill(found: Imported, own: Model, place: Callable[[Path], Any]) -> list[str]:
+    """Write a model on the disk into a configuration; return the keys whose files are missing.
+
+    Raises:
+        ConfigError: it is of another architecture than that of the configuration.
+    """
+    runs = found.values["runs"].values()
+    kind = trainer_of(own, next(iter(runs))["trainer"]["kind"], musubi=True)
+    folder = own.root if place is literal else Path("models") / own.architecture.name
+    section = section_of(Section(own, kind, folder, place))
+    named = {section.name: {"architecture": own.architecture.name, **section.keys}}
+    found.values["models"], found.has_weights = named, not section.missing
+    for run in runs:
+        run["model"] = section.name
+    parse(found.values)
+    return section.missing
 
 
 def adopt(
