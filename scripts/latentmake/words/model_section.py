@@ -16,7 +16,7 @@ from latentmake.data.folders import slug
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models.checks import fault_of
 from latentmake.models.files import tokenizer_files
-from latentmake.words.found import Model, Part, is_high, several
+from latentmake.words.found import Model, Part, is_high, named_model, several
 
 # Kind of text encoder -> the tensor of its embeddings, and the axis that tells one from another.
 _EMBEDDINGS = {
@@ -76,6 +76,14 @@ class Section:
             return self.place(path)
         self.missing.append(key)
         return literal(self.folder / name)
+
+
+def section_at(given: str) -> Section:
+    """Return the section, without keys, of a model's place or hub's id; raises ModelError."""
+    model, place = named_model(given)
+    is_here = place is literal  # and not in the hub's cache
+    beside = model.root if is_here else Path("models") / model.architecture.name
+    return Section(model, "", beside, place)
 
 
 def trainer_of(model: Model, asked: str | None, *, musubi: bool) -> str:

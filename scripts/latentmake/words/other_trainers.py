@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latentmake.config.fields import NAME, PATTERNS, literal
+from latentmake.config.fields import NAME, PATTERNS
 from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError
 from latentmake.files import atomic
@@ -18,8 +17,7 @@ from latentmake.layouts.layout import layout_of
 from latentmake.models.files import vae_factor
 from latentmake.models.shapes import text_tokens
 from latentmake.plan.build import alone
-from latentmake.words.found import Model, named_model
-from latentmake.words.model_section import Section, section_of, trainer_of
+from latentmake.words.model_section import Section, section_at, section_of, trainer_of
 from latentmake.words.project import ConfigFiles, Directory, opened
 
 if TYPE_CHECKING:
@@ -61,11 +59,12 @@ def import_(
     if not re.fullmatch(NAME, run):
         what, hint = "is no name of a run", f"use {PATTERNS[NAME]}"
         raise ConfigError(what, where=f"--name {run}", hint=hint)
-    own, place = named_model(model) if model else (None, literal)
+    own = section_at(model) if model else None
     if own is not None:
-        architecture, task = architecture or own.architecture.name, task or own.task
+        architecture = architecture or own.model.architecture.name
+        task = task or own.model.task
     found = imported(file, run, architecture, task)
-    missing = _fill(found, own, place) if own else []
+    missing = _fill(found, own) if own else []
     for key in missing:
         typer.echo(f"{model}: has no `{key}`: correct its path in the configuration", err=True)
     if output is None:
@@ -79,18 +78,17 @@ def import_(
     typer.echo(f"{output}: runs {names}; the first lines say what differs")
 
 
-def _fill(found: Imported, own: Model, place: Callable[[Path], Any]) -> list[str]:
+def _fill(found: Imported, section: Section) -> list[str]:
     """Write a model on the disk into a configuration; return the keys whose files are missing.
 
     Raises:
         ConfigError: it is of another architecture than that of the configuration.
     """
     runs = found.values["runs"].values()
-    kind = trainer_of(own, next(iter(runs))["trainer"]["kind"], musubi=True)
-    folder = own.root if place is literal else Path("models") / own.architecture.name
-    section = section_of(Section(own, kind, folder, place))
-    named = {section.name: {"architecture": own.architecture.name, **section.keys}}
-    found.values["models"], found.has_weights = named, not section.missing
+    section.kind = trainer_of(section.model, next(iter(runs))["trainer"]["kind"], musubi=True)
+    section_of(section)
+    own = {"architecture": section.model.architecture.name, **section.keys}
+    found.values["models"], found.has_weights = {section.name: own}, not section.missing
     for run in runs:
         run["model"] = section.name
     parse(found.values)
