@@ -118,7 +118,7 @@ wildcard_constraints:
 # After Snakemake has its lock, and never for a dry run: another build may be at work beside it.
 onstart:
     SESSION.begin()
-    commandline.prepare_jobs(workflow)
+    commandline.prepare_jobs(workflow, local=not ON_CLUSTER)
     # Snakemake puts this Python into shell commands as it is, where a space would end it.
     sys.executable = shlex.quote(sys.executable)
 

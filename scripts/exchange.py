@@ -4,12 +4,14 @@ import sys
 
 sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
 
-from pathlib import Path
-
 from latentmake.entry import logged
-from latentmake.files.state_file import read_order
 
 with logged(snakemake.log[0]) as say:
+    # Here, so that Ctrl-C amid imports gets one line, too.
+    from pathlib import Path
+
+    from latentmake.files.state_file import read_order
+
     order, word = Path(snakemake.input.order), snakemake.params.word
     if word == "publish":
         from latentmake import backends

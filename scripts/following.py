@@ -4,13 +4,15 @@ import sys
 
 sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
 
-from pathlib import Path
-
-from latentmake import backends
 from latentmake.entry import logged
-from latentmake.reports.following import write_evaluation, write_generated
 
 with logged(snakemake.log[0]) as say:
+    # Here, so that Ctrl-C amid imports gets one line, too.
+    from pathlib import Path
+
+    from latentmake import backends
+    from latentmake.reports.following import write_evaluation, write_generated
+
     order, word = Path(snakemake.params.order), snakemake.params.word
     folder = backends.of_order(order).follow(
         order, word, log=Path(snakemake.log[0]), threads=snakemake.threads

@@ -145,15 +145,20 @@ def check_targets(workflow: Any, session: Session) -> None:
         )
 
 
-def prepare_jobs(workflow: Any) -> None:
-    """Prepare the jobs of a build for what Snakemake says and notes of them.
+def prepare_jobs(workflow: Any, *, local: bool) -> None:
+    """Prepare the jobs of a build for what Snakemake says and notes of them, and for Ctrl-C.
 
+    `local` ones ignore it: the build passes it on as SIGTERM, which ends a program amid its imports
+    without a traceback.
     Its records of inputs get no orders and receipts, which no later plan has again; the scripts of
     those rules read them from `params`. A rule without an action has its outputs before it runs,
     which Snakemake would warn of.
     """
     from snakemake.iocontainers import InputFiles
+    from snakemake.shell import shell
 
+    if local:
+        shell.prefix(f"{shell._get_process_prefix()} trap '' INT; ")
     for job in workflow.dag.needrun_jobs():
         if job.is_norun:
             workflow.dag.reason(job).missing_output.clear()

@@ -41,8 +41,8 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
         try:
             with signals_call():
                 yield say
-        except KeyboardInterrupt:
-            say("interrupted: finished files are kept")
+        except KeyboardInterrupt as stopped:
+            say(str(stopped) or "interrupted: finished files are kept")
             sys.exit(130)
         except Exception as error:
             known = system_error(error) if isinstance(error, OSError) else error

@@ -22,6 +22,8 @@ def test_the_doctor_names_versions_trainers_disk_and_the_last_error(built: Proje
     assert "(not proven" in found["trainers"]["sd_scripts"]
     assert next(iter(found["disk"])) == str(built.folder)
     assert found["last error"] == {"logs/train/tiny.log": ["step 1", "error: loss is NaN"]}
+    (built / ".snakemake/log/2999.snakemake.log").write_text("3 of 3 steps (100%) done\n")
+    assert yaml.safe_load(built.ask("doctor").output)["last error"] == {}
     (built / "config/config.yaml").write_text("runs: [")
     found = yaml.safe_load(built.ask("doctor").output)
     assert "config.yaml" in found["configuration"] and found["gpu"]["torch"]

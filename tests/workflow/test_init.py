@@ -74,7 +74,7 @@ def model(project: Project, name: str) -> str:
 
 def written(project: Project, name: str) -> dict[str, Any]:
     text = (project / name).read_text(encoding="utf-8")
-    assert 20 <= len(text.splitlines()) <= 46, text
+    assert 20 <= len(text.splitlines()) <= 53, text
     return yaml.safe_load(text)
 
 
@@ -119,17 +119,18 @@ def test_a_file_from_civitai_is_all_that_a_model_needs(
     assert said.one_line("missing", "hf download openai/clip-vit-large-patch14", "vocab.json")
     snapshots = project / "hub/models--openai--clip-vit-large-patch14/snapshots"
     shutil.copytree(TOKENIZER, snapshots / ("0" * 40))
-    project.ask("init", "cats", "--model", place, "--force")
-    (own,) = written(project, "cats.yaml")["models"].values()
+    project.ask("init", "cats", "--model", place)
+    ((name, own),) = written(project, "cats.yaml")["models"].items()
+    assert name == "dream_shaper"
     assert own["checkpoint"] == place and not own.keys() & {"vae", "text", "unet"}
     planned(project, "cats.yaml")
 
 
 def test_a_file_is_planned_as_it_is_written(project: Project) -> None:
     """Its own words about the next step are right."""
-    pictures(project / "Ürlaub äm Sée/Michael Gove", captions=3)
+    pictures(project / "Ürlaub äm Sée/Michael Gove", captions=0)
     said = project.ask("init", "Ürlaub äm Sée/Michael Gove", "--model", model(project, "sd15"))
-    assert "4 images, 3 captions" in said.output
+    assert "4 images, 0 captions" in said.output
     line = said.one_line("next", "snakemake -n").split()
     assert line[2:] == ["-n", "train_michael_gove", "--configfile", "michael_gove.yaml"]
     project.run(*line[2:])
@@ -138,9 +139,73 @@ def test_a_file_is_planned_as_it_is_written(project: Project) -> None:
     assert dataset["class_tokens"] == "Michael Gove"
     assert dataset["path"] == "Ürlaub äm Sée/Michael Gove"
     assert values["runs"]["michael_gove"]["resolutions"] == [512]
-    again = project.ask("init", "Ürlaub äm Sée/Michael Gove", check=False)
+
+
+def test_a_file_that_nobody_edited_is_replaced(project: Project) -> None:
+    pictures(project / "cats")
+    project.ask("init", "cats", check=False)
+    project.ask("init", "cats", "--model", model(project, "sd15"))
+    assert list(written(project, "cats.yaml")["models"]) == ["sd15"]
+    file = project / "cats.yaml"
+    edited = file.read_text().replace("rank: 16", "rank: 17")
+    file.write_text(edited)
+    again = project.ask("init", "cats", check=False)
     assert again.returncode == 2
-    assert again.one_line("michael_gove.yaml: exists already", "--force")
+    assert again.one_line("cats.yaml: exists already", "--force")
+    assert file.read_text() == edited
+
+
+def test_pictures_without_a_caption_are_named_if_others_have_one(project: Project) -> None:
+    pictures(project / "cats", count=6, captions=1)
+    said = project.ask("init", "cats", "--model", model(project, "sd15"), check=False)
+    assert said.returncode == 1
+    assert said.one_line(
+        "missing  5 captions of cats (cat 1.png, cat 2.png, cat 3.png and 2 more)",
+        "write the first into cats/cat 1.txt",
+    )
+    assert "class_tokens" not in written(project, "cats.yaml")["datasets"]["cats"]
+
+
+def test_a_run_is_named_by_its_file(project: Project) -> None:
+    """So that a second configuration of a folder does not write over the first one's result."""
+    pictures(project / "cats")
+    place = model(project, "sd15")
+    for file, run in (("cats2.yaml", "cats2"), ("config/config.yaml", "cats")):
+        said = project.ask("init", "cats", "--model", place, "--output", file)
+        assert said.one_line("next", f"snakemake -n train_{run} --configfile {file}")
+        assert list(written(project, file)["runs"]) == [run]
+
+
+def test_prompts_are_from_all_over_the_dataset_and_one_is_new(project: Project) -> None:
+    folder = pictures(project / "cats", count=9, captions=0)
+    for number in range(9):
+        (folder / f"cat {number}.txt").write_text(f"cat {number}, ginger style\nanother line")
+    project.ask("init", "cats", "--model", model(project, "sd15"))
+    trainer = written(project, "cats.yaml")["runs"]["cats"]["trainer"]
+    assert trainer["samples"]["prompts"] == [
+        *(f"cat {number}, ginger style" for number in (0, 4, 8)),
+        "ginger style, on a beach at night",
+    ]
+    assert trainer["checkpointing_steps"] == trainer["save_every_n_steps"]
+    planned(project, "cats.yaml")
+
+
+def test_parts_of_two_models_are_never_mixed(project: Project) -> None:
+    pictures(project / "cats")
+    for name in ("one", "two"):
+        named_weights.sd15(project / "models" / name, TOKENIZER)
+    refused = project.ask("init", "cats", "--model", "models", check=False)
+    assert refused.returncode == 2
+    assert refused.one_line("models: holds several models (one/unet, two/unet)", "name the file")
+    shutil.rmtree(project / "models/two/unet")
+    said = project.ask("init", "cats", "--model", "models")
+    (own,) = written(project, "cats.yaml")["models"].values()
+    assert (own["vae"], own["text"]) == ("models/one/vae", "models/one/text_encoder")
+    shutil.rmtree(project / "models/one/vae")
+    named_weights.sd15(project / "models/three", TOKENIZER)
+    shutil.rmtree(project / "models/three/unet")
+    said = project.ask("init", "cats", "--model", "models")
+    assert said.one_line("note", "`vae` is models/three/vae; models/two/vae would fit, too")
 
 
 def test_kohyas_folders_keep_repeats_and_words(project: Project) -> None:
@@ -237,7 +302,7 @@ def test_any_file_of_a_pipeline_stands_for_it(project: Project) -> None:
     place = model(project, "sd15")
     for below in ("", "/unet", "/unet/diffusion_pytorch_model.safetensors"):
         project.ask("init", "cats", "--model", place + below, "--force")
-        own = written(project, "cats.yaml")["models"]["sd1"]
+        own = written(project, "cats.yaml")["models"]["sd15"]
         assert own["unet"] == f"{place}/unet" and own["vae"] == f"{place}/vae"
 
 
@@ -247,8 +312,10 @@ def test_one_of_two_networks_asks_for_the_other(project: Project) -> None:
     (project / place).unlink()
     high = str(place).replace("low", "high")
     said = project.ask("init", "cats", "--model", high, check=False)
-    assert said.one_line("missing", "`dit` of the model", "docs/trainers/musubi.md", "--force")
-    own = written(project, "cats.yaml")["models"]["wan"]
+    assert said.one_line(
+        "missing", "`dit` of the model", "docs/trainers/musubi.md", "run this again"
+    )
+    (own,) = written(project, "cats.yaml")["models"].values()
     assert (own["dit"], own["dit_high_noise"]) == (f"{place.parent}/dit", high)
 
 
@@ -259,7 +326,7 @@ def test_a_missing_text_encoder_is_named_and_expected_in_its_folder(project: Pro
     said = project.ask("init", "cats", "--model", place, check=False)
     assert said.returncode == 1
     assert said.one_line("missing", "`text` of the model", "docs/trainers/sd.md")
-    assert written(project, "cats.yaml")["models"]["sd1"]["text"] == f"{place}/text_encoder"
+    assert written(project, "cats.yaml")["models"]["sd15"]["text"] == f"{place}/text_encoder"
     named_weights.sd15(project / "other", TOKENIZER)
     shutil.copytree(project / "other/text_encoder", project / place / "text_encoder")
     planned(project, "cats.yaml")
@@ -295,6 +362,29 @@ def test_without_a_model_the_download_of_one_is_printed(project: Project) -> Non
     named_weights.sd15(project / "models/stable-diffusion-v1-5", TOKENIZER)
     planned(project, "cats.yaml")
     assert project.ask("init", "cats", "--force").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("flux", '[[datasets.subsets]]\nimage_dir = "img/10_sks man"\n'),
+        ("z_image", 'image_directory = "img/10_sks man"\n'),
+    ],
+)
+def test_an_imported_dataset_has_the_model_that_is_named_and_the_name_of_init(
+    project: Project, name: str, table: str
+) -> None:
+    pictures(project / "img/10_sks man")
+    (project / "data.toml").write_text(f"[[datasets]]\nresolution = 512\n{table}")
+    place = model(project, name)
+    project.ask("import", "data.toml", "--model", place, "--output", "import.yaml")
+    project.ask("init", "img", "--model", place, "--output", "init.yaml")
+    made, begun = (yaml.safe_load((project / f"{x}.yaml").read_text()) for x in ("import", "init"))
+    ((title, own),), ((other, theirs),) = made["models"].items(), begun["models"].items()
+    assert title == other and own.keys() >= theirs.keys() - {"dtype"}
+    assert all(own[key] == theirs[key] for key in theirs.keys() - {"dtype", "text"})
+    assert [*made["datasets"]] == [*begun["datasets"]] == ["sks_man"]
+    project.run("-n", "train_data", "--configfile", "import.yaml")
 
 
 @pytest.mark.parametrize("name", ["sd15", "z_image"])

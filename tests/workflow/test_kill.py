@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import pty
 import re
 import shutil
 import signal
@@ -76,6 +77,30 @@ def halted(project: Project) -> Iterator[None]:
     assert running.wait(timeout=600) == 0, (project / "started.txt").read_text()
 
 
+@contextmanager
+def in_terminal(project: Project, target: str) -> Iterator[tuple[int, int]]:
+    """Build a target in a terminal of its own; yield the process and the terminal."""
+    process, terminal = pty.fork()
+    if not process:
+        os.chdir(project.folder)
+        os.execve(sys.executable, project.command(target), project.environment())
+    try:
+        yield process, terminal
+    finally:
+        os.close(terminal)
+
+
+def read_until(terminal: int, pattern: str) -> str:
+    """Return what is said in a terminal until it fits a pattern, or until the program ends."""
+    said = b""
+    with contextlib.suppress(OSError):  # Linux: who held the other end has ended
+        while not re.search(pattern, said.decode(errors="replace")):
+            if not (read := os.read(terminal, 1 << 16)):
+                break
+            said += read
+    return said.decode(errors="replace")
+
+
 def _finishes(project: Project, finished: int) -> None:
     """The same command encodes what is not finished, and leaves everything in order."""
     result = project.run("latents_tiny")
@@ -100,6 +125,8 @@ def test_an_interrupted_build_goes_on_where_it_was(stopping: Project) -> None:
     running = stopping.start("latents_tiny")
     process = stopped(running)
     os.killpg(running.pid, signal.SIGINT)  # as Ctrl-C does
+    # The job gets it from Snakemake.
+    wait_until(lambda: "Terminating" in (stopping / "started.txt").read_text(), running)
     os.kill(process, signal.SIGCONT)
     assert running.wait(timeout=600) != 0
     said = (stopping / "started.txt").read_text()
@@ -161,6 +188,35 @@ def test_no_training_outlives_its_build_and_the_same_command_goes_on(built: Proj
         said = (built / "started.txt").read_text()
         assert "Traceback" not in said, said
         assert number == signal.SIGKILL or not [*states.glob(".*")]
+
+
+def test_ctrl_c_in_a_terminal_saves_a_training_and_a_second_one_ends_it_at_once(
+    built: Project,
+) -> None:
+    trainer = {**world.training(), "steps": 1_000_000, "checkpointing_steps": 1_000_000}
+    built.configure(lambda config: config["runs"]["tiny"].update(trainer=trainer))
+    with in_terminal(built, "train_tiny") as (process, terminal):
+        said = read_until(terminal, r"[1-9]\d*/1000000 ")
+        os.write(terminal, b"\x03")
+        said += read_until(terminal, "(?!)")
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) != 0
+    assert "Traceback" not in said
+    (step,) = set(re.findall(r"stopped at step (\d+) of 1000000, state saved", said))
+    states = (built / "runs/tiny/checkpoints").iterdir()
+    assert [each.name for each in states] == [f"step-{int(step):06d}"]
+    with in_terminal(built, "train_tiny") as (process, terminal):
+        read_until(terminal, rf"resumed from step {step} [\s\S]*step/s")
+        jobs = _working_in(built.folder)
+        for job in jobs:
+            if "latentmake.training.run" in job.cmdline():
+                job.suspend()  # it cannot save its state
+        os.write(terminal, b"\x03")
+        read_until(terminal, "Terminating")
+        os.write(terminal, b"\x03")
+        read_until(terminal, "(?!)")
+        os.waitpid(process, 0)
+        _, alive = psutil.wait_procs(jobs, timeout=60)
+        assert not alive
 
 
 def test_a_job_that_outlived_a_killed_snakemake_is_not_done_again(built: Project) -> None:

@@ -18,6 +18,7 @@ SLOW = (
     "tests/unit/training/loop/test_launch.py::test_a_training_that_chooses",
     "tests/unit/training/sd/test_checkpoints.py",
     "tests/unit/training/sd/test_sd_lora_files.py",
+    "tests/unit/training/sd/test_stopped.py",
     "tests/unit/training/sd/test_train.py",
     "tests/unit/training/wan/test_generate.py",
     "tests/workflow/",

@@ -24,14 +24,14 @@ SHORT = {
 }
 SHORT_STYLE = {
     **{"[512]": "[64]", "latents 512": "latents 64", "steps: 750": "steps: 4"},
-    **{"n_steps: 150": "n_steps: 2", "every: 150": "every: 2, num_inference_steps: 1"},
+    **{"n_steps: 150": "n_steps: 2", "every: 150": "every: 2\n        num_inference_steps: 1"},
 }
 
 _CONFIG = """
 datasets:
   ginger: {{path: pictures/ginger, fit: bucket}}
 models:
-  sd1:
+  sd15:
     vae: models/sd15/vae
     text: models/sd15/text_encoder
     unet: models/sd15/unet
@@ -39,7 +39,7 @@ models:
 runs:
   ginger:
     datasets: [ginger]
-    model: sd1
+    model: sd15
     resolutions: [{size}]
     trainer:
       kind: sd

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from posixpath import splitext
@@ -30,6 +32,24 @@ from latentmake.files.media import VIDEO_EXTENSIONS, unread_fault
 from latentmake.geometry.clips import Span
 
 _VIDEOS = tuple(VIDEO_EXTENSIONS)
+_REPEATS = re.compile(r"([1-9]\d{0,5})_(.*\S)")
+_LONGEST_NAME = 100  # characters of a name for the configuration
+
+
+def slug(name: str) -> str:
+    """Return a name for the configuration: `Michael Gove` becomes `michael_gove`."""
+    plain = unicodedata.normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore")
+    words = re.sub(r"[^a-z0-9]+", "_", plain.decode().lower()).strip("_")
+    return words[:_LONGEST_NAME].strip("_") or "dataset"
+
+
+def kohya(folder: Path) -> tuple[int, str] | None:
+    """Return repeats and words of a folder that is named as kohya's are; None of others.
+
+    Source: `extract_dreambooth_params` of sd-scripts' library/config_util.py.
+    """
+    match = _REPEATS.fullmatch(folder.name)
+    return (int(match[1]), match[2]) if match else None
 
 
 def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:

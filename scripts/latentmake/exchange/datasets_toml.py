@@ -10,7 +10,6 @@ its datasets at all its resolutions, so datasets of other resolutions become ano
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.config.fields import literal
 from latentmake.config.root import parse
+from latentmake.data.folders import kohya, slug
 from latentmake.errors import ConfigError, unreadable
 from latentmake.layouts.layout import layout_of
 from latentmake.regular import read_text
@@ -151,6 +151,7 @@ class Imported:
         values: of the configuration.
         notes: what differs from the file, a line each.
         left: keys that are left out.
+        has_weights: whether its model's paths are those of files.
     """
 
     path: Path
@@ -158,11 +159,14 @@ class Imported:
     values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     left: dict[str, None] = field(default_factory=dict)
+    has_weights: bool = False
 
     @property
     def text(self) -> str:
         """The configuration as YAML, with the notes as comments."""
         what = "Weights and folders of programs are placeholders: name yours under models."
+        if self.has_weights:
+            what = "The folder of the trainer is a placeholder: name yours at the end."
         head = [f"Made of {self.path}.", what, *(f"- {note}" for note in self.notes)]
         comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
         options: dict[str, Any] = {"sort_keys": False, "default_flow_style": None, "width": 100}
@@ -370,9 +374,11 @@ def _size(found: Imported, block: Block, spec: Architecture) -> Sides:
 
 
 def _name(path: str, taken: Collection[str]) -> str:
+    """Return the name of a dataset, as `init` names its folder: `10_sks man` is `sks_man`."""
     place = Path(path.replace("\\", "/"))
     last = place.stem if place.suffix.lower() in (".jsonl", ".json") else place.name
-    base = re.sub(r"[^A-Za-z0-9_.-]+", "_", last).lstrip("_.-") or "dataset"
+    _, words = kohya(place) or (1, last)
+    base = slug(words)
     numbered = (f"{base}_{number}" if number > 1 else base for number in count(1))
     return next(each for each in numbered if each not in taken)
 

@@ -109,30 +109,43 @@ def _interrupt(_number: int) -> None:
     raise KeyboardInterrupt
 
 
+_acts: list[Callable[[int], object]] = []
+"""Of the `signals_call` that this process is in, the innermost last."""
+
+
 @contextmanager
 def signals_call(act: Callable[[int], object] = _interrupt) -> Iterator[None]:
     """Let the first of `SIGNALS` call a function, where this is the main thread.
 
-    By default it raises KeyboardInterrupt, so that what is half written is removed.
-    Those after it are ignored, as are those that were before: `nohup` ignores SIGHUP.
+    By default it raises KeyboardInterrupt, so that what is half written is removed. Of several that
+    are nested, the innermost function is called. Later signals are ignored until the outermost one
+    ends, for a Ctrl-C may come as two of them. A signal that was ignored before still is: `nohup`
+    ignores SIGHUP.
     """
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        for each in before:
-            # Not SIG_IGN: Python tells of a signal that had come before.
-            signal.signal(each, lambda *_: None)
-        act(number)
-
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {}
-    if threading.current_thread() is threading.main_thread():
+    if not _acts:
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, handle)
+                before[number] = signal.signal(number, _handle)
+    _acts.append(act)
     try:
         yield
     finally:
+        _acts.remove(act)
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _handle(number: int, _frame: FrameType | None) -> None:
+    for each in SIGNALS:
+        if signal.getsignal(each) is _handle:
+            # Not SIG_IGN: Python tells of a signal that had come before.
+            signal.signal(each, lambda *_: None)
+    if _acts:
+        _acts[-1](number)
 
 
 if __name__ == "__main__":

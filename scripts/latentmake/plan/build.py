@@ -37,7 +37,7 @@ _JOBS = Path(".latentmake/jobs.lock")
 _SNAKEMAKE = Path(".snakemake/locks")
 _INCOMPLETE = Path(".snakemake/incomplete")
 _CLUSTER = "cluster"
-_GRACE = 20.0  # seconds; a job gives a trainer 10
+_GRACE = 30.0  # seconds; a job gives a training 20
 
 
 class Build:

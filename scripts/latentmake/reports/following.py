@@ -270,4 +270,6 @@ def _scaled(data: bytes) -> str:
 
     with Image.open(BytesIO(data), formats=["PNG"]) as image:
         image.thumbnail((_WIDTH, 2 * _WIDTH))
-        return embedded(image.convert("RGB"), "webp", quality=85)
+        return embedded(
+            image.convert("RGBA" if image.has_transparency_data else "RGB"), "webp", quality=85
+        )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -26,9 +27,9 @@ from latentmake.files import atomic
 from latentmake.files.watchdog import Watchdog, signals_call
 
 ERROR = "LATENTMAKE_ERROR"
-"""Environment variable: a file that gets a child's error in place of its stderr."""
+"""Environment variable: a file that gets a child's last line, an error, in place of its stderr."""
 
-_GRACE = 10.0  # seconds between a polite signal and SIGKILL
+_GRACE = 20.0  # seconds between a polite signal and SIGKILL: a training saves its state
 _TAIL = 1 << 16  # bytes of output in which the error is looked for
 _CAPACITY = 1 << 16  # bytes that a pipe holds
 # The launchers' own words about a child that failed say less than the child's.
@@ -58,11 +59,19 @@ def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal told this process to stop."""
+    """A signal told this process to stop.
+
+    Attributes:
+        number: of the signal.
+        said: a line about what was stopped; "" where there is nothing to say.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.number = number
+        self.number, self.said = number, ""
+
+    def __str__(self) -> str:
+        return self.said
 
 
 def run_program(
@@ -136,9 +145,12 @@ def _stop(number: int) -> None:
 def _end(child: subprocess.Popen[bytes], number: int, watchdog: Watchdog) -> None:
     """End a child and all its descendants: politely first."""
     if child.poll() is None:
+        deadline = time.monotonic() + _GRACE
         watchdog.signal(number)
         with suppress(subprocess.TimeoutExpired):
             child.wait(_GRACE)
+        # A launcher may end before those that it launched, which save their state.
+        watchdog.close(deadline - time.monotonic())
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)  # also those that have cleared their environment
     watchdog.close()
@@ -147,15 +159,21 @@ def _end(child: subprocess.Popen[bytes], number: int, watchdog: Watchdog) -> Non
 
 def say_error(error: UserError) -> None:
     """Tell a user's mistake to whoever started this process, or write it to stderr."""
+    if not tell(str(error)):
+        sys.stderr.write(f"error: {error}\n")
+
+
+def tell(line: str) -> bool:
+    """Tell how this process ends to whoever started it; return whether that is possible."""
     if place := os.environ.get(ERROR):
         try:
-            Path(place).write_text(str(error), encoding="utf-8")
+            Path(place).write_text(line, encoding="utf-8")
         except OSError:  # the disk is full: the starter finds the line in the output
             with suppress(OSError):
                 os.truncate(place, 0)
         else:
-            return
-    sys.stderr.write(f"error: {error}\n")
+            return True
+    return False
 
 
 def last_error(output: str, status: int) -> str:
@@ -229,7 +247,7 @@ def run_child(
     """Run a command whose mistakes are told by `say_error`; raises TrainingError.
 
     The command is Python with `RUN`, perhaps behind a launcher. `gpus` says how many it uses, see
-    `lease.hold`.
+    `lease.hold`. Where a signal ends it, `Stopped` has its last line.
     """
     folder.mkdir(parents=True, exist_ok=True)
     told = {**_environment(threads), **({} if online else {"HF_HUB_OFFLINE": "1"})}
@@ -240,11 +258,20 @@ def run_child(
     ):
         told |= gpu.chosen()
         told[ERROR] = str(Path(file.name).absolute())
-        status, output = run_program(command, environment=told, log=log)
-        error = Path(file.name).read_text(encoding="utf-8", errors="replace").strip()
+        try:
+            status, output = run_program(command, environment=told, log=log)
+        except Stopped as stopped:
+            if line := _read(file.name):
+                stopped.said = f"run {run}: {line}"
+            raise
+        error = _read(file.name)
     if status != 0:
         what, hint = f"run {run}: {error or last_error(output, status)}", f"all output: {log}"
         raise TrainingError(what, hint=hint)
+
+
+def _read(file: str) -> str:
+    return Path(file).read_text(encoding="utf-8", errors="replace").strip()
 
 
 def say(log: Path, text: str) -> None:

@@ -23,7 +23,7 @@ from latentmake.training.loop.plan import LoopBackend
 from latentmake.training.loop.recipe import decided
 from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
-from latentmake.training.process import say_error
+from latentmake.training.process import say_error, tell
 
 _HINTS = {
     "generate": "lower generate.frames or generate.resolution, or end other programs",
@@ -70,7 +70,8 @@ def main(arguments: Sequence[str]) -> int:
             raise
         say_error(known)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        tell(str(stopped))
         return 130
     return 0
 

@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import typer
-import yaml
 
 from latentmake import commandline
 from latentmake.config.document import check_file
 from latentmake.entry import TOLD_AT_THE_END
 from latentmake.errors import ConfigError, first_line, nearest
-from latentmake.regular import read_regular
 from latentmake.request import word_and_run
-from latentmake.words.project import HOME
-
-_DEFAULT = Path("config/config.yaml")
-_MOST_BYTES = 4_000_000
-_NO_RUNS: dict[str, Any] = {}
+from latentmake.words.project import DEFAULT, HOME, configurations, sections_of
 
 
 def build(
@@ -47,7 +41,7 @@ def build(
         os.chdir(directory)
     names, found = _resolved(targets, files)
     arguments = [*names, "--quiet", "all", "--snakefile", str(HOME / "Snakefile")]
-    if found != [_DEFAULT]:
+    if found != [DEFAULT]:
         arguments += ["--configfile", *(os.path.relpath(file) for file in found)]
     os.environ[TOLD_AT_THE_END] = "1"
     arguments += ["--dry-run"] * dry_run + (["--profile", profile] if profile else [])
@@ -123,10 +117,10 @@ def _resolved(targets: Sequence[str], given: Sequence[Path]) -> tuple[list[str],
     for file in given:
         check_file(file)
     if given:
-        sections = [_sections(file) for file in given]
+        sections = [sections_of(file) for file in given]
         runs = {run: None for each in sections for run in each.get("runs") or ()}
         return [_target(target, runs) for target in targets], [*given]
-    found = {file: _sections(file) for file in _candidates()}
+    found = configurations()
     having = [file for file in found if all(_has(found[file], target) for target in targets)]
     if len(having) > 1:
         what = f"several configurations have it: {', '.join(map(str, having))}"
@@ -137,25 +131,9 @@ def _resolved(targets: Sequence[str], given: Sequence[Path]) -> tuple[list[str],
     return [_target(target, found[having[0]]["runs"]) for target in targets], having
 
 
-def _candidates() -> list[Path]:
-    """Return the files of this folder that may be configurations."""
-    files = (_DEFAULT, *sorted(Path().glob("*.yaml")), *sorted(Path("config").glob("*.yaml")))
-    return [file for file in dict.fromkeys(files) if file.is_file()]
-
-
-def _sections(file: Path) -> Mapping[str, Any]:
-    """Return the sections of a configuration; none where the file is none."""
-    try:
-        values = yaml.load(read_regular(file, _MOST_BYTES), yaml.CSafeLoader)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return _NO_RUNS
-    is_ours = isinstance(values, dict) and isinstance(values.get("runs"), dict)
-    return values if is_ours else _NO_RUNS
-
-
 def _has(sections: Mapping[str, Any], target: str) -> bool:
     """Return whether a configuration has the run of a target, or the dataset of a cache file."""
-    runs = sections.get("runs", _NO_RUNS)
+    runs = sections.get("runs") or {}
     if target.startswith("cache/"):
         dataset, _, model = target.removeprefix("cache/").partition("/")
         models = sections.get("models") or ()

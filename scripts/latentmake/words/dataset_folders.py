@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +10,7 @@ from posixpath import splitext
 from typing import NamedTuple
 
 from latentmake.config.datasets import Dataset
+from latentmake.data.folders import kohya, slug
 from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.data.listing import scan
 from latentmake.data.lists import metadata_of
@@ -22,11 +21,10 @@ from latentmake.geometry.clips import Timing
 from latentmake.reports.plan_report import counted
 
 _CAPTIONS = (".txt", ".caption", ".TXT")
+_SHOWN = 3  # items without a caption that are named
 _LISTS = ("metadata.jsonl", "metadata.csv")
-_REPEATS = re.compile(r"([1-9]\d{0,5})_(.*\S)")
 _PROBED_IMAGES, _PROBED_VIDEOS = 500, 50
 _LONGEST = 33  # frames of a clip: two seconds of Wan
-_LONGEST_NAME = 100  # characters of a name for the configuration
 
 
 class Found(NamedTuple):
@@ -39,7 +37,8 @@ class Found(NamedTuple):
         repeats: of kohya's `10_sks man`.
         video: whether it holds videos.
         items: number of images, or of videos.
-        captioned: number of those with a caption file, or with an entry of `listed`.
+        bare: those of them without a caption file, and without an entry of `listed`.
+        texts: captions of those that were probed, of each file the first line.
         ending: of the caption files.
         listed: name of its metadata file, if any.
         sizes: width and height of those that were probed, in pixels, the smallest first.
@@ -52,7 +51,8 @@ class Found(NamedTuple):
     repeats: int
     video: bool
     items: int
-    captioned: int
+    bare: list[str]
+    texts: list[str]
     ending: str
     listed: str | None
     sizes: list[tuple[int, int]]
@@ -64,11 +64,26 @@ class Found(NamedTuple):
         return counted(self.items, "video" if self.video else "image")
 
     @property
+    def captioned(self) -> int:
+        """Number of its items with a caption."""
+        return self.items - len(self.bare)
+
+    @property
     def described(self) -> str:
         """One line for people: `30 images, 28 captions, 640 x 480 to 1920 x 1080 pixels`."""
         ends = dict.fromkeys(f"{w} x {h}" for w, h in (*self.sizes[:1], *self.sizes[-1:]))
         sizes = f", {' to '.join(ends)} pixels" if ends else ""
         return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
+
+    @property
+    def lacking(self) -> str:
+        """One line for people about the captions that are missing."""
+        more = f" and {len(self.bare) - _SHOWN} more" * (len(self.bare) > _SHOWN)
+        names = ", ".join(self.bare[:_SHOWN]) + more
+        file = self.path / (self.listed or Path(self.bare[0]).with_suffix(self.ending))
+        first = "it" if len(self.bare) == 1 else "the first"
+        many = counted(len(self.bare), "caption")
+        return f"{many} of {self.path} ({names}): write {first} into {file}"
 
     @property
     def settings(self) -> Dataset:
@@ -97,22 +112,6 @@ class Found(NamedTuple):
         return max(1, (min(shortest, _LONGEST) - 1) // 4 * 4 + 1)
 
 
-def slug(name: str) -> str:
-    """Return a name for the configuration: `Michael Gove` becomes `michael_gove`."""
-    plain = unicodedata.normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore")
-    words = re.sub(r"[^a-z0-9]+", "_", plain.decode().lower()).strip("_")
-    return words[:_LONGEST_NAME].strip("_") or "dataset"
-
-
-def _kohya(folder: Path) -> tuple[int, str] | None:
-    """Return repeats and words of a folder that is named as kohya's are; None of others.
-
-    Source: `extract_dreambooth_params` of sd-scripts' library/config_util.py.
-    """
-    match = _REPEATS.fullmatch(folder.name)
-    return (int(match[1]), match[2]) if match else None
-
-
 def found_in(folder: Path) -> list[Found]:
     """Return the datasets of a folder: its images, its videos, or kohya's folders in it.
 
@@ -126,7 +125,7 @@ def found_in(folder: Path) -> list[Found]:
         raise DatasetError("is a file, not a folder", where=folder, hint=hint)
     if not folder.is_dir():
         raise DatasetError("this folder does not exist", where=folder, hint="correct the path")
-    inside = [each for each in _folders(folder) if _kohya(each)]
+    inside = [each for each in _folders(folder) if kohya(each)]
     found = [one for each in inside for one in _found(each)] or list(_found(folder))
     if not found:
         known = ", ".join(sorted(IMAGE_EXTENSIONS | VIDEO_EXTENSIONS))
@@ -184,21 +183,25 @@ def _found(folder: Path) -> Iterator[Found]:
 
 def _dataset(folder: Path, kind: str, items: list[str], files: set[str]) -> Found:
     """Return the dataset of some files; a job names those that cannot be read."""
-    repeats, words = _kohya(folder) or (1, Path(os.path.abspath(folder)).name)  # noqa: PTH100
+    repeats, words = kohya(folder) or (1, Path(os.path.abspath(folder)).name)  # noqa: PTH100
     stems = [splitext(each)[0] for each in items]
     beside = {x: sum(f"{each}{x}" in files for each in stems) for x in _CAPTIONS}
     ending = max(_CAPTIONS, key=beside.__getitem__)
-    captioned, listed = beside[ending], None
-    if not captioned:
-        listed = next((name for name in _LISTS if name in files), None)
-    if listed is not None:
-        rows, _ = metadata_of(slug(words), str(folder / listed), str(folder))
-        captioned = sum(
-            item in rows or stem in rows for item, stem in zip(items, stems, strict=True)
-        )
+    listed = None if beside[ending] else next((name for name in _LISTS if name in files), None)
+    rows = metadata_of(slug(words), str(folder / listed), str(folder))[0] if listed else {}
+    bare = [
+        item
+        for item, stem in zip(items, stems, strict=True)
+        if not (item in rows or stem in rows if listed else f"{stem}{ending}" in files)
+    ]
     video = Path(items[0]).suffix.lower() in VIDEO_EXTENSIONS
-    sizes, clips = [], []
+    sizes, clips, texts = [], [], []
     for each in items[:: -(-len(items) // (_PROBED_VIDEOS if video else _PROBED_IMAGES))]:
+        stem, row = splitext(each)[0], rows.get(each) or rows.get(splitext(each)[0])
+        if row is not None:
+            texts += (row.caption or row.tags or "").splitlines()[:1]
+        elif each not in bare:
+            texts += _first_line(folder / f"{stem}{ending}")
         place = str(folder / each)
         with suppress(SourceError):
             media = probe_video(place) if video else probe_image(place)
@@ -207,5 +210,14 @@ def _dataset(folder: Path, kind: str, items: list[str], files: set[str]) -> Foun
             clips += [(media.frames, round(media.frames / seconds, 3) if seconds else 0.0)] * video
     sizes.sort(key=lambda size: size[0] * size[1])
     name, words = f"{slug(words)}{kind}", words.replace("_", " ").strip() or "dataset"
-    counts = (len(items), captioned, ending, listed)
+    counts = (len(items), bare, texts, ending, listed)
     return Found(name, words, folder, repeats, video, *counts, sizes, clips)
+
+
+def _first_line(file: Path) -> list[str]:
+    """Return the first line of a caption file; a build names a file that cannot be read."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError):
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()][:1]

@@ -95,9 +95,14 @@ def _trainer(section: str, program: ExternalProgram) -> str:
 
 
 def _last_error() -> dict[str, list[str]]:
-    logs = [*Path("logs").rglob("*.log"), *Path(".snakemake/log").glob("*.log")]
+    """Return the end of the newest log with an error; nothing once a build has succeeded since."""
+    builds, found = {*Path(".snakemake/log").glob("*.log")}, dict[str, list[str]]()
+    logs = [*builds, *Path("logs").rglob("*.log")]
     for log in sorted(logs, key=lambda each: each.stat().st_mtime, reverse=True):
         lines = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").splitlines()
-        if any(map(_ERROR.search, lines)):
-            return {str(log): lines[-_LINES:]}
-    return {}
+        failed = any(map(_ERROR.search, lines))
+        if failed and not (found and log in builds):
+            found = {str(log): lines[-_LINES:]}
+        if failed != (log in builds):  # a job's log says more than that of its build
+            break
+    return found

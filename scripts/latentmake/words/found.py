@@ -112,6 +112,7 @@ class Model(NamedTuple):
         networks: that may be trained; all of Wan's are of one task.
         parts: all networks on the disk.
         root: the folder that was looked at.
+        name: of its file or folder, or of the hub's model.
     """
 
     architecture: Architecture
@@ -119,6 +120,7 @@ class Model(NamedTuple):
     networks: list[Part]
     parts: list[Part]
     root: Path
+    name: str
 
     @property
     def title(self) -> str:
@@ -180,10 +182,18 @@ def found_model(place: Path, label: str = "") -> Model:
         what = f"is {one(kinds[0])}, not a model" if kinds and len(named) == 1 else "holds no model"
         raise ModelError(what, where=place, hint=f"name the file or folder of one: {_KNOWN}")
     ((name, found),) = networks.items()
+    title = label.rpartition("/")[2] or _title(place)
     if name == WAN.name:
-        return _wan(parts, found, root, place)
+        return _wan(parts, found, root, place)._replace(name=title)
     task = _task(ARCHITECTURES[name], f"{label} {place.name} {found[0].path.name}")
-    return Model(ARCHITECTURES[name], task, found, parts, root)
+    return Model(ARCHITECTURES[name], task, found, parts, root, title)
+
+
+def _title(place: Path) -> str:
+    """Return the name of a model's file or folder, or of the folder above a general one."""
+    name = place.stem if place.is_file() else place.absolute().name
+    general = name in (*_SHARED, *_PAIRS) or _LIBRARY.match(f"{name}.")
+    return place.absolute().parent.name if general else name
 
 
 def named_model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
@@ -191,7 +201,7 @@ def named_model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
     if given is None:
         if FIRST.is_dir():
             return found_model(FIRST), literal
-        return Model(ARCHITECTURES["sd1"], None, [], [], FIRST), literal
+        return Model(ARCHITECTURES["sd1"], None, [], [], FIRST, FIRST.name), literal
     if Path(given).exists() or not _HUB.fullmatch(given):
         return found_model(Path(given)), literal
     commit = weights.known_commit(given)
@@ -259,7 +269,7 @@ def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Mo
     if two or (family == "i2v" and channels == 36 and not reads_clip):
         size = "A14B"
     task = f"{family}-{size}{'-FC' * (channels == 48)}"
-    return Model(WAN, task, networks, parts, root)
+    return Model(WAN, task, networks, parts, root, root.name)
 
 
 def _noiseless(part: Part) -> str:

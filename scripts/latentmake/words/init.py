@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -17,10 +18,19 @@ from latentmake.errors import DatasetError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.files import resolved
-from latentmake.words.dataset_folders import Found, found_in, left_out, slug
+from latentmake.words.dataset_folders import Found, found_in, left_out
 from latentmake.words.found import FIRST, named_model
 from latentmake.words.model_section import Section, section_of, trainer_of
-from latentmake.words.new_config import PROGRAMS, Run, config_text, controls_of, shown, size_of
+from latentmake.words.new_config import (
+    PROGRAMS,
+    Run,
+    config_text,
+    controls_of,
+    run_and_file,
+    shown,
+    size_of,
+    unedited,
+)
 from latentmake.words.project import HOME
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
@@ -46,9 +56,8 @@ def init(
     """
     by_folder = {folder: found_in(folder) for folder in folders}
     datasets = _named([one for found in by_folder.values() for one in found])
-    name = slug(datasets[0].words)
-    file = output or Path(f"{name}.yaml")
-    if file.exists() and not force and not _is_empty(file):
+    name, file = run_and_file(datasets, output)
+    if file.exists() and not force and not unedited(_text_of(file)):
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)
     found, place = named_model(model)
@@ -76,6 +85,8 @@ def init(
         _say("found", f"{found.root}: {found.title}")
     for line in told:
         _say("found", f"it predicts {line}")
+    for line in section.choices:
+        _say("note", line)
     _say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size)} pixels")
     for each in datasets:
         if each not in taken:
@@ -85,21 +96,23 @@ def init(
         _say("note", line)
     for line in missing:
         _say("missing", line)
-    here = "" if Path("Snakefile").is_file() else f" --snakefile {quote(str(HOME / 'Snakefile'))}"
-    _say("next", f"snakemake -n {run.command}{here}")
+    if Path("Snakefile").is_file():
+        _say("next", f"snakemake -n {run.command}")
+    else:
+        _say("next", f"latentmake build -n {name} -c {quote(str(file))}")
     _say("next", f"latentmake check {name} -c {quote(str(file))}")
     if missing:
         raise typer.Exit(1)
 
 
-def _is_empty(file: Path) -> bool:
-    """Whether a configuration holds comments only, as `latentmake new` writes it."""
-    lines = file.read_bytes().splitlines() if file.is_file() else [b"-"]
-    return all(not line.strip() or line.startswith(b"#") for line in lines)
-
-
 def _say(label: str, line: str) -> None:
     typer.echo(f"{label:<9}{line}")
+
+
+def _text_of(file: Path) -> str:
+    with suppress(OSError, ValueError):
+        return file.read_text(encoding="utf-8")
+    return ""
 
 
 def _named(datasets: list[Found]) -> list[Found]:
@@ -120,6 +133,9 @@ def _program(kind: str, folders: list[Path]) -> str | None:
 
 def _missing(run: Run) -> Iterator[str]:
     section, model = run.section, run.section.model
+    for each in run.datasets:
+        if each.captioned and each.bare:
+            yield each.lacking
     if not model.networks:
         yield f"a model; name yours by --model, or run {_DOWNLOAD}"
         if _TINY.is_dir():
@@ -128,7 +144,7 @@ def _missing(run: Run) -> Iterator[str]:
         names = ", ".join(f"`{key}`" for key in dict.fromkeys(section.missing))
         page = f"docs/trainers/{section.kind}.md"
         where = f"put the files that {page} names into {section.folder}"
-        yield f"{names} of the model: {where}, and run this again with --force"
+        yield f"{names} of the model: {where}, and run this again"
     if run.clone:
         hint = "then set it up as docs/guides/install-trainers.md says"
         yield f"the trainer `{section.kind}`: {run.clone}, {hint}"

@@ -12,10 +12,11 @@ from typing import Any
 from latentmake.config.architectures import WAN, File, Vae
 from latentmake.config.fields import literal
 from latentmake.config.weights import TextWeights
+from latentmake.data.folders import slug
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models.checks import fault_of
 from latentmake.models.files import tokenizer_files
-from latentmake.words.found import Model, Part, is_high, several
+from latentmake.words.found import Model, Part, is_high, named_model, several
 
 # Kind of text encoder -> the tensor of its embeddings, and the axis that tells one from another.
 _EMBEDDINGS = {
@@ -52,6 +53,7 @@ class Section:
         keys: key -> value, in order.
         missing: keys whose files are not there.
         network: that is trained.
+        choices: a line for each key whose file is one of several that fit.
     """
 
     model: Model
@@ -61,6 +63,12 @@ class Section:
     keys: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     network: Part | None = None
+    choices: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The model's name in the configuration, that of its file or folder."""
+        return slug(self.model.name)
 
     def value(self, key: str, path: Path | None, name: str) -> Any:
         """Return the value of a key; a missing file or folder is expected under a name."""
@@ -68,6 +76,14 @@ class Section:
             return self.place(path)
         self.missing.append(key)
         return literal(self.folder / name)
+
+
+def section_at(given: str) -> Section:
+    """Return the section, without keys, of a model's place or hub's id; raises ModelError."""
+    model, place = named_model(given)
+    is_here = place is literal  # and not in the hub's cache
+    beside = model.root if is_here else Path("models") / model.architecture.name
+    return Section(model, "", beside, place)
 
 
 def trainer_of(model: Model, asked: str | None, *, musubi: bool) -> str:
@@ -100,8 +116,8 @@ def section_of(section: Section) -> Section:
         what = f"the trainer {kind} cannot read this network of {model.title}"
         hint = "name the original release's file, or a complete checkpoint"
         raise ModelError(what, where=model.networks[0].path, hint=hint)
-    if row is not WAN and len(networks) > 1 and all(each.path.is_file() for each in networks):
-        raise several((each.path.name for each in networks), model.root)
+    if row is not WAN and len({each.path.is_file() for each in networks}) == 1 < len(networks):
+        raise several((str(each.path.relative_to(model.root)) for each in networks), model.root)
     low = [each for each in networks if not is_high(each)]
     high = [each for each in networks if is_high(each)]
     network = section.network = next(iter((*low, *high)), None)
@@ -186,7 +202,12 @@ def _put(section: Section, file: File, name: str, pattern: str) -> None:
     if key == "text":
         folder = f"text_encoder_{int(number) + 1}" if number else "text_encoder"
         fitting.sort(key=lambda each: each.path.name != folder)
+    own = section.network.path.parent if section.network else model.root
+    fitting.sort(key=lambda each: each.path.parent != own)  # of its own pipeline
     found = next(iter(fitting), None)
+    if found is not None and len(fitting) > 1 and found.path.parent != own:
+        others = ", ".join(str(each.path) for each in fitting[1:])
+        section.choices.append(f"`{file.key}` is {found.path}; {others} would fit, too")
     path = found and (found.path if takes_folder else found.file)
     value = section.value(file.key, path, folder)
     if key != "text":

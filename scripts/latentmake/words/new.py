@@ -8,8 +8,8 @@ from shlex import quote
 
 import typer
 
+from latentmake.data.folders import slug
 from latentmake.errors import StorageError
-from latentmake.words.dataset_folders import slug
 from latentmake.words.project import HOME
 
 _IGNORED = """\

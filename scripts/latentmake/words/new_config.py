@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
@@ -9,10 +10,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from latentmake import digest
 from latentmake.caches import gpu
 from latentmake.config.architectures import WAN, Scripts
 from latentmake.config.fields import literal
 from latentmake.config.weights import Weights
+from latentmake.data.folders import slug
 from latentmake.models.files import network_config
 from latentmake.reports.plan_report import counted
 from latentmake.training.external.musubi.checks import number_format
@@ -20,6 +23,7 @@ from latentmake.words.dataset_folders import Found
 from latentmake.words.found import Model
 from latentmake.words.model_section import Section
 
+_UNEDITED = "# Until you edit it, the next `latentmake init` replaces it"
 _COLUMN = 34  # of comments, if a line is no longer
 _SIDES = {"sd1": 512, "sd2": 768, "hunyuan_image": 2048, "qwen_image_layered": 640}
 _CLIPS = {  # width and height of clips, in pixels
@@ -33,6 +37,8 @@ _CLIPS = {  # width and height of clips, in pixels
 _SEEN = {"sd": (100, 2000, 12000), "sdscripts": (60, 1000, 3000)}
 _SEEN |= {"musubi": (50, 800, 2000), "wan": (50, 800, 2000)}
 _TIMES = 200  # that an item is seen at most
+_CAPTIONS = 3  # that become prompts of samples
+_NEW = "on a beach at night"
 _SECTION = 37  # frames: FramePack's first, and the 36 of a section
 _BATCH = 4  # the trainer sd's default
 PROGRAMS = {"musubi": ("musubi_tuner", "musubi-tuner"), "sdscripts": ("sd_scripts", "sd-scripts")}
@@ -41,6 +47,14 @@ _WHY = {
     **dict.fromkeys(("unet", "checkpoint", "dit"), "the network to train"),
     "task": "which version of the model it is",
 }
+
+
+def run_and_file(datasets: Sequence[Found], output: Path | None) -> tuple[str, Path]:
+    """Return the name of a run, that of its file, and the file's path."""
+    name = slug(datasets[0].words)
+    if output is None:
+        return name, Path(f"{name}.yaml")
+    return name if output.stem == "config" else slug(output.stem), output
 
 
 def size_of(model: Model, found: Sequence[Found]) -> tuple[int | list[int], str]:
@@ -129,6 +143,7 @@ def config_text(run: Run) -> str:
     section, trained = run.section, sum(each.items * each.repeats for each in run.datasets)
     lines = [
         f"# A LoRA of {section.model.title}. `latentmake init` wrote this file; edit it.",
+        _UNEDITED,
         f"#   snakemake -n {run.command}            # show the plan",
         f"#   snakemake --cores all {run.command}   # build the caches, and train",
         "# All keys are described in docs/reference/.",
@@ -142,7 +157,7 @@ def config_text(run: Run) -> str:
         "runs:",
         _line(1, run.name),
         _line(2, "datasets", [each.name for each in run.datasets]),
-        _line(2, "model", section.model.architecture.name),
+        _line(2, "model", section.name),
         _line(2, "resolutions", [run.size], f"pixels; {run.why}"),
         _line(2, "trainer"),
         *_trainer(run, trained),
@@ -151,7 +166,20 @@ def config_text(run: Run) -> str:
         key, name = PROGRAMS[section.kind]
         lines += ["", f"{key}: {{path: {shown(literal(run.program or f'../{name}'))}}}"]
         lines += [f"# {run.clone}"] * bool(run.clone)
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    return text.replace(_UNEDITED, f"{_UNEDITED} ({_digest(text)})", 1)
+
+
+def unedited(text: str) -> bool:
+    """Whether a configuration is just as `init` wrote it, or holds comments only."""
+    if text and all(line.startswith("#") for line in text.splitlines()):
+        return True  # as `latentmake new` writes it
+    found = re.search(rf"{re.escape(_UNEDITED)} \((\w+)\)", text)
+    return found is not None and found[1] == _digest(text.replace(found[0], _UNEDITED, 1))
+
+
+def _digest(text: str) -> str:
+    return digest.of_bytes(text.encode("utf-8", "surrogateescape"))[:8]
 
 
 def _dataset(found: Found, run: Run) -> Iterator[str]:
@@ -168,9 +196,8 @@ def _dataset(found: Found, run: Run) -> Iterator[str]:
         yield _line(2, "caption_extension", found.ending)
     if found.listed:
         yield _line(2, "metadata_file", literal(found.path / found.listed), "has the captions")
-    if found.captioned < found.items:
-        lacking = found.items - found.captioned
-        yield _line(2, "class_tokens", found.words, f"caption of the {lacking} without one")
+    if not found.captioned:
+        yield _line(2, "class_tokens", found.words, "the caption of each, since none has one")
     if found.video and scripts is not None:
         yield from _clips(found, scripts)
     if version.controls[0]:
@@ -200,7 +227,7 @@ def _clips(found: Found, scripts: Scripts) -> Iterator[str]:
 
 
 def _model(section: Section) -> Iterator[str]:
-    yield _line(1, section.model.architecture.name)
+    yield _line(1, section.name)
     absent = {each.partition(".")[0] for each in section.missing}
     for key, value in section.keys.items():
         why = "not there yet" if key in absent else _WHY.get(key, "")
@@ -229,12 +256,13 @@ def _trainer(run: Run, items: int) -> Iterator[str]:
     seen = min(max(times * items, least), most, _TIMES * items)
     yield _line(3, "kind", kind)
     if kind in ("sd", "wan"):
-        yield from _loop(run.section, seen, items)
+        yield from _loop(run, seen, items)
     else:
         yield from _launched(run.section, max(1, round(seen / items)), items)
 
 
-def _loop(section: Section, seen: int, items: int) -> Iterator[str]:
+def _loop(run: Run, seen: int, items: int) -> Iterator[str]:
+    section = run.section
     kind, is_large = section.kind, len(section.model.architecture.text_encoders) > 1
     batch, rank = (_BATCH, 16) if kind == "sd" else (1, 32)
     steps = max(50, round(seen / batch / 50) * 50)
@@ -244,12 +272,28 @@ def _loop(section: Section, seen: int, items: int) -> Iterator[str]:
     yield _line(3, "learning_rate", 1e-4, "lower it if the pictures become worse")
     yield _line(3, "steps", steps, f"each is seen about {times}, {batch} a step")
     yield _line(3, "save_every_n_steps", every, "copies, since the last is not always the best")
+    why = "a crash loses no more steps; Ctrl-C loses none"
+    yield _line(3, "checkpointing_steps", every, why)
     if kind == "sd" and is_large:
         yield _line(3, "train_batch_size", 1, "less memory, as the next two")
         yield _line(3, "gradient_accumulation_steps", batch)
         yield _line(3, "gradient_checkpointing", True)
     if kind == "sd":
-        yield _line(3, "samples", {"every": every}, "steps between pictures that it draws")
+        yield _line(3, "samples")
+        yield _line(4, "every", every, "steps between pictures that it draws")
+        yield _line(4, "prompts", None, "captions from all over the dataset, and a new one")
+        yield from (f"          - {shown(each)}" for each in prompts_of(run.datasets))
+
+
+def prompts_of(datasets: Sequence[Found]) -> list[str]:
+    """Return prompts of samples: some captions of all datasets, and one that no picture has."""
+    texts = [text for each in datasets for text in each.texts] or [datasets[0].words]
+    spread = [texts[at * (len(texts) - 1) // (_CAPTIONS - 1)] for at in range(_CAPTIONS)]
+    # What all captions share is the trigger word, or the words of a style.
+    parts = [[part.strip() for part in text.split(",")] for text in texts]
+    shared = [part for part in parts[0] if all(part in each for each in parts)]
+    words = ", ".join(shared) or datasets[0].words
+    return list(dict.fromkeys([*spread, f"{words}, {_NEW}"]))
 
 
 def _launched(section: Section, epochs: int, items: int) -> Iterator[str]:

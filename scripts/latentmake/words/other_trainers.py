@@ -8,18 +8,23 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from latentmake.config.fields import NAME, PATTERNS
-from latentmake.config.root import Config
+from latentmake.config.root import Config, parse
 from latentmake.errors import ConfigError
 from latentmake.files import atomic
 from latentmake.layouts.layout import layout_of
 from latentmake.models.files import vae_factor
 from latentmake.models.shapes import text_tokens
 from latentmake.plan.build import alone
+from latentmake.words.model_section import Section, section_at, section_of, trainer_of
 from latentmake.words.project import opened
+
+if TYPE_CHECKING:
+    from latentmake.exchange.datasets_toml import Imported
 
 
 def import_(
@@ -27,6 +32,7 @@ def import_(
     name: str | None = None,
     architecture: str | None = None,
     task: str | None = None,
+    model: str | None = None,
     output: Path | None = None,
     directory: Path | None = None,
 ) -> None:
@@ -40,7 +46,14 @@ def import_(
     if not re.fullmatch(NAME, run):
         what, hint = "is no name of a run", f"use {PATTERNS[NAME]}"
         raise ConfigError(what, where=f"--name {run}", hint=hint)
+    own = section_at(model) if model else None
+    if own is not None:
+        architecture = architecture or own.model.architecture.name
+        task = task or own.model.task
     found = imported(file, run, architecture, task)
+    missing = _fill(found, own) if own else []
+    for key in missing:
+        typer.echo(f"{model}: has no `{key}`: correct its path in the configuration", err=True)
     if output is None:
         typer.echo(found.text, nl=False)
         return
@@ -50,6 +63,23 @@ def import_(
     atomic.write(output, text)
     names = ", ".join(found.values["runs"])
     typer.echo(f"{output}: runs {names}; the first lines say what differs")
+
+
+def _fill(found: Imported, section: Section) -> list[str]:
+    """Write a model on the disk into a configuration; return the keys whose files are missing.
+
+    Raises:
+        ConfigError: it is of another architecture than that of the configuration.
+    """
+    runs = found.values["runs"].values()
+    section.kind = trainer_of(section.model, next(iter(runs))["trainer"]["kind"], musubi=True)
+    section_of(section)
+    own = {"architecture": section.model.architecture.name, **section.keys}
+    found.values["models"], found.has_weights = {section.name: own}, not section.missing
+    for run in runs:
+        run["model"] = section.name
+    parse(found.values)
+    return section.missing
 
 
 def adopt(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
+import yaml
 from tabulate import tabulate
 
 from latentmake import backends, commandline
@@ -23,10 +25,13 @@ from latentmake.files.workspace import check_folder
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.run_plan import Plan
+from latentmake.regular import read_regular
 from latentmake.words.completion import DEFAULT
 
 _COLOURS = {"ok": "green", "fresh": "green", "warning": "yellow", "stale": "yellow"}
 _COLOURS |= {"edited": "yellow", "previous": "blue"}
+
+_MOST_BYTES = 4_000_000
 
 HOME = Path(__file__).resolve().parents[3]
 """Folder of the Snakefile."""
@@ -51,6 +56,9 @@ class Project:
                 guess = nearest(name, self.config.runs)
                 known = ", ".join(self.config.runs)
                 hint = f"did you mean `{guess}`?" if guess else f"runs: {known}"
+                for file, sections in configurations().items():
+                    if name in sections.get("runs", ()):
+                        hint = f"{file} has it: add -c {file}"
                 raise ConfigError("there is no such run", where=name, hint=hint)
         return list(dict.fromkeys(names or self.config.runs))
 
@@ -82,11 +90,12 @@ def opened(
         UserError: the configuration, or the folder, cannot be used.
     """
     files = [path.absolute() for path in configfile or ()]
-    config = parse(_values(files, directory))
+    values, found = _values(files, directory)
+    config = parse(values)
     check_folder(HOME, dry=True)
     needed = config.publish.caches if encoders is None else encoders
     facts = backends.facts_of(config, encoders=needed, asks=True)
-    for file in configfile or ():
+    for file in configfile or found:
         facts.options += ("-c", str(file))
     try:
         yield Project(facts.config, facts)
@@ -94,8 +103,13 @@ def opened(
         facts.memo.save()
 
 
-def _values(files: Sequence[Path], directory: Path | None) -> dict[str, object]:
-    """Return the configuration as Snakemake would read it, and change to the project's folder."""
+def _values(
+    files: Sequence[Path], directory: Path | None
+) -> tuple[dict[str, object], Sequence[Path]]:
+    """Return the configuration as Snakemake would read it, and change to the project's folder.
+
+    The other value is the file that was found in the folder, where none was named.
+    """
     # Only these read profiles and merge files exactly as Snakemake does.
     from snakemake.cli import parse_config
     from snakemake.common.configfile import load_configfile
@@ -114,11 +128,37 @@ def _values(files: Sequence[Path], directory: Path | None) -> dict[str, object]:
     named = [Path(each).absolute() for each in asked.configfile or ()]
     os.chdir(asked.directory or ".")
     values: dict[str, object] = {}
-    for file in named or [DEFAULT]:
+    found = [] if named or DEFAULT.exists() else _only_one()
+    for file in named or found or [DEFAULT]:
         check_file(file)
         update_config(values, load_configfile(file))
     update_config(values, parse_config(asked.config))
-    return values
+    return values, found
+
+
+def _only_one() -> list[Path]:
+    """Return the configuration of this folder, if it has one; ConfigError of several."""
+    found = [file for file, sections in configurations().items() if sections]
+    if len(found) > 1:
+        what = f"several configurations are here: {', '.join(map(str, found))}"
+        raise ConfigError(what, where=Path.cwd(), hint=f"name one: -c {found[0]}")
+    return found
+
+
+def configurations() -> dict[Path, Mapping[str, Any]]:
+    """Return the files of this folder that may be configurations -> their sections."""
+    files = (DEFAULT, *sorted(Path().glob("*.yaml")), *sorted(Path("config").glob("*.yaml")))
+    return {file: sections_of(file) for file in dict.fromkeys(files) if file.is_file()}
+
+
+def sections_of(file: Path) -> Mapping[str, Any]:
+    """Return the sections of a configuration; none where the file is none."""
+    try:
+        values = yaml.load(read_regular(file, _MOST_BYTES), yaml.CSafeLoader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    is_ours = isinstance(values, dict) and isinstance(values.get("runs"), dict)
+    return values if is_ours else {}
 
 
 def table(

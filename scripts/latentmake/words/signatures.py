@@ -156,6 +156,14 @@ def import_(
         typer.Option(help="Architecture of the model.", show_default="as the caches say"),
     ] = None,
     task: Annotated[str | None, typer.Option(help="Task of the model, such as t2v-14B.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Model: a file or folder of weights, or the id of a model in the local hub cache.",
+            show_default="paths to fill in",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="File to write.", show_default="print it")
     ] = None,

@@ -45,7 +45,7 @@ def test_the_dtype_of_new_caches_is_that_of_the_weights_or_the_gpus(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     network = Part(tmp_path, tmp_path, {"conv_in.weight": Tensor(weights, (1,), 0, 4)})
-    model = Model(ARCHITECTURES["sd1"], None, [network], [network], tmp_path)
+    model = Model(ARCHITECTURES["sd1"], None, [network], [network], tmp_path, "one")
     assert dtype_of(Section(model, kind, tmp_path, network=network)) == dtype
 
 
@@ -85,7 +85,7 @@ def test_names_that_yaml_or_a_path_reads_otherwise_are_kept(
     assert [Path(each.path) for each in config.datasets.values()] == [*map(Path, names)]
     words = [each.class_tokens for each in config.datasets.values()]
     assert words[:4] == names[:4] and words[-3:] == ["d", "1 2\n3", "hf:e"]
-    assert [*config.runs] == ["2024"]
+    assert [*config.runs] == ["c"]
 
 
 def test_what_is_left_out_is_named_with_the_reason(

@@ -264,7 +264,6 @@ class _Training:
         )
         with lease.hold(processes, f"run {order.run}", self.say):
             started = time.monotonic()
-            status = 1
             try:
                 status, output = process.run_program(
                     [*launcher, *command],
@@ -272,9 +271,12 @@ class _Training:
                     log=self.log,
                     cwd=program.folder,
                 )
-            finally:
-                if status != 0:
-                    _remove_partial(files)
+            except process.Stopped as stopped:
+                _remove_partial(files)
+                stopped.said = f"run {order.run}: {self._kept()}"
+                raise
+        if status != 0:
+            _remove_partial(files)
         seconds = time.monotonic() - started
         if not output.endswith("\n"):
             self.say("")  # below a progress bar
@@ -306,6 +308,19 @@ class _Training:
         atomic.remove(files.resumed)
         self.say(f"{run}: trained: {files.weights}")
         return record
+
+    def _kept(self) -> str:
+        """Return a line about the state from which a stopped training goes on."""
+        before, states = self.resume.done, [x for x in _results(self.files) if x.is_dir()]
+        numbers = ((_number(x) or 0) + (0 if _counts(x) else before) for x in states)
+        if done := max([before, *numbers]):
+            total = f" of {self.order.epochs}" if self.order.epochs else ""
+            kept = f"the same command goes on after epoch {done}{total}"
+        elif self.order.trainer.save_every_n_epochs is None:
+            kept = "the same command begins again, unless `save_every_n_epochs` is set"
+        else:
+            kept = "the same command begins again, since no epoch has a state"
+        return f"stopped; {self.order.name} saves no state amid an epoch: {kept}"
 
     def _failure(self, output: str, status: int) -> TrainingError:
         reason, hints = process.last_error(output, status), [f"all output: {self.log}"]

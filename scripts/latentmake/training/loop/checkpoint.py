@@ -35,6 +35,7 @@ class Progress(JsonFile, extra="ignore"):  # earlier releases write more
         length: see `TrainingOrder.length`.
         limit: upper bound of its steps, where there is one.
         files: name of each file of the checkpoint -> its SHA-256.
+        interrupted: whether a signal came before the samples and held-out losses of its step.
     """
 
     quiet: ClassVar[bool] = True  # it is named where a training would resume from it
@@ -46,6 +47,7 @@ class Progress(JsonFile, extra="ignore"):  # earlier releases write more
     length: float = 0
     limit: int | None = None
     files: dict[str, str] = Field({})
+    interrupted: bool = False
 
 
 class Checkpoint(NamedTuple):

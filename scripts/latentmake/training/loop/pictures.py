@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import textwrap
 from collections.abc import Sequence
 from itertools import accumulate
@@ -27,13 +28,13 @@ _UNITS = {
     "qk_grads_av": "gradient",
     "images_per_second": "images/s",
     "items_per_second": "items/s",
-    "epoch": "epochs",
 }
 _WIDTH, _HEIGHT = 12.0, 2.9  # inches, of 100 pixels: of the picture, of one row of curves
 _COLUMNS = 2
 _AVERAGED = 20  # points; fewer have no average
 _SPAN = 0.04  # share of the curve that an average reaches back, roughly
 _COLOUR = "#1f6feb"
+_INK = "#767d86"  # of texts and axes, on a page that is white or dark
 
 
 def read_curves(events: Path) -> dict[str, tuple[Values, Values]]:
@@ -42,6 +43,8 @@ def read_curves(events: Path) -> dict[str, tuple[Values, Values]]:
     Those of every training come first. A file that was cut short gives what it holds; a resumed
     training's points replace those it had written before.
     """
+    # It warns of each point that a resumed training has written anew.
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
     accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
     accumulator.Reload()
     names = {*accumulator.Tags()["scalars"]}
@@ -66,12 +69,18 @@ def smoothed(values: Values) -> Values:
 
 
 def curves_png(events: Path, *, title: str = "") -> bytes | None:
-    """Return a PNG of 1200 pixels' width with every scalar of a folder of event files.
+    """Return a PNG of 1200 pixels' width with the scalars of a folder of event files.
 
-    A pale line is each step, the other one the moving average. Folders below do not count. None
-    where there is nothing to draw.
+    Of a loss, a pale line is each step, the other one the moving average. The epoch is left out,
+    and `raw_loss` where it is the loss. The background is transparent. Folders below do not count.
+    None where there is nothing to draw.
     """
     curves = read_curves(events) if events.is_dir() else {}
+    curves.pop("epoch", None)
+    if {"loss", "raw_loss"} <= curves.keys():
+        loss, raw = curves["loss"][1], curves["raw_loss"][1]
+        if len(loss) == len(raw) and np.allclose(loss, raw, equal_nan=True):
+            del curves["raw_loss"]
     if not curves:
         return None
     rows = -(-len(curves) // _COLUMNS)
@@ -79,19 +88,24 @@ def curves_png(events: Path, *, title: str = "") -> bytes | None:
     for number, (name, (steps, values)) in enumerate(curves.items(), 1):
         axes = figure.add_subplot(rows, _COLUMNS, number)
         marker = "o" if len(values) < 3 else None
-        if len(values) >= _AVERAGED:
+        if "loss" in name and len(values) >= _AVERAGED:
             axes.plot(steps, values, color=_COLOUR, alpha=0.25, linewidth=0.8)
             values = smoothed(values)
         axes.plot(steps, values, color=_COLOUR, linewidth=1.6, marker=marker)
         # Names are texts, never markup: a dollar sign would begin a formula.
-        axes.set_title(name, loc="left", fontsize=12, fontweight="bold", parse_math=False)
-        axes.set(xlabel="steps", ylabel=_UNITS.get(name, "loss" if "loss" in name else "value"))
+        heading = axes.set_title(name, loc="left", fontsize=12, fontweight="bold", parse_math=False)
+        heading.set_color(_INK)
+        axes.set_xlabel("steps", color=_INK)
+        axes.set_ylabel(_UNITS.get(name, "loss" if "loss" in name else "value"), color=_INK)
+        axes.tick_params(colors=_INK)
+        axes.yaxis.get_offset_text().set_color(_INK)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        axes.grid(color="#d0d7de", linewidth=0.6)
+        axes.grid(color=_INK, alpha=0.3, linewidth=0.6)
+        axes.spines[:].set_color(_INK)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=14, parse_math=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=14, color=_INK, parse_math=False)
     data = io.BytesIO()
-    figure.savefig(data, format="png", metadata={"Software": None})
+    figure.savefig(data, format="png", transparent=True, metadata={"Software": None})
     return data.getvalue()
 
 

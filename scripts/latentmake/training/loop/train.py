@@ -24,6 +24,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.caches.encoders.device import download
 from latentmake.errors import CacheError, TrainingError
+from latentmake.files.watchdog import signals_call
 from latentmake.progress import Progress, say
 from latentmake.training import previous
 from latentmake.training.loop import checkpoint
@@ -87,6 +88,7 @@ class Training:
         self.painter = recipe.painter(recipe, *shown, stored, device)
         self.objective, self.dtype = self.painter.objective, self.painter.dtype
         self.main = self.accelerator.is_main_process
+        self.several = self.accelerator.num_processes > 1
         self.held_out: Caches | None = None
         if order.validates is not None and self.main:
             self.held_out = Caches(read_items(manifest, held_out=True), recipe.tensors)
@@ -114,6 +116,9 @@ class Training:
         self.painter.network = network
         self.step = 0
         self.saved = 0  # step of its newest checkpoint
+        self.is_told = False  # by a signal to stop
+        self.all_stop = False  # all processes know that one of them is told
+        self.interrupted = False  # before the samples and held-out losses of its step
         self.loss_start = 0.0
         self.seconds = 0.0
 
@@ -139,11 +144,14 @@ class Training:
                 shutil.rmtree(self.files.logs, ignore_errors=True)
             self.samples = Samples(self.order, self.wanted, kept)
         steps_with_samples = sample_steps(self.order, self.steps)
-        if not kept and self.step in steps_with_samples:
+        if self.main and not kept and self.step in steps_with_samples:
             self._draw_samples()
         self.accelerator.wait_for_everyone()
-        self._steps(steps_with_samples)
-        self.accelerator.wait_for_everyone()
+        with signals_call(self._stop):
+            self._steps(steps_with_samples)
+            self.accelerator.wait_for_everyone()
+            if self.main and self.saved != self.step:
+                self._save()
         if self.main:
             self._finish()
         self.accelerator.wait_for_everyone()
@@ -158,6 +166,7 @@ class Training:
             self.step, self.seconds = progress.step, progress.seconds
             self.loss_start = progress.loss_start
             self.saved = self.step if own else 0
+            self.interrupted = own and progress.interrupted
             if self.main:
                 shorter = "" if own else " of a shorter training"
                 say(f"resumed from step {self.step}{shorter} ({found.folder})")
@@ -174,8 +183,6 @@ class Training:
         writer: Any = None
         if self.main:
             writer = SummaryWriter(str(self.files.logs), purge_step=first)
-            if self.step == 0:
-                self._validate(writer)
         bar = Progress(
             total=self.steps,
             initial=self.step,
@@ -187,6 +194,9 @@ class Training:
         seen, began, polled = 0, time.monotonic(), 0.0
         unread: deque[Unread] = deque()
         try:
+            if self.step == 0 or self.interrupted:
+                self._look(writer, draws=self.step > 0 and self.step in steps_with_samples)
+                self._leave(one=self._one_is_told())
             for step in range(first, self.steps + 1):
                 clock = time.monotonic()
                 read = self._one_step(step, batches)
@@ -206,32 +216,79 @@ class Training:
                     self.files.save.unlink(missing_ok=True)
                 saves = self._due(step, settings.checkpointing_steps, settings.checkpoint_epochs)
                 copies = self._due(step, settings.save_every_n_steps, settings.save_every_n_epochs)
-                validates = step == self.steps or step % (self.order.validates or self.steps) == 0
-                draws = step in steps_with_samples
-                if not (asked or saves or copies or validates or draws):
+                looks = self._validates or step in steps_with_samples
+                stops = self.all_stop or (self.is_told and not self.several)
+                if not (asked or saves or copies or looks or stops):
                     continue
                 self._tell(unread, writer, bar)  # a faulty step is never saved
-                if self.main and validates:
-                    self._validate(writer)
-                if self.main:
-                    writer.flush()
-                if draws:
-                    self._draw_samples()
+                self._look(writer, draws=step in steps_with_samples)
                 if self.main and (asked or saves):
                     self._save()
                 if self.main and (asked or copies):
                     self._copy()
+                self._leave(one=stops or (looks and self._one_is_told()))
         finally:
             batches.close()
             bar.close()
             if self.main:
                 writer.close()
 
+    def _stop(self, _number: int) -> None:
+        """Note a signal: the training ends after the step in hand, or amid samples."""
+        self.is_told = True
+
+    def _pause(self) -> None:
+        """End samples and held-out losses, which a resumed training makes, after a signal."""
+        if self.is_told:
+            raise KeyboardInterrupt
+
+    def _one_is_told(self) -> bool:
+        """Whether a process was told to stop; all of them have to ask."""
+        if not self.several:
+            return self.is_told
+        told = torch.tensor(float(self.is_told), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(told, reduction="sum").item() > 0)
+
+    def _leave(self, *, one: bool) -> None:
+        """Save the state and end all processes, if `one` of them was told to."""
+        if not one:
+            return
+        if self.main and self.step and self.saved != self.step:
+            self._save()
+        self.accelerator.wait_for_everyone()  # a launcher kills the others once one has ended
+        done = (
+            f"at step {self.step} of {self.steps}, state saved; the same command goes on from there"
+        )
+        begun = done if self.step else "before the first step; the same command begins again"
+        raise KeyboardInterrupt(f"stopped {begun}" if self.main else "")
+
+    @property
+    def _validates(self) -> bool:
+        """Whether the loss of the held-out items is due at this step."""
+        return self.step == self.steps or self.step % (self.order.validates or self.steps) == 0
+
+    def _look(self, writer: Any, *, draws: bool) -> None:
+        """Write the loss of the held-out items where it is due, and draw samples."""
+        self.interrupted = False
+        try:
+            if self.main and (draws or self._validates):
+                self._pause()
+                if self._validates:
+                    self._validate(writer)
+                writer.flush()
+                if draws:
+                    self._draw_samples()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        if draws:
+            self.accelerator.wait_for_everyone()
+
     def _tell(self, unread: deque[Unread], writer: Any, bar: Progress) -> None:
         """Show and write the scalars of the steps that were not read yet."""
         while unread:
             step, read, pace, rate = unread.popleft()
             said = read()
+            self.all_stop |= said.pop("told") > 0
             bar.set_postfix_str(f"loss {said['loss']:.4f}, {rate}", refresh=False)
             bar.update()
             if self.main:
@@ -254,7 +311,8 @@ class Training:
         # Every example counts the same, in full batches and in short ones. Gradients are averaged
         # over processes, so each one's are made larger by their number.
         items = self.batch_order.items(step)
-        total = torch.zeros(2, device=accelerator.device)
+        total = torch.zeros(3, device=accelerator.device)
+        total[2] = float(self.is_told)
         seen: list[tuple[Batch, torch.Tensor]] = []
         count = settings.gradient_accumulation_steps
         parts: Iterable[Part] = (
@@ -272,10 +330,10 @@ class Training:
                 losses = self._losses(learner.network, batch, noise, timesteps)
                 loss = losses.weighted.sum() / items
                 accelerator.backward(loss * accelerator.num_processes)
-            total += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
+            total[:2] += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
-        scalars = {"loss": total[0], "raw_loss": total[1], **learner.clip()}
+        scalars = {"loss": total[0], "raw_loss": total[1], "told": total[2], **learner.clip()}
         learner.step()
         wait = download([torch.stack([*scalars.values()])])  # one transfer for all scalars
 
@@ -324,7 +382,12 @@ class Training:
         """Write the loss of the held-out items, if there are any, in the main process."""
         if (held_out := self.held_out) is not None:
             losses, objective = self.painter.losses, self.objective
-            found = self.learner.alone(lambda: held_out_losses(losses, held_out, objective))
+
+            def each(*part: Any) -> Any:
+                self._pause()
+                return losses(*part)
+
+            found = self.learner.alone(lambda: held_out_losses(each, held_out, objective))
             _add_scalars(writer, self.step, found)
 
     def _probe(self) -> float:
@@ -339,10 +402,13 @@ class Training:
         )
 
     def _draw_samples(self) -> None:
-        if self.main:
-            self.painter.is_trained = self.step > 0
-            self.samples.draw(self.step, lambda: self.learner.alone(self._sampled), self.painter)
-        self.accelerator.wait_for_everyone()
+        self.painter.is_trained = self.step > 0
+        self.samples.draw(self.step, self._pictures, self.painter)
+
+    def _pictures(self) -> Iterator[torch.Tensor]:
+        for latents in self.learner.alone(self._sampled):
+            self._pause()  # to decode one takes long on a CPU
+            yield latents
 
     def _sampled(self) -> list[torch.Tensor]:
         """Return the latents of all samples, drawn as the network is now."""
@@ -350,7 +416,7 @@ class Training:
         seen: Counter[str] = Counter()
         for each in self.order.prompts:
             noise = seed_of(seed, "sample", each.prompt, seen[each.prompt])
-            found.append(self.painter.latents(each.text, noise, size, lambda: None, None))
+            found.append(self.painter.latents(each.text, noise, size, self._pause, None))
             seen[each.prompt] += 1
         return found
 
@@ -363,6 +429,7 @@ class Training:
             course=self.order.course_digest(),
             length=self.order.length,
             limit=self.settings.step_limit,
+            interrupted=self.interrupted,
         )
         folder = self.files.checkpoints
         save(folder, progress, self.learner.state())
@@ -381,8 +448,6 @@ class Training:
             self.recipe.write_copy(self.learner.denoiser, folder)
 
     def _finish(self) -> None:
-        if self.saved != self.step:
-            self._save()
         self.samples.show()
         loss_end = self._probe()
         say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")

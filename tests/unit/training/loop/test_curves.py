@@ -40,10 +40,35 @@ def test_every_scalar_is_read_and_known_ones_come_first(tmp_path: Path) -> None:
     assert curves["zeta"][1].tolist() == list(range(1, 61))
 
 
-def test_what_a_resumed_training_wrote_anew_is_drawn_once(tmp_path: Path) -> None:
+def test_what_a_resumed_training_wrote_anew_is_drawn_once_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path, steps=40)
     write(tmp_path, steps=60, first=21)
     assert read_curves(tmp_path)["loss"][0].tolist() == list(range(1, 61))
+    assert not caplog.records
+
+
+def test_epochs_and_a_second_curve_of_the_same_loss_have_no_panel(tmp_path: Path) -> None:
+    writer = SummaryWriter(str(tmp_path / "same"))
+    other = SummaryWriter(str(tmp_path / "other"))
+    for step in range(1, 61):
+        loss = 1 / step + 0.1 * (step % 2)
+        for each, raw in ((writer, loss), (other, 2 * loss)):
+            each.add_scalar("loss", loss, step)
+            each.add_scalar("raw_loss", raw, step)
+            each.add_scalar("epoch", step / 7, step)
+    writer.close()
+    other.close()
+    drawn = []
+    for name in ("same", "other"):
+        data = curves_png(tmp_path / name)
+        assert data is not None
+        with Image.open(io.BytesIO(data)) as picture:
+            assert picture.getpixel((0, 0))[3] == 0  # on a dark page it is dark
+            right = picture.crop((picture.width // 2, 0, *picture.size))
+            drawn.append(blue(right) > 100)
+    assert drawn == [False, True]
 
 
 def test_the_picture_is_1200_pixels_wide_and_has_a_curve_in_each_panel(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import wanted
 from latentmake.training.order import LaunchedRecord, RunFiles, Wanted, lock_of
+from latentmake.training.process import Stopped
 from musubi_world import RUN, WAN_DIT, called, make_run, put_weights, stand_in, write_order
 
 LORA = Path(f"runs/{RUN}/{RUN}.safetensors")
@@ -284,6 +285,28 @@ def test_a_killed_training_leaves_no_partial_state_and_no_partial_lora(
     interrupted(root, tuner, monkeypatch, "cut 2")
     left = {path.name for path in WORK.glob(f"{RUN}-*")}
     assert left == {f"{RUN}-000001-state", f"{RUN}-000001.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"save_every_n_epochs": 1}, "the same command goes on after epoch 3 of 4"),
+        ({}, "the same command begins again, unless `save_every_n_epochs` is set"),
+    ],
+)
+def test_a_training_that_a_signal_stops_says_from_which_state_it_goes_on(
+    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], kept: str
+) -> None:
+    script = tuner / "wan_train_network.py"
+    dies = 'if mood in (f"killed {epoch + 1}", f"cut {epoch + 1}"):'
+    told = "os.kill(os.getppid(), 15); __import__('time').sleep(600)"
+    script.write_text(script.read_text().replace(dies, f"{dies}\n            {told}"))
+    monkeypatch.setenv("STAND_IN", "killed 3")
+    order = make_run(root, tuner=tuner, **settings)
+    with pytest.raises(Stopped) as stopped:
+        launch(order)
+    line = f"run {RUN}: stopped; musubi-tuner saves no state amid an epoch: {kept}"
+    assert str(stopped.value) == line
 
 
 def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
