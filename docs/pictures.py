@@ -52,11 +52,12 @@ def draw_an_edit(temporary: Path) -> None:
     values["runs"] = {"edit": run}
     config.write_text(yaml.safe_dump(values))
     build = [sys.executable, "-m", "snakemake", "--cores", "all", "train_edit"]
-    tiles = [Image.open(pictures / "blue_ring.webp")]
+    tiles = [Image.open(pictures / "blue_ring.webp", formats=["WEBP"])]
     for colour in ("blue", "red"):
         (pictures / "blue_ring.txt").write_text(CAPTION.format(colour))
         subprocess.run([*build, "--configfile", str(config)], check=True)
-        tiles.append(Image.open("runs/edit/samples/step-000300_00.png"))
+        sample = "runs/edit/samples/step-000300_00.png"
+        tiles.append(Image.open(sample, formats=["PNG"]))
     lines = (
         ("a picture of the dataset", "its caption: a blue ring ..."),
         ("prompt: a red ring ...", "before the edit"),
@@ -90,7 +91,7 @@ def photograph(name: str, target: Path, part: str, window: tuple[int, int] = SIZ
     )
 
 
-def keep(picture: Path, target: Path, colours: int = 256) -> None:
+def keep(picture: Path, target: Path, colours: int = 96) -> None:
     """Write a picture with a palette, for a third of the bytes."""
     image = Image.open(picture, formats=["PNG"]).convert("RGB")
     image.quantize(colours).save(target, optimize=True)

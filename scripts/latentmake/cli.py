@@ -84,12 +84,7 @@ def _main(
     ] = False,
     snakefile: Annotated[
         bool,
-        typer.Option(
-            "--snakefile",
-            callback=_snakefile,
-            is_eager=True,
-            help="Print the path of the Snakefile, for `snakemake --snakefile`.",
-        ),
+        typer.Option("--snakefile", callback=_snakefile, is_eager=True, help="Print its path."),
     ] = False,
 ) -> None:
     """Build caches and trainings of a project, ask about them, and keep it tidy."""

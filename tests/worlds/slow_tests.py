@@ -29,7 +29,7 @@ SLOW = (
 QUICK = (
     "tests/workflow/test_bad_input.py::test_bad_items_can_be_set_aside",
     "tests/workflow/test_bad_input.py::test_every_damaged_item_is_named",
-    "tests/workflow/test_build.py::test_a_build_shows_the_plan",
+    "tests/workflow/test_build_command.py::test_a_build_shows_the_plan",
     "tests/workflow/test_check.py::test_caches_are_counted",
     "tests/workflow/test_cluster.py::test_a_profile_asks_no_cluster_for_a_dry_run",
     "tests/workflow/test_cluster.py::test_a_source_edited_after_the_plan",

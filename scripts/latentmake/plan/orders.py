@@ -60,6 +60,14 @@ class Target(NamedTuple):
     clip: AnyClip | None = None
     at_hand: tuple[str, ...] = ()  # other files that seem to have its key
 
+    @property
+    def is_made(self) -> bool:
+        """Whether its file is no longer what the plan found."""
+        with contextlib.suppress(OSError):
+            moment = str(os.lstat(self.path).st_mtime_ns)
+            return self.found is None or self.found.rpartition("@")[2] != moment
+        return False
+
 
 def pixels(targets: Iterable[Target]) -> int:
     """Return the pixels of some targets, of a clip those of all frames; 0 of texts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from shlex import quote
 
 from latentmake.plan import receipts
 from latentmake.plan.manifest import PREVIOUS, run_folder
-from latentmake.plan.orders import Order, Target
+from latentmake.plan.orders import Order
 from latentmake.reports.plan_report import counted
 
 _SHOWN = 3  # runs of a build whose results are named
@@ -130,12 +129,4 @@ def _finished(orders: Sequence[Order]) -> str:
     targets = [target for order in orders for item in order.items for target in item.targets]
     if not targets:
         return "all caches"
-    return f"{sum(map(is_made, targets))} of {len(targets)} cache files"
-
-
-def is_made(target: Target) -> bool:
-    """Whether a target is no longer what the plan found."""
-    with contextlib.suppress(OSError):
-        moment = str(os.lstat(target.path).st_mtime_ns)
-        return target.found is None or target.found.rpartition("@")[2] != moment
-    return False
+    return f"{sum(each.is_made for each in targets)} of {len(targets)} cache files"

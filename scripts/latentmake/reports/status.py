@@ -20,7 +20,6 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order, Part
 from latentmake.plan.run_plan import RunPlan, faulty_items, is_reg
 from latentmake.reports.explanation import recipe_changes
-from latentmake.reports.outcome import is_made
 from latentmake.reports.plan_report import row_of
 
 
@@ -165,7 +164,10 @@ def running_builds() -> list[dict[str, Any]]:
                 order = Order.read(FOLDER / f"{name}.json")
                 done, total = made.get(order.work, (0, 0))
                 targets = [target for item in order.items for target in item.targets]
-                made[order.work] = done + sum(map(is_made, targets)), total + len(targets)
+                made[order.work] = (
+                    done + sum(each.is_made for each in targets),
+                    total + len(targets),
+                )
         logs = {run: Path(f"logs/train/{run}.log") for run in about.pop("trained")}
         training = {run: _last_line(log, began) for run, log in logs.items()}
         found.append(about | {"made": made, "training": training})

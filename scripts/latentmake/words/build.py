@@ -17,7 +17,8 @@ from latentmake.config.document import check_file
 from latentmake.entry import TOLD_AT_THE_END
 from latentmake.errors import ConfigError, first_line, nearest
 from latentmake.request import word_and_run
-from latentmake.words.project import DEFAULT, HOME, configurations, sections_of
+from latentmake.words.completion import DEFAULT
+from latentmake.words.project import HOME, configurations, sections_of
 
 
 def build(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ def test_steps_end_at_their_bound_and_checkpoints_come_with_epochs(
         killed.setattr(Training, "_finish", lambda training: None)
         training.run()
     folders = sorted(path.name for path in RunFiles(order).checkpoints.iterdir())
-    assert folders == ["step-000004", "step-000008"]
+    assert folders == ["step-000004", "step-000008", "step-000009"]
+    shutil.rmtree(RunFiles(order).checkpoints / "step-000009")
     make_training(order).run()
     assert json.loads(RunFiles(order).record.read_bytes())["steps"] == 9
     whole = make_order(tmp_path, output="whole", **settings)
