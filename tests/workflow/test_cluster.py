@@ -58,7 +58,7 @@ def test_a_profile_asks_no_cluster_for_a_dry_run_and_submits_what_the_configurat
         )
         return done, set(called.read_text().splitlines()) if called.exists() else set()
 
-    done, calls = asked("-n")
+    done, calls = asked("-n", "-p")
     assert done.returncode == 0, done.stdout + done.stderr
     # The plugin asks that when it is imported, for the text of its help; no answer does as well.
     assert calls <= {"scontrol show config"}

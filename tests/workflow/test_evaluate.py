@@ -85,7 +85,7 @@ def test_a_lora_is_judged_by_what_did_not_train(project: Project) -> None:
     (project / f"data/films/{first}.txt").write_text("other colours", encoding="utf-8")
     before, times = keys(project), clip_times(project)
     (project / PAGE).unlink()
-    project.ask("explain", PAGE).one_line("1 of 4 texts of films: edited")
+    project.ask("explain", PAGE).one_line("items of films: 1 edited")
     project.run(*COMMAND)
     after = keys(project)
     changed = {name for name, key in after.items() if key != before[name]}

@@ -54,7 +54,8 @@ def test_the_clone_of_the_snakefile_plans_in_the_folder_of_another_clone(other: 
 
 def test_a_module_makes_what_its_users_target_names(other: Path, tmp_path: Path) -> None:
     (tmp_path / "Snakefile").write_text(MODULE.format(name="lm", clone=ROOT))
-    output = snakemake(other, tmp_path / "Snakefile", "-n", "lm_caches_michael_gove")
+    asked = ("-n", "-p", "lm_caches_michael_gove")
+    output = snakemake(other, tmp_path / "Snakefile", *asked)
     rules = re.findall(r"^(?:local)?rule ([\w-]+?)(?:_[0-9a-f]{12})?:$", output, re.M)
     encoded = [f"lm_encode_{kind}_michael_gove_tiny-sd" for kind in ("latents", "text")]
     assert sorted({*rules} - {"lm_latents", "lm_text"}) == [

@@ -127,7 +127,7 @@ def human(size: float) -> str:
     for unit, factor, least in (("TB", 1e12, 1e12), ("GB", 1e9, 1e8), ("MB", 1e6, 1e5)):
         if size >= least:
             return f"{size / factor:.1f} {unit}"
-    return f"{size / 1e3:.1f} kB"
+    return f"{size / 1e3:.1f} kB" if size >= 100 else f"{size:.0f} B"
 
 
 def free(folder: str | os.PathLike[str]) -> int:
