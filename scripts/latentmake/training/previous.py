@@ -118,8 +118,9 @@ def anew(files: RunFiles, want: Wanted, planned: int, states: Iterable[Path] = (
     if Origin.read(files.record):
         _leave(files)
     unfinished = files.at(files.output / _UNFINISHED)
-    course = [files.output / name for name in _COURSE if _course(files) == want]
-    for place in (*states, *course, *[unfinished.output] * (_course(unfinished) == want)):
+    of_want = [each for each in (files, unfinished) if _course(each) == want]
+    course = [each.output / name for each in of_want for name in _COURSE]
+    for place in (*states, *course, *[unfinished.output] * (unfinished in of_want)):
         atomic.remove(place)
     mark.write(files.forced)
 
