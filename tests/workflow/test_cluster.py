@@ -64,7 +64,7 @@ def test_a_profile_asks_no_cluster_for_a_dry_run_and_submits_what_the_configurat
     assert calls <= {"scontrol show config"}
     assert "encode_latents_shapes" in done.stdout + done.stderr
     assert done.stdout.count("gpu=1") == 2
-    assert re.search(r"shapes\s+micro\s+latents 16\s+\.\s+\.\s+6", done.stderr)
+    assert re.search(r"shapes\s+micro\s+latents 16\s+\.\s+6", done.stderr)
     done, calls = asked("--retries", "0")
     submitted = [call for call in calls if call.startswith("sbatch ")]
     assert done.returncode and len(submitted) == 2, done.stdout + done.stderr

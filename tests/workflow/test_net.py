@@ -28,6 +28,7 @@ PINS = Path(__file__).parents[1] / "golden/net"
 # What differs between two machines, hours or folders, and the word that replaces it, in this order.
 BLANKS = [
     (r"^(no GPU|encoding on .*|cpu computes in .*|past jobs of .*|.*held-out item .*)\n", ""),
+    (r"^GPU +warning +no GPU was found.*\n", ""),
     (r", on cpu$", ""),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?", "DATE"),
     (r"events\.out\.tfevents\.\S+", "EVENTS"),

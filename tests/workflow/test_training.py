@@ -94,7 +94,7 @@ def test_snakemake_tells_what_a_run_has_made(trained: Project) -> None:
     page = (trained / "out.html").read_text()
     for file in ("samples.png", "curves.png", "training.json", "trained_on.json"):
         assert f'"runs/tiny/{file}": {{"name": "{file}"' in page
-    for text in ("run tiny", "model micro, shapes", "shapes     micro    text", "learning_rate"):
+    for text in ("run tiny", "model micro, shapes", "shapes   micro  text", "learning_rate"):
         assert text in page
     lines = trained.run("--summary").output.splitlines()
     rows = {row[0]: row for row in (line.split("\t") for line in lines) if len(row) == 6}

@@ -117,7 +117,8 @@ def _fault(log: Path, size: int) -> str:
     """Return the last error that a job has written to its log, or its last line."""
     with contextlib.suppress(OSError):
         data = log.read_bytes()
-        text = (data[size:] if len(data) > size else data).decode(errors="replace")
+        is_longer = len(data) > size and data[:size].endswith(b"\n")  # and not written anew
+        text = (data[size:] if is_longer else data).decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")]
         if errors or lines:

@@ -30,6 +30,7 @@ ERROR = "LATENTMAKE_ERROR"
 """Environment variable: a file that gets a child's last line, an error, in place of its stderr."""
 
 _GRACE = 20.0  # seconds between a polite signal and SIGKILL: a training saves its state
+_ENDS, _POLL = 10.0, 0.1  # seconds to wait for a training that is ending, and between two looks
 _TAIL = 1 << 16  # bytes of output in which the error is looked for
 _CAPACITY = 1 << 16  # bytes that a pipe holds
 # The launchers' own words about a child that failed say less than the child's.
@@ -46,8 +47,10 @@ def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of a run's folder until its training has ended; raises TrainingError."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = atomic.Lock(folder / ".training.lock", "training")
+    until = time.monotonic() + _ENDS
     try:
-        free = lock.acquire()
+        while not (free := lock.acquire()) and time.monotonic() < until:
+            time.sleep(_POLL)  # that of a build which was killed is ending
     except OSError as error:
         say(f"warning: {lock.path}: {error.strerror}: begin no second training of this run")
         free = True
