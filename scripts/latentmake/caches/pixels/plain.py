@@ -128,6 +128,8 @@ def lanczos(pixels: Array, size: Size) -> Array:
 
     if not hasattr(torch.ops.aten, "_upsample_lanczos2d_aa"):
         return by_pillow(pixels, size)
+    if not pixels.flags.writeable:  # an image that Pillow decoded, of which torch would warn
+        pixels = pixels.copy()
     planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
     threads = torch.get_num_threads()  # of this thread, which is one of several that read
     torch.set_num_threads(1)
