@@ -7,13 +7,12 @@ from contextlib import suppress
 
 from latentmake.data.item import Item
 from latentmake.errors import TrainingError
-from latentmake.files.state_file import read_state
 from latentmake.files.workspace import is_remote
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import read_lock, result_folder, run_folder
 from latentmake.reports.captions import Card
 from latentmake.training.order import Origin
-from latentmake.training.seen import SEEN, SeenItem, parse_seen, seen_items
+from latentmake.training.seen import SeenItem, read_seen, seen_items
 
 
 class Edits:
@@ -77,7 +76,7 @@ def _read_seen(run: str) -> dict[tuple[str, str], SeenItem]:
     one that it was trained on.
     """
     folder = result_folder(run)
-    found = read_state(folder / SEEN, parse_seen)
+    found = read_seen(folder)
     if found is None:
         record = Origin.read(folder / "training.json")
         if record is None or record.wanted.data != read_lock(run).data:

@@ -115,12 +115,10 @@ def _misplaced(findings: Sequence[Finding], wanted: Mapping[str, _Wanted]) -> It
         pictures = (x for x in wanted.values() if x[-1].size is not None)
         sources = {judge.contents.of(item) for _, judge, item, _ in pictures}
     for each in findings:
-        is_edited = each.verdict == EDITED and each.source not in sources
-        yield (
-            each
-            if is_edited or each.verdict != EDITED
-            else each._replace(verdict=UNEXPECTED, is_ours=True)
-        )
+        if each.verdict == EDITED and each.source in sources:
+            yield each._replace(verdict=UNEXPECTED, is_ours=True)
+        else:
+            yield each
 
 
 def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping
 
 from latentmake.data.item import Item
 from latentmake.errors import SourceError
-from latentmake.files.state_file import read_state
 from latentmake.files.workspace import is_remote
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Difference
-from latentmake.training.seen import SEEN, SeenItem, parse_seen
+from latentmake.training.seen import SeenItem, read_seen
 
 _TOLD = (
     r"caches of {0}/.*|\d+ of \d+ (latents|texts) of {0}: (new|edited|reusable)|"
@@ -36,7 +35,7 @@ def count_items(facts: Facts, plan: RunPlan) -> None:
     datasets = facts.config.runs[plan.name].datasets
     if not any(_is_told(each, name) for name in datasets for each in plan.reasons):
         return
-    if not (seen := read_state(result_folder(plan.name) / SEEN, parse_seen)):
+    if not (seen := read_seen(result_folder(plan.name))):
         return
     for name in datasets:
         own = {item.stem: item for item in seen if item.dataset == name}
@@ -61,11 +60,9 @@ def _counted(facts: Facts, dataset: str, model: str, seen: Mapping[str, SeenItem
             texts = item.texts or [contents.text(item)]
         except SourceError:  # which the plan names
             return True
-        if texts != was.texts:
-            return True
-        picture = item.inputs("latents", layout)
-        same = not was.source or is_remote(item.image) or contents.of(picture) == was.source
-        return not same
+        if texts != was.texts or not was.source or is_remote(item.image):
+            return texts != was.texts
+        return contents.of(item.inputs("latents", layout)) != was.source
 
     counts = {
         "added": len(items) - len(known),

@@ -16,6 +16,7 @@ from latentmake.data.contents import read_caption
 from latentmake.errors import SourceError
 from latentmake.files import atomic
 from latentmake.files.cachefile import header_of
+from latentmake.files.state_file import read_state
 from latentmake.training.rows import Row, rows_of
 
 SEEN = "trained_items.jsonl"
@@ -41,9 +42,11 @@ def write_seen(manifest: Path, folder: Path) -> None:
     atomic.write(folder / SEEN, "".join(lines).encode())
 
 
-def parse_seen(data: bytes) -> list[SeenItem]:
-    """Return the items in a file that `write_seen` wrote; a ValueError says what is wrong."""
-    return [SeenItem.model_validate_json(line) for line in data.splitlines()]
+def read_seen(folder: Path) -> list[SeenItem] | None:
+    """Return the items that `write_seen` wrote into a folder; None where they are not known."""
+    return read_state(
+        folder / SEEN, lambda data: [SeenItem.model_validate_json(x) for x in data.splitlines()]
+    )
 
 
 def seen_items(manifest: Path) -> Iterator[SeenItem]:

@@ -18,7 +18,7 @@ from latentmake.entry import TOLD_AT_THE_END
 from latentmake.errors import ConfigError, first_line, nearest
 from latentmake.request import word_and_run
 from latentmake.words.completion import DEFAULT
-from latentmake.words.project import HOME, configurations, sections_of
+from latentmake.words.project import HOME, check_directory, configurations, sections_of
 
 
 def build(
@@ -36,10 +36,8 @@ def build(
             option or a profile.
     """
     files = [path.absolute() for path in configfile or ()]
-    if directory is not None:
-        if not directory.is_dir():
-            raise ConfigError("there is no such folder", where=directory, hint="check --directory")
-        os.chdir(directory)
+    check_directory(directory)
+    os.chdir(directory or ".")
     names, found = _resolved(targets, files)
     arguments = [*names, "--quiet", "all", "--snakefile", str(HOME / "Snakefile")]
     if found != [DEFAULT]:

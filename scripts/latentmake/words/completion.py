@@ -7,8 +7,9 @@ and checks nothing; a file that cannot be read has none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -18,7 +19,7 @@ DEFAULT = Path("config/config.yaml")
 """The configuration that is read unless another one is named."""
 
 _TARGETS = ("train", "caches", "latents", "text", "generate", "evaluate", "publish", "clips")
-_SECTION = re.compile(r"^\W?(runs|datasets)\W?\s*:", re.MULTILINE)
+_SECTION = re.compile(r"\b(runs|datasets)\b")
 
 
 def runs(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -42,24 +43,32 @@ def builds(ctx: typer.Context, incomplete: str) -> list[str]:
     return [*runs(ctx, incomplete), *targets(ctx, incomplete)]
 
 
-def _names(ctx: typer.Context, section: str) -> list[str]:
-    """Return the keys of a section of the files of `-c`, or else of those in the folder."""
-    folder = Path(ctx.params.get("directory") or ".")
-    files = [Path(file) for file in ctx.params.get("configfile") or ()]
-    files = files or [folder / DEFAULT, *sorted(folder.glob("*.y*ml"))]
-    return list(dict.fromkeys(name for file in files for name in _keys(file, section)))
+def files(folder: Path) -> list[Path]:
+    """Return the files of a project that may be configurations, the default first."""
+    found = (*sorted(folder.glob("*.y*ml")), *sorted(folder.glob("config/*.y*ml")))
+    return [file for file in dict.fromkeys((folder / DEFAULT, *found)) if file.is_file()]
 
 
-def _keys(file: Path, section: str) -> Iterator[str]:
+def sections(file: Path) -> Mapping[str, Any]:
+    """Return the sections of a configuration, unchecked; none where it cannot be read."""
     import yaml
 
     try:
         text = read_text(file)
         if not _SECTION.search(text):
-            return
+            return {}
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
         values = yaml.load(text, loader)  # noqa: S506 -- both are safe
-    except (OSError, ValueError, yaml.YAMLError):
-        return
-    found = values.get(section) if isinstance(values, dict) else None
-    yield from map(str, found if isinstance(found, dict) else ())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _names(ctx: typer.Context, section: str) -> list[str]:
+    """Return the keys of a section of the files of `-c`, or else of those in the folder."""
+    named = [Path(file) for file in ctx.params.get("configfile") or ()]
+    found = (
+        sections(file).get(section)
+        for file in named or files(Path(ctx.params.get("directory") or "."))
+    )
+    return list(dict.fromkeys(str(x) for each in found if isinstance(each, dict) for x in each))

@@ -31,7 +31,7 @@ from latentmake.words.new_config import (
     size_of,
     unedited,
 )
-from latentmake.words.project import HOME
+from latentmake.words.project import HOME, say
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 _DOWNLOAD = (  # without files that no training reads
@@ -80,33 +80,29 @@ def init(
         what, hint = "has a name that is not UTF-8, which YAML cannot hold", "rename the folder"
         raise DatasetError(what, where=folders[0], hint=hint) from None
     for each in taken:
-        _say("found", f"{each.path}: {each.described}")
+        say("found", f"{each.path}: {each.described}")
     if found.networks:
-        _say("found", f"{found.root}: {found.title}")
+        say("found", f"{found.root}: {found.title}")
     for line in told:
-        _say("found", f"it predicts {line}")
+        say("found", f"it predicts {line}")
     for line in section.choices:
-        _say("note", line)
-    _say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size)} pixels")
+        say("note", line)
+    say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size)} pixels")
     for each in datasets:
         if each not in taken:
             what = f"its {each.counted} are left out, since {found.title} does not take them"
-            _say("note", f"{each.path}: {what}")
+            say("note", f"{each.path}: {what}")
     for line in (line for each in by_folder.items() for line in left_out(*each)):
-        _say("note", line)
+        say("note", line)
     for line in missing:
-        _say("missing", line)
+        say("missing", line)
     if Path("Snakefile").is_file():
-        _say("next", f"snakemake -n {run.command}")
+        say("next", f"snakemake -n {run.command}")
     else:
-        _say("next", f"latentmake build -n {name} -c {quote(str(file))}")
-    _say("next", f"latentmake check {name} -c {quote(str(file))}")
+        say("next", f"latentmake build -n {name} -c {quote(str(file))}")
+    say("next", f"latentmake check {name} -c {quote(str(file))}")
     if missing:
         raise typer.Exit(1)
-
-
-def _say(label: str, line: str) -> None:
-    typer.echo(f"{label:<9}{line}")
 
 
 def _text_of(file: Path) -> str:

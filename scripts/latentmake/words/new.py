@@ -6,11 +6,9 @@ import shutil
 from pathlib import Path
 from shlex import quote
 
-import typer
-
 from latentmake.data.folders import slug
 from latentmake.errors import StorageError
-from latentmake.words.project import HOME
+from latentmake.words.project import HOME, say
 
 _IGNORED = """\
 # what a build makes
@@ -40,9 +38,9 @@ def new(folder: Path) -> None:
     for place in (pictures, "models"):
         (folder / place).mkdir(parents=True)
     (folder / f"{name}.yaml").write_text(_EMPTY.format(pictures=pictures))
-    _say("wrote", f"{folder}: {pictures}/, models/, {name}.yaml, .gitignore")
-    _say("next", f"put pictures with captions (a.jpg, a.txt) into {folder / pictures}")
-    _say("next", f"cd {quote(str(folder))} && latentmake init {pictures} --model MODEL")
+    say("wrote", f"{folder}: {pictures}/, models/, {name}.yaml, .gitignore")
+    say("next", f"put pictures with captions (a.jpg, a.txt) into {folder / pictures}")
+    say("next", f"cd {quote(str(folder))} && latentmake init {pictures} --model MODEL")
 
 
 def demo(folder: Path = Path("latentmake-demo")) -> None:
@@ -55,8 +53,8 @@ def demo(folder: Path = Path("latentmake-demo")) -> None:
             shutil.copytree(source, target)
         else:
             shutil.copyfile(source, target)
-    _say("wrote", f"{folder}: {', '.join(_SAMPLE)}, .gitignore")
-    _say("next", f"cd {quote(str(folder))} && latentmake build train_michael_gove")
+    say("wrote", f"{folder}: {', '.join(_SAMPLE)}, .gitignore")
+    say("next", f"cd {quote(str(folder))} && latentmake build train_michael_gove")
 
 
 def _make(folder: Path) -> None:
@@ -66,7 +64,3 @@ def _make(folder: Path) -> None:
         raise StorageError("is not empty", where=folder, hint=hint)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text(_IGNORED)
-
-
-def _say(label: str, line: str) -> None:
-    typer.echo(f"{label:<9}{line}")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-import yaml
 from tabulate import tabulate
 
 from latentmake import backends, commandline
@@ -25,13 +24,11 @@ from latentmake.files.workspace import check_folder
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.run_plan import Plan
-from latentmake.regular import read_regular
+from latentmake.words import completion
 from latentmake.words.completion import DEFAULT
 
 _COLOURS = {"ok": "green", "fresh": "green", "warning": "yellow", "stale": "yellow"}
 _COLOURS |= {"edited": "yellow", "previous": "blue"}
-
-_MOST_BYTES = 4_000_000
 
 HOME = Path(__file__).resolve().parents[3]
 """Folder of the Snakefile."""
@@ -116,9 +113,8 @@ def _values(
     from snakemake.utils import update_config
 
     arguments = ["--snakefile", str(HOME / "Snakefile")]
+    check_directory(directory)
     if directory is not None:
-        if not directory.is_dir():
-            raise ConfigError("there is no such folder", where=directory, hint="check --directory")
         arguments += ["--directory", str(directory)]
     if files:
         arguments += ["--configfile", *map(str, files)]
@@ -147,18 +143,19 @@ def _only_one() -> list[Path]:
 
 def configurations() -> dict[Path, Mapping[str, Any]]:
     """Return the files of this folder that may be configurations -> their sections."""
-    files = (DEFAULT, *sorted(Path().glob("*.yaml")), *sorted(Path("config").glob("*.yaml")))
-    return {file: sections_of(file) for file in dict.fromkeys(files) if file.is_file()}
+    return {file: sections_of(file) for file in completion.files(Path())}
 
 
 def sections_of(file: Path) -> Mapping[str, Any]:
-    """Return the sections of a configuration; none where the file is none."""
-    try:
-        values = yaml.load(read_regular(file, _MOST_BYTES), yaml.CSafeLoader)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return {}
-    is_ours = isinstance(values, dict) and isinstance(values.get("runs"), dict)
-    return values if is_ours else {}
+    """Return the sections of a configuration; none where it has no runs."""
+    values = completion.sections(file)
+    return values if isinstance(values.get("runs"), dict) else {}
+
+
+def check_directory(directory: Path | None) -> None:
+    """Refuse a folder of `--directory` that is not there, by ConfigError."""
+    if directory is not None and not directory.is_dir():
+        raise ConfigError("there is no such folder", where=directory, hint="check --directory")
 
 
 def table(
@@ -167,6 +164,11 @@ def table(
     """Print rows under their headers; the columns of `numbers` are aligned to the right."""
     sides = ["right" if header in numbers else "left" for header in headers]
     typer.echo(tabulate([*rows], headers=headers, disable_numparse=True, colalign=sides))
+
+
+def say(label: str, line: str) -> None:
+    """Print a line of a word that writes files, behind what it is about: `found`, `next`."""
+    typer.echo(f"{label:<9}{line}")
 
 
 def coloured(verdict: str) -> str:

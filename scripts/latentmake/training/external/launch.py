@@ -271,16 +271,16 @@ class _Training:
                     log=self.log,
                     cwd=program.folder,
                 )
-            except process.Stopped as stopped:
+            except BaseException as error:
                 _remove_partial(files)
-                stopped.said = f"run {order.run}: {self._kept()}"
+                if isinstance(error, process.Stopped):
+                    error.said = f"run {order.run}: {self._kept()}"
                 raise
-        if status != 0:
-            _remove_partial(files)
         seconds = time.monotonic() - started
         if not output.endswith("\n"):
             self.say("")  # below a progress bar
         if status != 0:
+            _remove_partial(files)
             raise self._failure(output, status)
         return self._accept(output, seconds)
 
