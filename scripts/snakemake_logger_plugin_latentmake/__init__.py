@@ -30,9 +30,11 @@ _STEPS = re.compile(
 )
 # What the last lines of a build say, which `latentmake.reports.outcome` prints.
 _ENDS = re.compile(
-    r"Complete log|Elapsed time|Terminating processes|Exiting because a job execution failed"
+    r"Complete log|Elapsed time|Exiting because a job execution failed"
     r"|WorkflowError:\s+At least one job did not complete|RuleException:\s+CalledProcessError"
 )
+_STOPS = re.compile(r"Terminating processes on user request")
+_STOPPING = "stopping: jobs finish what they have in hand; Ctrl-C again ends them at once"
 # Of a dry run, whose plan says all of it.
 _DRY = re.compile(r"Reasons:|.*The order of jobs\s+does not reflect")
 _MOST_BYTES = 4_000_000
@@ -95,7 +97,7 @@ class _Lines(logging.Formatter):
         event = getattr(record, "event", None)
         if event == LogEvent.RESOURCES_INFO and hasattr(record, "nodes"):
             self._short = False  # jobs run on a cluster
-        if self._verbose:
+        if self._verbose or _STOPS.match(str(record.msg)):
             return True
         if _ENDS.match(str(record.msg)) or (self._plan_only and self._is_planned(record, event)):
             return False
@@ -125,6 +127,8 @@ class _Lines(logging.Formatter):
         """Return a line as Snakemake writes it. Other loggers get the same record, unchanged."""
         if getattr(record, "exception", "") == "LockException":
             return _locked()
+        if _STOPS.match(str(record.msg)):
+            return _STOPPING
         if self.brief and getattr(record, "event", None) == LogEvent.JOB_INFO:
             log = _log_of(record)
             _, word, place, *_ = (*Path(log).with_suffix("").parts, "", "")

@@ -71,9 +71,13 @@ class RealProject:
         if not session.plan.orders:
             return False
         session.begin()
-        for order in session.plan.orders:
-            carry_out(order, say=lambda _: None, threads=1, encoder=encoder_of(order))
-        session.end(succeeded=True)
+        succeeded = False
+        try:
+            for order in session.plan.orders:
+                carry_out(order, say=lambda _: None, threads=1, encoder=encoder_of(order))
+            succeeded = True
+        finally:
+            session.end(succeeded=succeeded)
         return True
 
     def edit(self) -> set[str]:

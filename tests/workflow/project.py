@@ -370,10 +370,15 @@ class Project:
             os.utime(path, ns=(moment, moment), follow_symlinks=False)
 
 
+_NEVER = 300.0  # seconds after which nothing more is to be expected
+
+
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Wait for a condition, as long as a process lives."""
+    """Wait for a condition, as long as a process lives; a condition that never holds fails."""
+    until = time.monotonic() + _NEVER
     while not condition():
         assert process.poll() is None, "the process ended before"
+        assert time.monotonic() < until, "what is waited for has not come"
         time.sleep(0.02)  # looking at all processes takes time of its own
 
 

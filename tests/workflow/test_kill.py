@@ -126,7 +126,7 @@ def test_an_interrupted_build_goes_on_where_it_was(stopping: Project) -> None:
     process = stopped(running)
     os.killpg(running.pid, signal.SIGINT)  # as Ctrl-C does
     # The job gets it from Snakemake.
-    wait_until(lambda: "Terminating" in (stopping / "started.txt").read_text(), running)
+    wait_until(lambda: "stopping: jobs finish" in (stopping / "started.txt").read_text(), running)
     os.kill(process, signal.SIGCONT)
     assert running.wait(timeout=600) != 0
     said = (stopping / "started.txt").read_text()
@@ -211,7 +211,7 @@ def test_ctrl_c_in_a_terminal_saves_a_training_and_a_second_one_ends_it_at_once(
             if "latentmake.training.run" in job.cmdline():
                 job.suspend()  # it cannot save its state
         os.write(terminal, b"\x03")
-        read_until(terminal, "Terminating")
+        read_until(terminal, "stopping: jobs finish")
         os.write(terminal, b"\x03")
         read_until(terminal, "(?!)")
         os.waitpid(process, 0)

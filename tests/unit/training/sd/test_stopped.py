@@ -18,6 +18,7 @@ from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdRecipe
 from latentmake.training.sd.unet import SdOrder
+from tensorboard.summary.writer import event_file_writer
 from trainer_world import make_order, make_training, write_order
 
 SCRIPTS = Path(__file__).parents[4] / "scripts"
@@ -64,8 +65,11 @@ def _stop(order: SdOrder, step: int, *, amid_samples: bool = False) -> str:
 
 @pytest.mark.parametrize("amid_samples", [False, True], ids=["in a step", "amid samples"])
 def test_a_training_stopped_at_any_step_ends_with_the_same_bytes(
-    tmp_path: Path, amid_samples: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amid_samples: bool
 ) -> None:
+    # Files of one second and one process, which trainings do not share, are read by this number's
+    # digits.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(10_000))
     undisturbed = make_order(tmp_path, prompts=True, **SETTINGS)
     make_training(undisturbed).run()
     order = make_order(tmp_path, output="stopped", prompts=True, **SETTINGS)
