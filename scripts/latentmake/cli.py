@@ -6,7 +6,6 @@ mistake in the command or the configuration.
 
 from __future__ import annotations
 
-import gc
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,9 +102,6 @@ for _panel, _words in (
 
 def main() -> None:
     """Run the command line."""
-    # Modules, plan and Snakemake's graph live to the end: looking for garbage among them takes a
-    # tenth of a build that has nothing to do.
-    gc.set_threshold(200_000, 20, 100)
     try:
         app()
     except KeyboardInterrupt:

@@ -63,7 +63,7 @@ class LogHandler(LogHandlerBase):
         asked, lines = self.common_settings, _Lines(self.common_settings)
         stream = sys.stdout if asked.stdout else sys.stderr
         plain = asked.nocolor or bool(os.environ.get("NO_COLOR"))
-        handler = ColorizingTextHandler(plain, stream, formatter=lines, filter=lines)
+        handler = _Terminal(plain, stream, formatter=lines, filter=lines)
         if not lines.brief:
             handler.addFilter(
                 DefaultFilter(
@@ -76,6 +76,27 @@ class LogHandler(LogHandlerBase):
         """Do nothing: the record is printed already."""
 
 
+class _Terminal(ColorizingTextHandler):  # type: ignore[misc]  # Snakemake has no types
+    """Handler that prints lines as Snakemake's does, and lets a Ctrl-C through."""
+
+    last_msg_was_job_info: bool
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line. Snakemake's own method would lose a signal that comes meanwhile."""
+        with self._output_lock:
+            try:
+                begins = getattr(record, "event", None) == LogEvent.JOB_INFO
+                blank = "\n" if begins and not self.last_msg_was_job_info else ""
+                self.last_msg_was_job_info = begins
+                if (line := self.format(record)) not in ("", "None"):
+                    self.stream.write(f"{blank}{self.decorate(record, line)}\n")
+                    self.flush()
+            except BrokenPipeError:
+                raise
+            except Exception:
+                self.handleError(record)
+
+
 class _Lines(logging.Formatter):
     """Filter and formatter of the lines, by the options of the command line."""
 
@@ -86,6 +107,7 @@ class _Lines(logging.Formatter):
         self.brief = Quietness.ALL in (asked.quiet or ()) and not asked.verbose
         self._short = not asked.verbose and not asked.dryrun
         self._plan_only = asked.dryrun and not asked.printshellcmds
+        self._stops = False  # whether the user has stopped the build
         self._counted = False  # whether the jobs of a dry run are
         self._cache_files = set[int]()  # numbers of their jobs
         self._last = -1  # number of the job that ended last
@@ -97,6 +119,7 @@ class _Lines(logging.Formatter):
         event = getattr(record, "event", None)
         if event == LogEvent.RESOURCES_INFO and hasattr(record, "nodes"):
             self._short = False  # jobs run on a cluster
+        self._stops = self._stops or _STOPS.match(str(record.msg)) is not None
         if self._verbose or _STOPS.match(str(record.msg)):
             return True
         if _ENDS.match(str(record.msg)) or (self._plan_only and self._is_planned(record, event)):
@@ -104,8 +127,9 @@ class _Lines(logging.Formatter):
         if self.brief:
             begins = event == LogEvent.JOB_INFO and not self._plan_only and bool(_log_of(record))
             return begins or (record.levelno >= logging.ERROR and event != LogEvent.JOB_ERROR)
-        if event == LogEvent.JOB_ERROR and self._short and _is_told(_log_of(record)):
-            return False
+        told = event == LogEvent.JOB_ERROR and self._short
+        if told and (self._stops or _is_told(_log_of(record))):
+            return False  # the job has said it, to the terminal
         if event == LogEvent.JOB_INFO and not getattr(record, "threads", 1):
             # The rule of a cache file takes no thread: a job has written the file.
             self._cache_files.add(record.jobid)  # type: ignore[attr-defined]

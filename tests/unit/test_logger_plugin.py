@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import types
 from pathlib import Path
@@ -104,6 +105,28 @@ def test_a_dry_run_shows_jobs_and_their_files_where_it_is_asked_to(
 def test_nothing_is_left_out_of_verbose_lines(capsys: pytest.CaptureFixture[str]) -> None:
     log({"msg": "Building DAG of jobs..."}, JOB, FINISHED, verbose=True)
     assert lines(capsys.readouterr().err)[-8:] == ["Building DAG of jobs...", *FULL, "a line"]
+
+
+def test_a_signal_that_comes_while_a_line_is_printed_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupting(io.StringIO):
+        def write(self, text: str) -> int:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stderr", Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        log(JOB)
+
+
+def test_a_stopped_build_says_so_and_shows_no_errors_of_its_jobs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stops = {"msg": "Terminating processes on user request, this might take some time."}
+    error = {"msg": None, "conda_env": None, "shellcmd": None, "aux": {}, "log": []}
+    log(JOB, stops, {**JOB, **error, "event": LogEvent.JOB_ERROR})
+    said = "stopping: jobs finish what they have in hand; Ctrl-C again ends them at once"
+    assert lines(capsys.readouterr().err) == [*SHORT, said]
 
 
 def test_the_log_of_a_failed_job_is_shown(

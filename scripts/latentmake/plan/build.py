@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -120,6 +121,8 @@ class Build:
 
         def interrupt(_number: int) -> None:
             signal.signal(signal.SIGINT, lambda *_: watchdog.signal(signal.SIGKILL))
+            # Python warns of Snakemake's jobs that were to begin.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             # Jobs pass it on to what has a group of its own. A terminal's Ctrl-C has reached them:
             # the first one counts.
             watchdog.signal(signal.SIGTERM, group=os.getpgrp())
@@ -143,8 +146,10 @@ class Build:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             keep_orders, oldest = {x.name for x in self.orders}, time.time() - KEPT_SECONDS
             for path in [*FOLDER.glob("*"), *RUNS.glob("*")]:  # the next plan reads receipts
+                is_half = path.name.endswith(atomic.TEMPORARY_SUFFIX)  # of a job that was killed
                 with contextlib.suppress(OSError):
-                    if path.name.split(".")[0] not in keep_orders and path.stat().st_mtime < oldest:
+                    is_old = path.stat().st_mtime < oldest
+                    if is_half or (is_old and path.name.split(".")[0] not in keep_orders):
                         path.unlink()
             store.forget_made(self.orders)
             store.limit(keep)

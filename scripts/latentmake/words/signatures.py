@@ -6,6 +6,7 @@ called: help and completion of the shell import nothing that takes long.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
@@ -56,6 +57,9 @@ def _in(module: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def named(word: Callable[..., None]) -> Callable[..., None]:
         @wraps(word)
         def call(**values: object) -> None:
+            # Modules, plan and Snakemake's graph live to the end: looking for garbage among them
+            # takes a tenth of a build that has nothing to do.
+            gc.set_threshold(200_000, 20, 100)
             getattr(import_module(f"latentmake.words.{module}"), word.__name__)(**values)
 
         return call
