@@ -109,6 +109,7 @@ class _Lines(logging.Formatter):
         self._plan_only = asked.dryrun and not asked.printshellcmds
         self._stops = False  # whether the user has stopped the build
         self._counted = False  # whether the jobs of a dry run are
+        self._begun = set[int]()  # numbers of jobs; a cluster's executor tells of each twice
         self._cache_files = set[int]()  # numbers of their jobs
         self._last = -1  # number of the job that ended last
 
@@ -125,8 +126,7 @@ class _Lines(logging.Formatter):
         if _ENDS.match(str(record.msg)) or (self._plan_only and self._is_planned(record, event)):
             return False
         if self.brief:
-            begins = event == LogEvent.JOB_INFO and not self._plan_only and bool(_log_of(record))
-            return begins or (record.levelno >= logging.ERROR and event != LogEvent.JOB_ERROR)
+            return self._is_brief(record, event)
         told = event == LogEvent.JOB_ERROR and self._short
         if told and (self._stops or _is_told(_log_of(record))):
             return False  # the job has said it, to the terminal
@@ -140,6 +140,17 @@ class _Lines(logging.Formatter):
             return bool(record.done == record.total)  # type: ignore[attr-defined]
         finished = event == LogEvent.JOB_FINISHED and self._short
         return not finished and not _STEPS.match(str(record.msg))
+
+    def _is_brief(self, record: logging.LogRecord, event: LogEvent | None) -> bool:
+        """Return whether a line is one of the few: that a job begins, or again after an error."""
+        if event == LogEvent.JOB_ERROR:
+            self._begun.discard(getattr(record, "jobid", -1))
+            return False
+        if event != LogEvent.JOB_INFO:
+            return record.levelno >= logging.ERROR
+        again = record.jobid in self._begun  # type: ignore[attr-defined]
+        self._begun.add(record.jobid)  # type: ignore[attr-defined]
+        return not again and not self._plan_only and bool(_log_of(record))
 
     def _is_planned(self, record: logging.LogRecord, event: LogEvent | None) -> bool:
         """Return whether a line of a dry run tells what others tell."""

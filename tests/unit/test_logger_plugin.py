@@ -107,6 +107,15 @@ def test_nothing_is_left_out_of_verbose_lines(capsys: pytest.CaptureFixture[str]
     assert lines(capsys.readouterr().err)[-8:] == ["Building DAG of jobs...", *FULL, "a line"]
 
 
+def test_a_job_is_announced_once_and_again_after_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = {**JOB, "log": ["logs/text/cats/1.log"]}
+    error = {**job, "msg": None, "conda_env": None, "shellcmd": None, "aux": {}}
+    log(job, job, {**error, "event": LogEvent.JOB_ERROR}, job, quiet={Quietness.ALL})
+    assert lines(capsys.readouterr().err) == ["text of cats: logs/text/cats/1.log"] * 2
+
+
 def test_a_signal_that_comes_while_a_line_is_printed_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -162,8 +171,8 @@ def test_quiet_lines_say_which_job_of_ours_begins_and_no_word_of_snakemake(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ours = [
-        {**JOB, "log": ["logs/latents/cats/2948e8a03598.log"]},
-        {**JOB, "log": ["logs/train/cats.log"]},
+        {**JOB, "jobid": 2, "log": ["logs/latents/cats/2948e8a03598.log"]},
+        {**JOB, "jobid": 3, "log": ["logs/train/cats.log"]},
     ]
     log({"msg": "Job stats:"}, JOB, *ours, FINISHED, quiet={Quietness.ALL})
     assert lines(capsys.readouterr().err) == [
