@@ -23,7 +23,7 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
     A user's mistake ends the process with one line and status 1; a fault of ours with a traceback,
     in the log as well. SIGTERM and SIGHUP end it as Ctrl-C does.
     """
-    from latentmake.files.watchdog import signals_call
+    from latentmake.files.signals import signals_call
     from latentmake.progress import Progress
 
     path = Path(log)

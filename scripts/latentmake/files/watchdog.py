@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,9 +22,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "LATENTMAKE_STARTED_BY"
 """Environment variable: the words of all watchdogs over a process."""
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""They end a process in an orderly way: Ctrl-C, `kill`, and a closed terminal."""
 
 _POLL_MILLISECONDS = 1000
 
@@ -103,49 +97,6 @@ def _watch(word: str, parent: int) -> None:
             with suppress(psutil.Error):
                 each.kill()
         psutil.wait_procs(found, timeout=1)
-
-
-def _interrupt(_number: int) -> None:
-    raise KeyboardInterrupt
-
-
-_acts: list[Callable[[int], object]] = []
-"""Of the `signals_call` that this process is in, the innermost last."""
-
-
-@contextmanager
-def signals_call(act: Callable[[int], object] = _interrupt) -> Iterator[None]:
-    """Let the first of `SIGNALS` call a function, where this is the main thread.
-
-    By default it raises KeyboardInterrupt, so that what is half written is removed. Of several that
-    are nested, the innermost function is called. Later signals are ignored until the outermost one
-    ends, for a Ctrl-C may come as two of them. A signal that was ignored before still is: `nohup`
-    ignores SIGHUP.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {}
-    if not _acts:
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, _handle)
-    _acts.append(act)
-    try:
-        yield
-    finally:
-        _acts.remove(act)
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-def _handle(number: int, _frame: FrameType | None) -> None:
-    for each in SIGNALS:
-        if signal.getsignal(each) is _handle:
-            # Not SIG_IGN: Python tells of a signal that had come before.
-            signal.signal(each, lambda *_: None)
-    if _acts:
-        _acts[-1](number)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ from pydantic import BaseModel, Field
 from latentmake.digest import TargetStat, target_stat
 from latentmake.errors import StorageError
 from latentmake.files import atomic
+from latentmake.files.signals import signals_call
 from latentmake.files.state_file import read_state
-from latentmake.files.watchdog import Watchdog, signals_call
+from latentmake.files.watchdog import Watchdog
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Order
 from latentmake.plan.receipts import made_by, restore_times

@@ -24,7 +24,8 @@ from latentmake import progress
 from latentmake.caches import gpu, lease
 from latentmake.errors import TrainingError, UserError
 from latentmake.files import atomic
-from latentmake.files.watchdog import Watchdog, signals_call
+from latentmake.files.signals import signals_call
+from latentmake.files.watchdog import Watchdog
 
 ERROR = "LATENTMAKE_ERROR"
 """Environment variable: a file that gets a child's last line, an error, in place of its stderr."""

@@ -51,7 +51,7 @@ SAVING = """
 import signal
 from pathlib import Path
 from latentmake.files import atomic
-from latentmake.files.watchdog import signals_call
+from latentmake.files.signals import signals_call
 with signals_call(), atomic.replacing_folder(Path("step-000002")) as new:
     (new / "state.pt").write_bytes(b"half")
     signal.raise_signal(signal.SIGHUP)

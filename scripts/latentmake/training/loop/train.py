@@ -24,7 +24,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.caches.encoders.device import download
 from latentmake.errors import CacheError, TrainingError
-from latentmake.files.watchdog import signals_call
+from latentmake.files.signals import signals_call
 from latentmake.progress import Progress, say
 from latentmake.training import previous
 from latentmake.training.loop import checkpoint
