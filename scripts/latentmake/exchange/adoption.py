@@ -152,8 +152,8 @@ class _Batch:
         order, key, place = self._order, reading.keys[target], Path(target.path)
         data = path.read_bytes()
         adopted = digest.of_bytes(data)
-        knows = check(data, order, reading, target, self._sizes)
-        if not knows and existing is not None and existing.source != reading.content:
+        tells_origin = check(data, order, reading, target, self._sizes)
+        if not tells_origin and existing is not None and existing.source != reading.content:
             name = reading.work.item.name
             what = f"may be of what {name} held before it was edited, as {target.path} is"
             hint = "remove that file to adopt this one all the same"

@@ -462,7 +462,7 @@ def _values(config: Imported, blocks: Sequence[Block], spec: Architecture) -> di
     kind, key = ("musubi", "batch_size") if musubi else ("sdscripts", "train_batch_size")
     for number, (resolutions, members) in enumerate(together.items(), 1):
         name = f"{config.run}_{number}" if number > 1 else config.run
-        batches = sorted({size for sizes_there in members.values() for size in sizes_there})
+        batches = sorted({size for batch_sizes in members.values() for size in batch_sizes})
         if len(batches) > 1:
             config.note(f"batch_size: the run {name} has one, the smallest of {batches}")
         if any(datasets[member].get("is_reg") for member in members) and any(

@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-_FAILURES = 50  # first failures after which the program, not an item, must be at fault
+_FAILURES = 50  # after so many failures and no success, the items can hardly be at fault
 _Write = Callable[[dict[str, Any], str], None]  # writes an item's cache file to a path
 
 
@@ -38,7 +38,7 @@ class _Attempts:
         self._failures = 0
         self._last: Callable[[], object] | None = None
 
-    def tell(self, **result: Any) -> None:
+    def report(self, **result: Any) -> None:
         """Write a line about some files."""
         self._results.write(f"{json.dumps(result)}\n")
         self._results.flush()  # the job reads the lines while the driver goes on
@@ -61,7 +61,7 @@ class _Attempts:
         Raises:
             Exception: the last item's error, if the items can hardly be at fault.
         """
-        self.tell(begun=[file for item in batch for file in files_of(item)])
+        self.report(begun=[file for item in batch for file in files_of(item)])
         try:
             encode(batch)
         except Exception as error:
@@ -75,7 +75,7 @@ class _Attempts:
         self._last = lambda: encode(batch)
         for item in batch:
             fault = fault_of(item)
-            self.tell(files=files_of(item), **({"error": fault} if fault else {}))
+            self.report(files=files_of(item), **({"error": fault} if fault else {}))
 
     def fail(self, files: list[str], error: Exception) -> None:
         """Report files that could not be written.
@@ -83,7 +83,7 @@ class _Attempts:
         Raises:
             Exception: the error itself, after `_FAILURES` failures without any success.
         """
-        self.tell(files=files, error=f"{type(error).__name__}: {error}")
+        self.report(files=files, error=f"{type(error).__name__}: {error}")
         self._failures += 1
         if self._failures == _FAILURES and self._last is None and not self._failed_before:
             raise error
@@ -147,8 +147,8 @@ def _guarded(
         return [file] if file in files else files
 
     def run(*args: Any, **options: Any) -> None:
-        given = inspect.signature(loop).bind(*args, **options)
-        encode = given.arguments["encode"]
+        bound = inspect.signature(loop).bind(*args, **options)
+        encode = bound.arguments["encode"]
         logging.getLogger().addHandler(handler)  # the script has set its logging up by now
 
         def guarded(batch: Sequence[Any]) -> None:
@@ -157,11 +157,11 @@ def _guarded(
                 batch, encode, files_of, lambda item: _NAN_FAULT if item.item_key in nan else None
             )
 
-        given.arguments["encode"] = guarded
-        for dataset in given.arguments["datasets"]:
+        bound.arguments["encode"] = guarded
+        for dataset in bound.arguments["datasets"]:
             if not isinstance(dataset.datasource, _Source):  # an earlier pass replaced it already
                 dataset.datasource = _Source(dataset.datasource, attempts, job["workers"])
-        loop(*given.args, **given.kwargs)
+        loop(*bound.args, **bound.kwargs)
         attempts.end()  # here, because the script deletes its networks next
 
     return run

@@ -174,12 +174,12 @@ class Encoding(ABC):
         self._read, self._begun = 0, []
         values |= {"results": str(results), "kind": self.order.kind, "known": self._failed_before}
         atomic.write(place, json.dumps(values).encode())
-        ends = threading.Event()
+        finished = threading.Event()
 
         def watch() -> None:
             with contextlib.suppress(Exception):  # the main thread meets it again, see `finally`
-                while not ends.wait(_SECONDS):
-                    self._take_told(results)
+                while not finished.wait(_SECONDS):
+                    self._take_reported(results)
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -195,11 +195,11 @@ class Encoding(ABC):
                 cwd=program.folder,
             )
         finally:
-            ends.set()
+            finished.set()
             thread.join()
-            self._take_told(results)
+            self._take_reported(results)
 
-    def _take_told(self, results: Path) -> None:
+    def _take_reported(self, results: Path) -> None:
         """Take the files of the lines that the driver has completed since the last call."""
         if not results.exists():
             return

@@ -1,7 +1,7 @@
 """Folder, environment and sources of an external program, which is never imported here.
 
-Questions about its environment are asked as a training would run: with the same Python, in the same
-folder, with the same environment variables.
+Its environment is examined as a training would run: with the same Python, in the same folder, with
+the same environment variables.
 
 Versions and forks of a trainer accept different flags. To import one and ask would load CUDA for
 minutes, so its sources are parsed instead, which takes a second.
@@ -181,14 +181,14 @@ class Program(NamedTuple):
         section: section of the configuration that names the program's folder.
         package: folder of the scripts in some versions, below the program's folder; "" for none.
         script: name of the training script.
-        knows: description of an installation that has the script, for an error message.
+        needed: description of an installation that has the script, for an error message.
     """
 
     name: str
     section: str
     package: str
     script: str
-    knows: str
+    needed: str
 
 
 @dataclass
@@ -226,7 +226,7 @@ class Installation:
         Raises:
             TrainingError: the folder, its scripts, or the Python of its environment are missing.
         """
-        name, section, package, script, knows = program
+        name, section, package, script, needed = program
         folder = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
         for scripts in (folder / package, folder):
             if (scripts / script).is_file():
@@ -236,7 +236,7 @@ class Installation:
             fault, hint = f"the folder of {name} does not exist", f"correct `{section}.path`"
         else:
             fault = f"there is no {script} in this folder"
-            hint = f"set `{section}.path` to the folder of {knows}, or update it"
+            hint = f"set `{section}.path` to the folder of {needed}, or update it"
         raise TrainingError(fault, where=path, hint=hint)
 
     def script(self, name: str) -> Path:
@@ -380,8 +380,9 @@ def environment_finding(installation: Installation, packages: Iterable[str] = ()
         TrainingError: the program's Python cannot be run.
     """
     python = installation.python
-    if lacks := installation.lacking({*installation.sources_of().needs, *packages, "accelerate"}):
-        note = f"{python} lacks {', '.join(lacks)}: install it there"
+    needs = {*installation.sources_of().needs, *packages, "accelerate"}
+    if missing := installation.lacking(needs):
+        note = f"{python} lacks {', '.join(missing)}: install it there"
         return Finding("environment", "failed", note)
     return Finding("environment", "ok", f"{python} has all that its script imports")
 

@@ -397,8 +397,8 @@ def _with_path(argument: str, named: Callable[[str], str]) -> str:
     if not equals or os.path.exists(argument):  # noqa: PTH110
         key, equals, value = "", "", argument
     path = os.path.expanduser(value)  # noqa: PTH111 -- Path would drop "./"
-    looks = path != value or os.sep in value or bool(Path(value).suffix)
-    if looks and not value.startswith("-") and os.path.exists(path):  # noqa: PTH110
+    like_path = path != value or os.sep in value or bool(Path(value).suffix)
+    if like_path and not value.startswith("-") and os.path.exists(path):  # noqa: PTH110
         return f"{key}{equals}{named(absolute(path))}"
     is_drive = is_windows(value) and len(value) > len("C:")
     return f"{key}{equals}{named(value)}" if value.startswith("/") or is_drive else argument

@@ -319,11 +319,11 @@ class Publication(ABC, Generic[Order]):
         if all(names.unnamed for names in self.names):
             verdict = "failed"
         for names, other in zip(self.names, reversed(self.names), strict=True):
-            title, lacks = names.system.capitalize(), names.unnamed
-            if not lacks:
+            title, unnamed = names.system.capitalize(), names.unnamed
+            if not unnamed:
                 yield Finding(f"paths for {title}", "ok", "each has a name there")
-            for folder in sorted(lacks):
-                if not any(folder.startswith(f"{outer}/") for outer in lacks):
+            for folder in sorted(unnamed):
+                if not any(folder.startswith(f"{outer}/") for outer in unnamed):
                     note = f"{folder} has no name under {title}: it is named as it is; "
                     note += f"add to publish.path_maps: - {{{other.system}: {folder}, "
                     yield Finding(f"paths for {title}", verdict, f"{note}{names.system}: ...}}")
@@ -370,7 +370,7 @@ class Publication(ABC, Generic[Order]):
         if made := _SETTINGS.get(last):
             for kinds in self._caches(folder.joinpath(*folders)).values():
                 yield from kinds.get(made, ())
-        elif not (self.order.publish.caches or name.startswith("/")):  # "/": a TOML or script
+        elif not (self.order.publish.caches or name.startswith("/")):  # no TOML or script elsewhere
             # The block may be any of the folders: an earlier publication may have named them
             # otherwise.
             for depth in range(1, len(folders) + 1):

@@ -1,4 +1,4 @@
-"""Backend of the trainer `musubi`: its command, and checks for faults that stop musubi-tuner.
+"""Backend of the trainer `musubi`, with checks for faults that would stop musubi-tuner.
 
 Planning runs these checks, too. So this module must not import torch, load weights or read tensors.
 """
@@ -56,9 +56,9 @@ class Musubi(Launched[MusubiOrder]):
         yield precision(order, models)
         yield from samples(order)
         attention = self.attention(order, program)
-        lacks = program.lacking([MODULES[attention]]) if attention in MODULES else []
+        missing = program.lacking([MODULES[attention]]) if attention in MODULES else []
         hint = "install it there, or set `attention: auto`"
-        faults = [f"{program.python} lacks {package}: {hint}" for package in lacks]
+        faults = [f"{program.python} lacks {package}: {hint}" for package in missing]
         yield of_faults("attention", faults, attention)
         folders = [absolute(folder) for folder in folders_of(order)]
         faults = [

@@ -192,5 +192,5 @@ def pick_attention(
     names = [
         name for name in PREFERRED if name in among and (flags is None or f"--{name}" in flags)
     ]
-    lacks = installation.lacking(MODULES[name] for name in names) if names else ()
-    return next((name for name in names if MODULES[name] not in lacks), "sdpa")
+    missing = installation.lacking(MODULES[name] for name in names) if names else ()
+    return next((name for name in names if MODULES[name] not in missing), "sdpa")

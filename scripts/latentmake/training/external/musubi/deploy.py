@@ -105,7 +105,7 @@ def dataset_toml(
     order: MusubiOrder,
     folders: Folders,
     *,
-    caches_alone: bool = False,
+    caches_only: bool = False,
     batch_size: int | None = None,
 ) -> str:
     """Return the TOML of a run: one `[[datasets]]` block for each dataset and resolution.
@@ -115,7 +115,7 @@ def dataset_toml(
         folders: function of (dataset, resolution) that returns the folders of images or videos, of
             caches, and of controls. No two blocks may share a folder of caches. The folder of
             controls is "" if the script reads none.
-        caches_alone: whether the script reads caches only. The TOML then does not mention layers:
+        caches_only: whether the script reads caches only. The TOML then does not mention layers:
             the script would stop if it did not find the layers of a list or of a skipped item.
         batch_size: batch size for caching; None for that of the training.
     """
@@ -136,7 +136,7 @@ def dataset_toml(
                 block["caption_extension"] = dataset.caption_extension
             block["num_repeats"] = dataset.num_repeats
             block |= shapes(dataset)
-            if caches_alone:
+            if caches_only:
                 block.pop("multiple_target", None)
             blocks.append(block)
     return tomli_w.dumps({"general": general, "datasets": blocks})
@@ -186,4 +186,4 @@ def training_toml(order: MusubiOrder) -> str:
         controls = "" if numbered else absolute(dataset.control_directory or "")
         return absolute(dataset.folder), caches, controls
 
-    return dataset_toml(order, folders, caches_alone=True)
+    return dataset_toml(order, folders, caches_only=True)

@@ -41,7 +41,7 @@ class ScriptsEncoding(Encoding):
         super().__init__(*options)
 
     def amount(self, pending: PendingTarget) -> int:
-        """Return pixels times frames, or the caption's letters; each times the pictures."""
+        """Return the frames' pixels, or the caption's letters, times the number of pictures."""
         item, target, clip = pending.item, pending.target, pending.target.clip
         pictures = 1 + len(item.layers) + len(item.controls)
         if pending.caption is not None:

@@ -135,6 +135,6 @@ class MusubiOrder(ExternalOrder):
 def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:
     """Find an architecture's scripts in musubi-tuner's folder; raises TrainingError."""
     name, section, script = MusubiOrder.name, MusubiOrder.section, scripts.training.name
-    knows = f"a musubi-tuner that knows {scripts.title}"
-    program = Program(name, section, "src/musubi_tuner", script, knows)
+    needed = f"a musubi-tuner that knows {scripts.title}"
+    program = Program(name, section, "src/musubi_tuner", script, needed)
     return Installation.locate(program, settings.path, settings.venv, memory)

@@ -30,7 +30,7 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
     attentions = ("sdpa", "xformers", "mem_eff_attn")
 
     def models(self) -> Iterator[ModelFile]:
-        return model_files(self.order, makes=not self.order.publish.caches)
+        return model_files(self.order, makes_caches=not self.order.publish.caches)
 
     def members(self) -> Files:
         caches = self.order.publish.caches

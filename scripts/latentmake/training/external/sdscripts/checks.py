@@ -22,17 +22,17 @@ from latentmake.training.rows import rows_of
 _PARTS = ("unet", "vae", "text_encoder", "text_encoder_2")  # folders it reads from a pipeline
 
 
-def model_files(order: SdScriptsOrder, *, makes: bool = False) -> Iterator[ModelFile]:
+def model_files(order: SdScriptsOrder, *, makes_caches: bool = False) -> Iterator[ModelFile]:
     """Yield the inspected checkpoint, and the encoders that a script cannot read.
 
-    With `makes` the script makes the caches, too: then the VAE is yielded, and all encoders are
-    needed.
+    With `makes_caches` the script makes the caches, too: then the VAE is yielded, and all encoders
+    are needed.
     """
     yield ModelFile("checkpoint", order.model.checkpoint or "", fault=_checkpoint_fault(order))
     keys = {file.flag: file.key for file in order.strategies.files}
-    if makes and "vae" not in keys.values():
+    if makes_caches and "vae" not in keys.values():
         yield ModelFile("vae", order.model.vae.path or "")
-    needed = makes or order.strategies.insists or order.trainer.samples.prompts
+    needed = makes_caches or order.strategies.insists or order.trainer.samples.prompts
     for flag, path in encoder_places(order).items() if needed else ():
         place = Path(path)
         if not (place.is_file() or (flag in order.strategies.folders and place.is_dir())):

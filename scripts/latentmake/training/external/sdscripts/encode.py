@@ -57,9 +57,11 @@ class StrategiesEncoding(Encoding):
     def content(self, path: Path, pending: PendingTarget) -> Content:
         arrays = {name: torch.from_numpy(array) for name, array in npz.load(path).items()}
         names = encoder_of(self.order.model_settings, self.order.kind).arrays
-        lacks = [prefix for prefix in names if not any(name.startswith(prefix) for name in arrays)]
-        if lacks:
-            raise ValueError(f"holds {', '.join(sorted(arrays))}, not {', '.join(lacks)}")
+        missing = [
+            prefix for prefix in names if not any(name.startswith(prefix) for name in arrays)
+        ]
+        if missing:
+            raise ValueError(f"holds {', '.join(sorted(arrays))}, not {', '.join(missing)}")
         if pending.caption is None:
             return arrays, {}, None
         # The masks of a short caption may be all zeros, so only the first array is checked; the
