@@ -284,7 +284,7 @@ def _call_strategies(job: dict[str, Any], attempts: _Attempts) -> None:
         begun.unlink(missing_ok=True)  # a strategy would add its arrays to an existing file
         torch.manual_seed(item["seed"])
         encoded(item, str(begun))
-        begun.replace(item["file"])
+        begun.replace(item["file"])  # a file under this name is complete
 
     with torch.no_grad():
         for item in job["items"]:
