@@ -1,1 +1,1 @@
-"""Exchange: caches from and for other programs and machines."""
+"""Exchange with other programs: adoption, export, clips and dataset files."""

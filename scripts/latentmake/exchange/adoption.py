@@ -1,8 +1,11 @@
 """Adoption of other programs' cache files in place of encoding.
 
-That the model's encoders made a file from its item's present content is the user's word; what can
-be checked is. Files are written atomically, so a killed adoption resumes. A cache file of other
-content, whose item was edited since, is not replaced: the other program's file may be as old.
+The user vouches that the model's encoders made a file from the item's present content. Adoption
+checks the rest: names, shapes and other facts that a file tells. Files are written atomically, so a
+killed adoption resumes.
+
+If an item was edited after its cache file was written, the cache file is not replaced, because the
+other program's file may be from before the edit, too. A file that tells its origin is adopted.
 """
 
 from __future__ import annotations
@@ -31,39 +34,42 @@ from latentmake.progress import Progress
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
 ADOPTED, FRESH, WITHOUT, UNFIT, OUTDATED = STATES
-_MOST_LINES = 100  # about files that are not adopted: a wrong setting may refuse all
+_MOST_LINES = 100  # lines about files that are not adopted: a wrong setting may refuse them all
 
 
 def adopt(
     plan: RunPlan, folders: Mapping[str, Sequence[str]], *, say: Callable[[str], None]
 ) -> Counter[str]:
-    """Adopt the stale targets of a run; no build runs meanwhile; raises StorageError.
+    """Adopt the stale targets of a run. No build may run meanwhile.
 
     Args:
-        plan: of the run.
-        folders: of the other program's files, by dataset.
-        say: receives why files are not adopted, and the sum.
+        plan: plan of the run.
+        folders: dataset -> folders of the other program's files.
+        say: function that shows a line: why files are not adopted, and the totals.
 
     Returns:
         Number of targets in each of `STATES`.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
     """
-    orders = [x for x in plan.orders if folders.get(x.dataset) and not x.reuses]
+    orders = [order for order in plan.orders if folders.get(order.dataset) and not order.reuses]
     planned, count = time.time_ns(), sum(len(order.paths) for order in orders)
     total, unsaid = _others(plan, count), 0
     sizes = sizes_of(plan.parts)
     store.keep(orders)
-    pool = ThreadPoolExecutor()  # threads that wait for the disk most of the time
+    pool = ThreadPoolExecutor()  # more threads than cores: they mostly wait for the disk
     with ExitStack() as stack, Progress(total=count, desc="adopting", unit="target") as progress:
         stack.callback(pool.shutdown, cancel_futures=True)
         for number, order in enumerate(orders):
             batch = _Batch(order, folders[order.dataset], sizes)
             counts: Counter[str] = Counter()
-            for work, found in zip(order.items, pool.map(batch.adopt, order.items), strict=True):
-                for line in dict.fromkeys(line for _, line in found if line):
+            for work, results in zip(order.items, pool.map(batch.adopt, order.items), strict=True):
+                for line in dict.fromkeys(line for _, line in results if line):
                     unsaid += 1
                     if unsaid <= _MOST_LINES:
                         say(f"not adopted: {line}")
-                counts.update(state for state, _ in found)
+                counts.update(state for state, _ in results)
                 progress.update(len(work.targets))
             total += counts
             receipt = FOLDER / f"adopted-{planned}-{number}.receipt.json"
@@ -76,18 +82,18 @@ def adopt(
 
 
 def _others(plan: RunPlan, count: int) -> Counter[str]:
-    """Return how many targets of a plan are in which state, besides a number of stale ones."""
+    """Count the targets of a plan by state, except `count` stale ones that may be adopted."""
     states = [state for part, state in plan.parts.items() if part.dataset != PROMPTS]
     stale = sum(len(state.stale) for state in states)
     return Counter({FRESH: sum(state.fresh for state in states), WITHOUT: stale - count})
 
 
 class _Batch:
-    """Adoption for one order, in several threads.
+    """Adoption for one order, called by several threads.
 
     Attributes:
-        sources: path -> stat and digest of what was read.
-        targets: path -> stat and key of written targets.
+        sources: path -> stat and digest of a source that was read.
+        targets: path -> stat and key of a target that was written.
     """
 
     def __init__(
@@ -102,56 +108,57 @@ class _Batch:
         self._lock = threading.Lock()
 
     def adopt(self, work: Work) -> list[tuple[str, str]]:
-        """Adopt an item's targets; return the state of each, and why no file fits."""
-        found = {
+        """Adopt an item's targets; return for each its state and why no file fits, or ""."""
+        paths = {
             target: candidates(self._folders, self._order, work.item.stem, target)
             for target in work.targets
         }
-        if not any(found.values()):
-            return [(WITHOUT, "")] * len(found)
+        if not any(paths.values()):
+            return [(WITHOUT, "")] * len(paths)
         reading = Reading(work)
         try:
             identify(self._order, self._recipe, reading)
             if work.content not in (None, reading.content):
                 raise OutdatedError("was edited just now", where=work.item.name)
         except (CacheError, SourceError, OSError) as error:
-            return [_refused(error, work.item.name)] * len(found)
+            return [_refused(error, work.item.name)] * len(paths)
         self.sources |= reading.sources
-        return [self._adopt(target, reading, several) for target, several in found.items()]
+        return [self._adopt(target, reading, files) for target, files in paths.items()]
 
-    def _adopt(self, target: Target, reading: Reading, several: list[Path]) -> tuple[str, str]:
-        """Adopt the first file that fits a target; return its state, and why none fits."""
+    def _adopt(self, target: Target, reading: Reading, paths: list[Path]) -> tuple[str, str]:
+        """Adopt the first file that fits a target; return its state and why none fits, or ""."""
         existing = cachefile.header_of(Path(target.path))
         if existing is not None and existing.key == reading.keys[target]:
             return FRESH, ""
         refused: list[tuple[str, str]] = []
-        for path in several:
+        for path in paths:
             try:
                 self._take(path, target, reading, existing)
             except OtherSizeError:
-                continue  # its target has it
+                continue  # the file belongs to the target of another resolution
             except (CacheError, SourceError, OSError) as error:
                 refused.append(_refused(error, path))
             else:
                 return ADOPTED, ""
-        # Of several folders, those of other resolutions hold files of the same name.
-        outdated = (each for each in refused if each[0] == OUTDATED)
+        # Folders of other resolutions have files of the same name, which do not fit anyway. So an
+        # outdated file is the better reason.
+        outdated = (reason for reason in refused if reason[0] == OUTDATED)
         return next(outdated, refused[0] if refused else (WITHOUT, ""))
 
     def _take(
         self, path: Path, target: Target, reading: Reading, existing: cachefile.Header | None
     ) -> None:
-        """Write a cache file from another program's; raises UserError and OSError."""
+        """Write a cache file from another program's file; raises UserError and OSError."""
         order, key, place = self._order, reading.keys[target], Path(target.path)
         data = path.read_bytes()
         adopted = digest.of_bytes(data)
-        knows = check(data, order, reading, target, self._sizes)
-        if not knows and existing is not None and existing.source != reading.content:
+        tells_origin = check(data, order, reading, target, self._sizes)
+        if not tells_origin and existing is not None and existing.source != reading.content:
             name = reading.work.item.name
             what = f"may be of what {name} held before it was edited, as {target.path} is"
             hint = "remove that file to adopt this one all the same"
             raise OutdatedError(what, hint=hint)
-        with self._lock:
+        with self._lock:  # several threads share `_made` and `targets`
             made = self._made.get((key, adopted))
         if made is not None:
             atomic.link(made, place)

@@ -1,7 +1,7 @@
-"""Caches of ai-training, for adoption: which files they are, and what they must hold.
+"""Caches of ai-training for adoption: names of the files, and checks of their content.
 
-`export` describes them. A file says neither its image or caption nor its weights, unless
-`export_{run}` wrote it: then it has the key of a target.
+`export` describes the files. A file does not tell its image, caption or weights. Only if
+`export_{run}` wrote it, it has the key of a target.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ _NAMES = {"latents": "latent", "text": "emb"}
 
 
 def names(order: Order, stem: str) -> Iterator[str]:
-    """Yield the name that a target's file has, below the folder of the images."""
+    """Yield the name of a target's file, below the folder of the images, if it can have one."""
     endings = order.model_settings.ai_training
     assert endings is not None
     if order.kind == "latents" and endings.latents:
         yield f"{stem}{endings.latents}"
-    elif order.kind == "text" and endings.text and not endings.text[1:]:  # its training reads one
+    # ai-training trains on one text file only, so a model with several text encoders adopts none.
+    elif order.kind == "text" and endings.text and not endings.text[1:]:
         yield f"{stem}{endings.text[0]}"
 
 
 def check(
     head: Head, order: Order, reading: Reading, target: Target, sizes: Collection[tuple[int, int]]
 ) -> bool:
-    """Check a file's header, see `trainer_caches.check`; an export of ours tells its origin."""
+    """Check the header of a file; see `trainer_caches.check`.
+
+    Return whether the file is an export of ours, whose key tells its origin.
+    """
     tensor = _tensor(head, order)
     if order.kind == "text":
         _check_text(tensor, order)
@@ -54,8 +58,8 @@ def _tensor(head: Head, order: Order) -> Tensor:
     """Return a file's only tensor, if it has the right name and dtype."""
     name, tensors = _NAMES[order.kind], head.tensors
     if tensors.keys() != {name}:
-        held = ", ".join(sorted(tensors)) or "nothing"
-        raise CacheError(f"holds {held}, not `{name}` alone")
+        names_there = ", ".join(sorted(tensors)) or "nothing"
+        raise CacheError(f"holds {names_there}, not `{name}` alone")
     tensor, wanted = tensors[name], order.recipe["dtype"]
     if (dtype := DTYPES[tensor.dtype].name if tensor.dtype in DTYPES else tensor.dtype) != wanted:
         key = "text_dtype" if order.kind == "text" else "vae_dtype"
@@ -102,13 +106,13 @@ def _check_latents(
 
 
 def _is_turned(data: bytes, path: str) -> bool:
-    """Whether an image is displayed otherwise than it is stored (EXIF), as ai-training takes it."""
+    """Whether EXIF turns an image for display; ai-training encodes it as it is stored."""
     with opened_image(io.BytesIO(data), path, None) as image:
         return image.format != "TIFF" and orientation(image, decodes=False) > 1
 
 
 def renamed(head: Head, order: Order, reading: Reading) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the entry of a file's tensor under our name, and the metadata of an encoded file."""
+    """Return the header entry of the file's tensor under our name, and our own file's metadata."""
     ((_, entry),) = head.entries.items()
     if order.kind == "text":
         return {hidden_state(0): entry}, {"caption": reading.data.decode()}

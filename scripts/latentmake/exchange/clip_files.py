@@ -1,7 +1,7 @@
 """Clips of a run's videos as files for other trainers: uncompressed .npz arrays, and train.jsonl.
 
-A file holds `frames`, uint8 [F, H, W, 3]. Key and origin are in the archive's comment. This module
-plans what `cut_clips` cuts.
+A file holds `frames`, uint8 [F, H, W, 3]. The comment of the zip archive has its key and origin.
+This module plans the clips that `cut_clips` cuts.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from latentmake.plan.state import Difference, short, value_differences
 
 CLIPS = Path("clips")
 LIST = "train.jsonl"
-_AROUND = 1152  # bytes of the archive around an array, comment included; an estimate
-_VERSION = 1  # raised when the same frames would be scaled or stored otherwise
+_AROUND = 1152  # estimated bytes of an archive besides its array, with the comment
+_VERSION = 1  # must change whenever the code scales or stores the same frames in another way
 
 
 class ClipFile(NamedTuple):
     """One clip and its file.
 
     Attributes:
-        name: of the file, without its ending.
+        name: name of the file, without its ending.
         dataset: name of the clip's dataset.
-        size: of its frames.
-        item: the clip's video and prompt.
-        clip: place among the frames of the video that are kept.
-        content: digest of its video, if it is known.
+        size: size of the frames.
+        item: video and prompt of the clip.
+        clip: position of the clip in the kept frames of the video.
+        content: digest of the video; None if unknown.
     """
 
     name: str
@@ -53,12 +53,12 @@ class ClipFile(NamedTuple):
     content: str | None = None
 
     def source(self) -> list[Any]:
-        """Return stat and digest of the video, known to the plan or read; raises SourceError."""
+        """Return stat and digest of the video, reading it if necessary; raises SourceError."""
         path = Path(self.item.image)
         try:
             stat = source_stat(path.stat())
-            known = self.content if stat == self.item.files[0].stat else None
-            return [*stat, known or digest.of_file(path)]
+            content = self.content if stat == self.item.files[0].stat else None
+            return [*stat, content or digest.of_file(path)]
         except OSError as error:
             raise unreadable(error, path) from None
 
@@ -67,13 +67,13 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
     """Order to cut the clips of a run.
 
     Attributes:
-        folder: of the files.
-        files: to be there in the end, and no others.
+        folder: folder of the files.
+        files: clips to cut; files of other clips are removed.
         source_fps: dataset -> frame rate of its videos.
-        rate: frames a second that they are converted to.
-        max_pixels: dataset -> most pixels of a scaled frame.
-        skip: datasets whose broken videos are left out.
-        faults: dataset -> faulty items, a line each.
+        rate: frames per second to which the videos are converted.
+        max_pixels: dataset -> largest number of pixels of a scaled frame.
+        skip: datasets that skip faulty videos.
+        faults: dataset -> lines about faulty items.
         receipt: path of the job's receipt.
     """
 
@@ -93,17 +93,17 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
 
     @property
     def need(self) -> Need:
-        """Room for the files that are not there; those of other content are replaced."""
+        """Disk space for the missing files; outdated files do not count, as they are replaced."""
         missing = [file for file in self.files if not self.path(file).exists()]
-        arrays = (math.prod((x.clip.frames, *x.size, 3)) for x in missing)
+        arrays = (math.prod((file.clip.frames, *file.size, 3)) for file in missing)
         return Need("clips", self.folder, sum(arrays) + _AROUND * len(missing))
 
     def indices(self, file: ClipFile) -> list[int]:
-        """Return the indices in its video of a clip's frames."""
+        """Return the indices of a clip's frames in the video."""
         return indices_of(file.item, file.clip, self.source_fps[file.dataset], self.rate)
 
     def origin(self, file: ClipFile) -> dict[str, Any]:
-        """Return which frames of which video a file holds."""
+        """Return the video and the frames that a file holds, as columns of the list."""
         return {
             "source_video": file.item.image,
             "source_first_frame": self.indices(file)[0],
@@ -111,58 +111,64 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
         }
 
     def key(self, file: ClipFile, content: str) -> str:
-        """Return the digest of all that decides about a file's frames, by that of its video."""
+        """Return the digest of everything that decides about a file's frames.
+
+        `content` is the digest of the video.
+        """
         media, span, fps = file.item.media, file.item.span or Span(), self.source_fps[file.dataset]
         assert media is not None
         made = [_VERSION, content, fps, span, file.clip, file.size, media.timing, media.rotation]
         return digest.of_value(made if fps is None or self.rate == WAN_FPS else [*made, self.rate])
 
     def differences(self, file: ClipFile, content: str) -> list[Difference]:
-        """Return why a clip's file is not what is asked for, by the digest of its video."""
+        """Return why a clip's file is not up to date; `content` is the digest of the video."""
         key, origin = self.key(file, content), self.origin(file)
         try:
-            found = npz.read_metadata(self.path(file))
-            if found[KEY] == key:
+            comment = npz.read_metadata(self.path(file))
+            if comment[KEY] == key:
                 return []
         except FileNotFoundError:
             return [Difference("it has not been cut yet")]
         except (OSError, ValueError, LookupError):
             return [Difference("it is damaged, or no file of latentmake")]
-        known = value_differences({name: found.get(name) for name in origin}, origin)
+        differences = value_differences({name: comment.get(name) for name in origin}, origin)
         what = "key of video, size and frame rate"
-        return known or [Difference(what, short(found[KEY]), short(key))]
+        return differences or [Difference(what, short(comment[KEY]), short(key))]
 
 
 def plan_clips(facts: Facts, name: str) -> ClipsOrder:
     """Return the order to cut a run's clips; raises ConfigError."""
     where, run, datasets = f"clips_{name}", facts.config.runs[name], facts.config.datasets
-    videos = [each for each in run.datasets if datasets[each].video]
+    videos = [dataset for dataset in run.datasets if datasets[dataset].video]
     if not videos:
         hint = "set target_frames in a dataset of videos"
         raise ConfigError("the run has no videos", where=where, hint=hint)
     if len(run.resolutions) > 1:
-        names = ", ".join(each.name for each in run.resolutions)
+        names = ", ".join(resolution.name for resolution in run.resolutions)
         hint = "give each a run of its own"
         what = f"the run has several resolutions ({names}), but clips are cut at one"
         raise ConfigError(what, where=where, hint=hint)
-    for each in run.datasets:
-        if each not in videos:
-            sys.stderr.write(f"note: {where}: the images of {each} are no clips and left out\n")
+    for dataset in run.datasets:
+        if dataset not in videos:
+            sys.stderr.write(f"note: {where}: the images of {dataset} are no clips and left out\n")
     (resolution,) = run.resolutions
     size = Size(resolution.width, resolution.height)
     return ClipsOrder(
         run=name,
         folder=str(CLIPS / name),
         files=[
-            file._replace(name=f"{each}_{file.name}") if len(videos) > 1 else file
-            for each in videos
-            for file in _files(facts, each, run.model, size)
+            file._replace(name=f"{dataset}_{file.name}") if len(videos) > 1 else file
+            for dataset in videos
+            for file in _files(facts, dataset, run.model, size)
         ],
-        source_fps={each: datasets[each].source_fps for each in videos},
+        source_fps={dataset: datasets[dataset].source_fps for dataset in videos},
         rate=facts.layout(run.model).rate,
-        max_pixels={each: datasets[each].max_image_pixels for each in videos},
-        skip=[each for each in videos if datasets[each].on_error == "skip"],
-        faults={each: [x.line for x in facts.items(each, run.model)[1]] for each in videos},
+        max_pixels={dataset: datasets[dataset].max_image_pixels for dataset in videos},
+        skip=[dataset for dataset in videos if datasets[dataset].on_error == "skip"],
+        faults={
+            dataset: [fault.line for fault in facts.items(dataset, run.model)[1]]
+            for dataset in videos
+        },
         receipt=f".latentmake/orders/clips.{name}.receipt.json",
     )
 

@@ -1,4 +1,4 @@
-"""Cutting clips into .npz files, only those whose content would change; see `clip_files`.
+"""Cutting of outdated clips into .npz files; see `clip_files`.
 
 A video is decoded once for all of its clips.
 """
@@ -40,12 +40,12 @@ def cut(order: ClipsOrder, *, say: Callable[[str], None], threads: int = 1) -> C
 
     Raises:
         StorageError: the disk is full or cannot be written.
-        SourceError: videos or captions are faulty, and their dataset does not skip them; all are
-            named, all others are done, and `train.jsonl` is left as it was.
+        SourceError: videos or captions are faulty, and their dataset does not skip faulty sources.
+            The message names all of them; the other videos are cut, and `train.jsonl` is kept.
     """
     folder = Path(order.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob(f".*{atomic.TEMPORARY_SUFFIX}"):  # of a cut that was killed
+    for path in folder.glob(f".*{atomic.TEMPORARY_SUFFIX}"):  # leftovers of a killed job
         path.unlink(missing_ok=True)
     counts: Counter[str] = Counter()
     sources: dict[str, list[Any]] = {}
@@ -62,24 +62,24 @@ def cut(order: ClipsOrder, *, say: Callable[[str], None], threads: int = 1) -> C
         progress = Progress(total=len(order.files), desc=f"clips of {order.run}", unit="clip")
         stack.enter_context(progress)
         done = pool.map(partial(_cut_source, order, readers), groups.values())
-        for (dataset, video), found in zip(groups, done, strict=True):
+        for (dataset, video), result in zip(groups, done, strict=True):
             files = groups[dataset, video]
             progress.update(len(files))
-            if isinstance(found, SourceError):
-                say(f"faulty: {found}")
-                faults.setdefault(dataset, []).append(str(found))
+            if isinstance(result, SourceError):
+                say(f"faulty: {result}")
+                faults.setdefault(dataset, []).append(str(result))
                 continue
-            sources[video], written, made = found
+            sources[video], written, made = result
             counts.update(written=written, kept=len(files) - written)
             rows |= made
     Receipt(sources, {}, [], dict(counts), time.time() - began).write(Path(order.receipt))
     counts["faulty"] = sum(map(len, faults.values()))
-    lines = [each for name, found in faults.items() if name not in order.skip for each in found]
+    lines = [line for name, texts in faults.items() if name not in order.skip for line in texts]
     if not lines:
         counts["removed"] = _finish(order, rows)
-    summary = ", ".join(f"{counts[each]} {each}" for each in ("written", "kept", "removed"))
-    state = "" if counts["written"] or counts["removed"] or lines else "nothing to do: "
-    say(f"{folder}: {state}{summary}, {counts['faulty']} sources faulty")
+    summary = ", ".join(f"{counts[state]} {state}" for state in ("written", "kept", "removed"))
+    prefix = "" if counts["written"] or counts["removed"] or lines else "nothing to do: "
+    say(f"{folder}: {prefix}{summary}, {counts['faulty']} sources faulty")
     if lines:
         what = f"{len(lines)} faulty: {joined(lines, say)}"
         hint = "the others are done and kept; fix these, or set on_error: skip"
@@ -93,8 +93,8 @@ def _cut_source(
     """Write the stale files of one video.
 
     Returns:
-        Stat and digest of the video; number of files written; name -> row of the list. Or the fault
-        of the video or a caption.
+        (stat and digest of the video, number of files written, name -> row of the list), or the
+        error if the video or a caption is faulty.
     """
     try:
         rows = {file.name: _row(order, file) for file in files}
@@ -104,11 +104,11 @@ def _cut_source(
         for file in stale:
             indices = order.indices(file)
             cuts.append((scaling.Cut(indices, 0, len(indices), [(file.size, file.size)]), file))
-        cuts.sort(key=lambda pair: pair[0].reach)
+        cuts.sort(key=lambda pair: pair[0].reach)  # the order that `scaling.cut` needs
         item = files[0].item
         assert item.media is not None
         film = Film(item.image, item.media.rotation, order.max_pixels[files[0].dataset])
-        clips = readers.each(film.path, scaling.cut, film, [each for each, _ in cuts])
+        clips = readers.each(film.path, scaling.cut, film, [clip_cut for clip_cut, _ in cuts])
         for _, file in cuts:
             comment = {KEY: order.key(file, source[-1]), **order.origin(file)}
             (clip,) = next(clips).values()
@@ -119,9 +119,10 @@ def _cut_source(
 
 
 def _row(order: ClipsOrder, file: ClipFile) -> dict[str, Any]:
-    """Return a clip's row of the list: its file, prompt, further columns, and where it is from.
+    """Return a clip's row of the list: file, prompt, further columns of the item, and origin.
 
-    Some programs look for the file as `npz`, others as `video`, from the working directory.
+    Some programs read the file's path from `npz`, others from `video`. The path is relative to the
+    working directory.
     """
     place = order.path(file).as_posix()
     own = {"npz": place, "video": place, "prompt": prompt_of(file.item)}
@@ -129,7 +130,7 @@ def _row(order: ClipsOrder, file: ClipFile) -> dict[str, Any]:
 
 
 def _write(path: Path, clip: NDArray[np.uint8], comment: Mapping[str, object]) -> None:
-    """Write an npz file, which gets its name at the end."""
+    """Write an npz file under a temporary name, and rename it at the end."""
     import numpy as np
 
     with atomic.replacing(path) as temporary:
@@ -140,7 +141,10 @@ def _write(path: Path, clip: NDArray[np.uint8], comment: Mapping[str, object]) -
 
 
 def _finish(order: ClipsOrder, rows: Mapping[str, Mapping[str, Any]]) -> int:
-    """Write the list, then remove the files of clips that are gone; return their number."""
+    """Write the list, then remove files of clips that are not in it; return their number.
+
+    The list comes first, so that it never names a removed file.
+    """
     folder, listed = Path(order.folder), [file.name for file in order.files if file.name in rows]
     lines = "".join(f"{json.dumps(rows[name], ensure_ascii=False)}\n" for name in listed).encode()
     if not (place := folder / LIST).is_file() or place.read_bytes() != lines:

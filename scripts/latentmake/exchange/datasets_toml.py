@@ -1,10 +1,10 @@
-"""Import of a dataset file of musubi-tuner or sd-scripts: a configuration of ours for the same.
+"""Import of a dataset file of musubi-tuner or sd-scripts as a configuration of Latentmake.
 
-Keys, defaults and inheritance are those of musubi-tuner's dataset/config_utils.py and of
-sd-scripts' library/config_util.py. Nothing in such a file is executed.
+The file is read as these programs read it: keys, defaults and inheritance follow musubi-tuner's
+dataset/config_utils.py and sd-scripts' library/config_util.py. The import executes no code of it.
 
-Blocks of one folder with the same settings become one dataset at several resolutions. A run has all
-its datasets at all its resolutions, so datasets of other resolutions become another run.
+Blocks of one folder with the same settings become one dataset at several resolutions. A run uses
+all its datasets at all its resolutions, so datasets with other resolutions become another run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from latentmake.layouts.layout import layout_of
 from latentmake.regular import read_text
 
 _SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
-_VARIANTS = 4  # texts of each item, where a file of sd-scripts asks for random ones
+_VARIANTS = 4  # texts of each item, if a file of sd-scripts asks for random texts
 
 Table = dict[str, Any]
 Sides = tuple[int, int]
 
-# Keys of the same name, meaning and default here.
+# Keys that have the same name, meaning and default here.
 _IMAGES = (
     *("num_repeats", "multiple_target", "no_resize_control", "control_resolution"),
     *("fp_latent_window_size", "fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post"),
@@ -49,7 +49,7 @@ _CAPTIONS = (
     *("secondary_separator", "enable_wildcard", "caption_prefix", "caption_suffix"),
     *("caption_dropout_rate", "caption_tag_dropout_rate"),
 )
-_OLD = {  # of musubi-tuner
+_OLD = {  # former name of a key in musubi-tuner -> present name
     "flux_kontext_no_resize_control": "no_resize_control",
     "qwen_image_edit_no_resize_control": "no_resize_control",
     "qwen_image_edit_control_resolution": "control_resolution",
@@ -58,7 +58,9 @@ _RANDOM = ("shuffle_caption", "enable_wildcard", "caption_dropout_rate", "captio
 _SUBSET = ("num_repeats", "flip_aug", "alpha_mask")
 _BUCKETS = ("bucket_reso_steps", "min_bucket_reso", "max_bucket_reso")
 _DEFAULTS = {
-    name: x.default for each in (Dataset, Captions) for name, x in each.model_fields.items()
+    name: info.default
+    for section in (Dataset, Captions)
+    for name, info in section.model_fields.items()
 }
 _HINTS = {
     "general": "write it as [general]",
@@ -69,7 +71,10 @@ _HINTS = {
 
 
 class _Keys(BaseModel, extra="allow", strict=True):
-    """Keys that are read, of a file or a table in it; others are copied, or left out."""
+    """Keys of a file, or of a table in it, that the import reads.
+
+    Other keys stay in `model_extra`: they are copied, or left out.
+    """
 
     general: Table = {}
     datasets: list[Table] = []
@@ -96,7 +101,7 @@ class _Keys(BaseModel, extra="allow", strict=True):
 
     @property
     def sides(self) -> Sides | None:
-        """Width and height in pixels."""
+        """Width and height in pixels; None if the table has no resolution."""
         match self.resolution:
             case [width, height]:
                 return width, height
@@ -106,16 +111,18 @@ class _Keys(BaseModel, extra="allow", strict=True):
 
     @property
     def fit(self) -> dict[str, Any]:
-        """Our keys that say how an image is brought to a size."""
+        """Keys of our dataset section that decide how an image is resized."""
         if not self.enable_bucket:
             return {"fit": "crop"}
-        return {"fit": "bucket"} | ({"bucket_no_upscale": True} if self.bucket_no_upscale else {})
+        if self.bucket_no_upscale:
+            return {"fit": "bucket", "bucket_no_upscale": True}
+        return {"fit": "bucket"}
 
     def take(self, *names: str) -> dict[str, Any]:
-        """Remove some keys; return those that say something else than our default, or "" for it."""
+        """Remove some keys; return those whose value is neither "" nor our default."""
         extra = self.model_extra or {}
-        found = {name: extra.pop(name) for name in names if name in extra}
-        return {name: x for name, x in found.items() if x not in ("", _DEFAULTS[name])}
+        taken = {name: extra.pop(name) for name in names if name in extra}
+        return {name: value for name, value in taken.items() if value not in ("", _DEFAULTS[name])}
 
 
 class Block(NamedTuple):
@@ -123,10 +130,10 @@ class Block(NamedTuple):
 
     Attributes:
         values: keys of our dataset section.
-        resolution: width and height in pixels; None where the file names none.
-        batch_size: items a step.
-        caches: folder that has caches of it, if one has.
-        table: number of the block in a file of sd-scripts.
+        resolution: width and height in pixels; None if the file has no resolution.
+        batch_size: items per step.
+        caches: folder that has caches of the block's items; None if there are no caches.
+        table: number of the `[[datasets]]` table in a file of sd-scripts.
     """
 
     values: dict[str, Any]
@@ -137,21 +144,21 @@ class Block(NamedTuple):
 
     @property
     def is_reg(self) -> bool:
-        """Whether its images are for regularisation."""
+        """Whether the images are regularisation images."""
         return bool(self.values.get("is_reg"))
 
 
 @dataclass
 class Imported:
-    """A configuration of ours, made of a dataset file.
+    """A configuration of ours, made from a dataset file.
 
     Attributes:
-        path: of the file.
-        run: name of its run.
-        values: of the configuration.
-        notes: what differs from the file, a line each.
-        left: keys that are left out.
-        has_weights: whether its model's paths are those of files.
+        path: path of the dataset file.
+        run: name of the first run.
+        values: sections of the configuration.
+        notes: lines about differences from the dataset file.
+        left: keys that are left out, in their order.
+        has_weights: whether the paths of the model are those of real files.
     """
 
     path: Path
@@ -163,7 +170,7 @@ class Imported:
 
     @property
     def text(self) -> str:
-        """The configuration as YAML, with the notes as comments."""
+        """The configuration as YAML, with the notes as comments at its head."""
         what = "Weights and folders of programs are placeholders: name yours under models."
         if self.has_weights:
             what = "The folder of the trainer is a placeholder: name yours at the end."
@@ -174,11 +181,12 @@ class Imported:
         return f"{comments}\n{dumped}"
 
     def note(self, line: str) -> None:
-        """Note a difference, once."""
-        self.notes += [line] if line not in self.notes else []
+        """Add a line to the notes, unless they have it."""
+        if line not in self.notes:
+            self.notes.append(line)
 
     def keys(self, table: Table, where: str = "") -> _Keys:
-        """Return the keys of a table; a ConfigError names a value of another kind."""
+        """Return the keys of a table; raises ConfigError if a value has the wrong type."""
         try:
             return _Keys.model_validate({_OLD.get(key, key): table[key] for key in table})
         except ValidationError as error:
@@ -189,12 +197,12 @@ class Imported:
             raise ConfigError("cannot be read", where=place, hint=hint) from None
 
     def leave(self, keys: _Keys) -> None:
-        """Note the keys that nothing here takes; false, 0 and 0.0 ask for nothing."""
+        """Note the keys that have no use here, unless their value is false, 0 or empty."""
         values = keys.model_extra or {}
         self.left |= dict.fromkeys(filter(values.get, values))
 
     def find(self, path: str) -> Path:
-        """Return the place of a path: as it is, or beside the file."""
+        """Return a path as it is, or relative to the dataset file if it exists only there."""
         beside = self.path.parent / path
         return beside if beside.exists() and not Path(path).exists() else Path(path)
 
@@ -202,24 +210,30 @@ class Imported:
 def imported(
     path: Path, run: str, architecture: str | None = None, task: str | None = None
 ) -> Imported:
-    """Return the configuration that a dataset file stands for; nothing is written.
+    """Return the configuration for a dataset file, without writing it.
+
+    Args:
+        path: path of the dataset file.
+        run: name of the first run; further runs are named `{run}_2` and so on.
+        architecture: architecture of the model; None finds it by caches, or takes the usual one.
+        task: task of the model; None tries all tasks of the architecture.
 
     Raises:
-        ConfigError: the file is damaged, or cannot be taken over.
+        ConfigError: the file is damaged, or the import does not support it.
     """
-    found = Imported(path, run)
-    file = found.keys(_read(path))
-    found.leave(file)
-    musubi = not any("subsets" in each for each in file.datasets)
-    blocks = [*(_blocks_of_musubi if musubi else _blocks_of_sdscripts)(found, file)]
+    config = Imported(path, run)
+    file = config.keys(_read(path))
+    config.leave(file)
+    musubi = not any("subsets" in table for table in file.datasets)
+    blocks = [*(_blocks_of_musubi if musubi else _blocks_of_sdscripts)(config, file)]
     if not blocks:
-        what = ": ".join(["names no dataset that can be taken over", *found.notes[-1:]])
+        what = ": ".join(["names no dataset that can be taken over", *config.notes[-1:]])
         raise ConfigError(what, where=path, hint="name a file of musubi-tuner or sd-scripts")
-    if found.left:
-        found.note(f"left out, without effect here: {', '.join(found.left)}")
-    spec = _architecture(found, architecture, blocks, musubi=musubi)
-    found.values = _fitting(found, blocks, spec, task)
-    return found
+    if config.left:
+        config.note(f"left out, without effect here: {', '.join(config.left)}")
+    spec = _architecture(config, architecture, blocks, musubi=musubi)
+    config.values = _fitting(config, blocks, spec, task)
+    return config
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -238,91 +252,99 @@ def _dotted(ending: str) -> str:
     return f".{ending.removeprefix('.')}"
 
 
-def _blocks_of_musubi(found: Imported, file: _Keys) -> Iterator[Block]:
+def _blocks_of_musubi(config: Imported, file: _Keys) -> Iterator[Block]:
     for number, own in enumerate(file.datasets):
         where = f"datasets[{number}]"
-        keys = found.keys({**file.general, **own}, f"{where}.")
-        # Images come first there, and a folder before a list.
+        keys = config.keys({**file.general, **own}, f"{where}.")
+        # If a table names several sources, musubi-tuner prefers images to videos, and a folder to
+        # a list, as the order of `_SOURCES` does.
         key = next((key for key in _SOURCES if getattr(keys, key)), None)
         if key is None:
-            found.note(f"{where}: left out, it names no images or videos")
+            config.note(f"{where}: left out, it names no images or videos")
             continue
-        path = found.find(getattr(keys, key))
+        path = config.find(getattr(keys, key))
         if key.endswith("file"):
-            found.note(f"{path}: relative paths in a list begin at the list's folder here")
-        yield _block_of_musubi(found, keys, key, path)
-        found.leave(keys)
+            config.note(f"{path}: relative paths in a list begin at the list's folder here")
+        yield _block_of_musubi(config, keys, key, path)
+        config.leave(keys)
 
 
-def _block_of_musubi(found: Imported, keys: _Keys, key: str, path: Path) -> Block:
+def _block_of_musubi(config: Imported, keys: _Keys, key: str, path: Path) -> Block:
     values: dict[str, Any] = {"path": literal(path), "flat": True, "empty_caption": "allow"}
     video = key.startswith("video")
     if key.endswith("directory"):
         values["caption_extension"] = _dotted(keys.caption_extension or "txt")
-        values |= {} if video else {"on_error": "skip"}
+        if not video:
+            values["on_error"] = "skip"
     if keys.control_directory:
-        values["control_directory"] = literal(found.find(keys.control_directory))
+        values["control_directory"] = literal(config.find(keys.control_directory))
     if video:
         lengths = {(frames - 1) // 4 * 4 + 1 for frames in keys.target_frames if frames > 0}
         values["target_frames"] = sorted(lengths) or [1]
-    values |= keys.take(*_VIDEOS) if video else keys.fit | keys.take(*_IMAGES)
-    folder = found.find(keys.cache_directory) if keys.cache_directory else path
+    if video:
+        values |= keys.take(*_VIDEOS)
+    else:
+        values |= keys.fit | keys.take(*_IMAGES)
+    folder = config.find(keys.cache_directory) if keys.cache_directory else path
     caches = literal(folder) if any(folder.glob("*.safetensors")) else None
     return Block(values, keys.sides or (960, 544), keys.batch_size, caches)
 
 
-def _blocks_of_sdscripts(found: Imported, file: _Keys) -> Iterator[Block]:
+def _blocks_of_sdscripts(config: Imported, file: _Keys) -> Iterator[Block]:
     for number, table in enumerate(file.datasets):
         inherited = {**file.general, **table}
         seen: set[str | None] = {None}
         blocks: list[Block] = []
-        for place, own in enumerate(found.keys(inherited, f"datasets[{number}].").subsets):
+        for place, own in enumerate(config.keys(inherited, f"datasets[{number}].").subsets):
             where = f"datasets[{number}].subsets[{place}]"
-            keys = found.keys({**inherited, **own}, f"{where}.")
+            keys = config.keys({**inherited, **own}, f"{where}.")
             source = keys.metadata_file or keys.image_dir
-            if source in seen:  # of two of one folder the first counts there
+            if source in seen:  # sd-scripts, too, reads only the first of two with one folder
                 why = "an earlier one is the same" if source else "it names no image_dir"
-                found.note(f"{where}: left out, {why}")
+                config.note(f"{where}: left out, {why}")
                 continue
             seen.add(source)
-            blocks.append(_block_of_sdscripts(found, keys, where)._replace(table=number))
-            found.leave(keys)
+            blocks.append(_block_of_sdscripts(config, keys, where)._replace(table=number))
+            config.leave(keys)
         if not any(block.is_reg for block in blocks):
             yield from blocks
         elif all(block.is_reg for block in blocks):
             why = "sd-scripts shows regularisation images beside others of their block only"
-            found.note(f"datasets[{number}]: left out, {why}")
+            config.note(f"datasets[{number}]: left out, {why}")
         else:
-            found.note("is_reg: set `prior_loss_weight` of the trainer as on your command line")
+            config.note("is_reg: set `prior_loss_weight` of the trainer as on your command line")
             yield from blocks
 
 
-def _block_of_sdscripts(found: Imported, keys: _Keys, where: str) -> Block:
-    place = f"{found.path}: {where}"
+def _block_of_sdscripts(config: Imported, keys: _Keys, where: str) -> Block:
+    place = f"{config.path}: {where}"
     if keys.conditioning_data_dir is not None:
         hint = "take the block out of a copy of the file"
         raise ConfigError("is a ControlNet dataset, which has no use here", where=place, hint=hint)
     if keys.image_dir is None:
         hint = "add image_dir, the folder that holds all of its images"
         raise ConfigError("names no image_dir beside its metadata_file", where=place, hint=hint)
-    folder = found.find(keys.image_dir)
+    folder = config.find(keys.image_dir)
     values: dict[str, Any] = {"path": literal(folder)}
     if keys.metadata_file:
-        values |= {"metadata_file": literal(found.find(keys.metadata_file))}
+        values |= {"metadata_file": literal(config.find(keys.metadata_file))}
         values |= {"caption_extension": ".none", "empty_caption": "allow", "on_error": "skip"}
     else:
         ending, tokens = _dotted(keys.caption_extension or "caption"), keys.class_tokens
         values |= {"flat": True, "caption_extension": ending}
         values |= {"class_tokens": tokens} if tokens else {"missing_caption": "empty"}
     captions = keys.take(*_CAPTIONS)
-    if asked := ", ".join(key for key in _RANDOM if key in captions):
+    if drawn := ", ".join(key for key in _RANDOM if key in captions):
         captions = {"variants": _VARIANTS, **captions}
-        found.note(
-            f"{asked}: sd-scripts draws anew in each step; here each item has {_VARIANTS} texts "
+        config.note(
+            f"{drawn}: sd-scripts draws anew in each step; here each item has {_VARIANTS} texts "
             "that are drawn once and cached: raise captions.variants for more"
         )
-    values |= {"captions": captions} if captions else {}
-    values |= keys.fit | keys.take(*_SUBSET) | ({"is_reg": True} if keys.is_reg else {})
+    if captions:
+        values["captions"] = captions
+    values |= keys.fit | keys.take(*_SUBSET)
+    if keys.is_reg:
+        values["is_reg"] = True
     if keys.enable_bucket:
         values |= {"bucket_reso_steps": 64, **keys.take(*_BUCKETS)}
     caches = values["path"] if any(folder.rglob("*.npz")) else None
@@ -330,9 +352,15 @@ def _block_of_sdscripts(found: Imported, keys: _Keys, where: str) -> Block:
 
 
 def _architecture(
-    found: Imported, name: str | None, blocks: Sequence[Block], *, musubi: bool
+    config: Imported, name: str | None, blocks: Sequence[Block], *, musubi: bool
 ) -> Architecture:
-    """Return the architecture of a name, or of the caches of some blocks; raises ConfigError."""
+    """Return the architecture of a name; without a name find it by the caches of some blocks.
+
+    If neither decides, it is Wan or SDXL.
+
+    Raises:
+        ConfigError: the trainer of the file has no such architecture.
+    """
     usual = WAN if musubi else ARCHITECTURES["sdxl"]
     rows = [row for row in ARCHITECTURES.values() if (row.scripts is not None) == musubi]
     named = {row.name: row for row in [usual, *rows]}
@@ -345,10 +373,10 @@ def _architecture(
     for folder in dict.fromkeys(filter(None, (block.caches for block in blocks))):
         for row in named.values():
             if any(Path(folder.replace("$$", "$")).rglob(f"*{_ending(row)}")):
-                known = f"as the caches in {folder} are"
-                found.note(f"models: the architecture is {row.name}, {known}")
+                reason = f"as the caches in {folder} are"
+                config.note(f"models: the architecture is {row.name}, {reason}")
                 return row
-    found.note(f"models: the architecture is {usual.name}, the usual one; else use --architecture")
+    config.note(f"models: the architecture is {usual.name}, the usual one; else use --architecture")
     return usual
 
 
@@ -358,15 +386,15 @@ def _ending(row: Architecture) -> str:
     return layout_of(f"sdscripts-{row.name}").latents_ending
 
 
-def _size(found: Imported, block: Block, spec: Architecture) -> Sides:
-    """Return a block's resolution, with sides that a run may have."""
+def _size(config: Imported, block: Block, spec: Architecture) -> Sides:
+    """Return the resolution of a block, rounded down to sides that the architecture allows."""
     if block.resolution is None:
         side = 1024 if spec.caches_text else 512
-        found.note(f"resolution: missing, {side} is used in place of sd-scripts' --resolution")
+        config.note(f"resolution: missing, {side} is used in place of sd-scripts' --resolution")
         return side, side
     width, height = (max(side // spec.side, 1) * spec.side for side in block.resolution)
     if (width, height) != block.resolution:
-        found.note(
+        config.note(
             f"resolution: sides are multiples of {spec.side} here: {width} x {height} in place of "
             f"{block.resolution[0]} x {block.resolution[1]}, whose latents are of other sizes"
         )
@@ -374,76 +402,86 @@ def _size(found: Imported, block: Block, spec: Architecture) -> Sides:
 
 
 def _name(path: str, taken: Collection[str]) -> str:
-    """Return the name of a dataset, as `init` names its folder: `10_sks man` is `sks_man`."""
+    """Return a new name for a dataset, as `init` names it: `sks_man` for `10_sks man`."""
     place = Path(path.replace("\\", "/"))
     last = place.stem if place.suffix.lower() in (".jsonl", ".json") else place.name
     _, words = kohya(place) or (1, last)
     base = slug(words)
     numbered = (f"{base}_{number}" if number > 1 else base for number in count(1))
-    return next(each for each in numbered if each not in taken)
+    return next(name for name in numbered if name not in taken)
 
 
 def _fitting(
-    found: Imported, blocks: Sequence[Block], spec: Architecture, task: str | None
+    config: Imported, blocks: Sequence[Block], spec: Architecture, task: str | None
 ) -> dict[str, Any]:
-    """Return the first configuration that loads, over the model's tasks; raises ConfigError."""
-    values = _values(found, blocks, spec)
-    every = [name or None for name in spec.scripts.versions] if spec.scripts else [None]
+    """Return the configuration with the first task of the model with which it is valid.
+
+    Raises:
+        ConfigError: it is valid with no task, or not with the given one.
+    """
+    values = _values(config, blocks, spec)
+    tasks = [name or None for name in spec.scripts.versions] if spec.scripts else [None]
     faults: list[ConfigError] = []
-    for each in [task] if task else every:
-        values["models"] = {spec.name: {"architecture": spec.name, **_weights(spec, each)}}
+    for candidate in [task] if task else tasks:
+        values["models"] = {spec.name: {"architecture": spec.name, **_weights(spec, candidate)}}
         try:
             parse(values)
         except ConfigError as error:
             faults.append(error)
             continue
-        if each != task:
-            names = ", ".join(filter(None, every))
-            found.note(f"models: the task is {each}; else use --task, with one of {names}")
+        if candidate != task:
+            names = ", ".join(filter(None, tasks))
+            config.note(f"models: the task is {candidate}; else use --task, with one of {names}")
         return values
     what, hint = f"does not fit {spec.name}: {faults[0]}", "name another --architecture or --task"
-    raise ConfigError(what, where=found.path, hint=hint)
+    raise ConfigError(what, where=config.path, hint=hint)
 
 
-def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dict[str, Any]:
-    """Return datasets and runs of some blocks: those of the same resolutions train together."""
-    musubi, alike = spec.scripts is not None, dict[str, list[Block]]()
+def _values(config: Imported, blocks: Sequence[Block], spec: Architecture) -> dict[str, Any]:
+    """Return the configuration for some blocks, without models.
+
+    Datasets with the same resolutions share a run.
+    """
+    musubi, groups = spec.scripts is not None, dict[str, list[Block]]()
     for block in blocks:
-        alike.setdefault(json.dumps(block.values, sort_keys=True), []).append(block)
+        groups.setdefault(json.dumps(block.values, sort_keys=True), []).append(block)
     datasets: dict[str, Any] = {}
-    together: dict[tuple[Sides, ...], dict[str, list[int]]] = {}  # dataset -> batch sizes
-    tables: dict[str, set[int]] = {}  # dataset -> blocks of the file
-    for several in alike.values():
-        name = _name(several[0].values["path"], datasets)
-        caches = list(dict.fromkeys(block.caches for block in several if block.caches))
-        datasets[name] = several[0].values | ({"adopt_from": caches} if caches else {})
-        sizes = sorted({_size(found, block, spec) for block in several})
-        batches = [block.batch_size for block in several]
+    # resolutions of a run -> dataset -> batch sizes
+    together: dict[tuple[Sides, ...], dict[str, list[int]]] = {}
+    tables: dict[str, set[int]] = {}  # dataset -> numbers of tables of the file
+    for group in groups.values():
+        name = _name(group[0].values["path"], datasets)
+        caches = list(dict.fromkeys(block.caches for block in group if block.caches))
+        datasets[name] = group[0].values | ({"adopt_from": caches} if caches else {})
+        sizes = sorted({_size(config, block, spec) for block in group})
+        batches = [block.batch_size for block in group]
         together.setdefault(tuple(sizes), {})[name] = batches
-        tables[name] = {block.table for block in several}
-    _join_regularisation(found, datasets, together)
+        tables[name] = {block.table for block in group}
+    _join_regularisation(config, datasets, together)
     runs: dict[str, Any] = {}
     kind, key = ("musubi", "batch_size") if musubi else ("sdscripts", "train_batch_size")
     for number, (resolutions, members) in enumerate(together.items(), 1):
-        name = f"{found.run}_{number}" if number > 1 else found.run
-        batches = sorted({each for several in members.values() for each in several})
+        name = f"{config.run}_{number}" if number > 1 else config.run
+        batches = sorted({size for batch_sizes in members.values() for size in batch_sizes})
         if len(batches) > 1:
-            found.note(f"batch_size: the run {name} has one, the smallest of {batches}")
-        if any(datasets[each].get("is_reg") for each in members) and any(
-            tables[each] != tables[other] and datasets[each]["fit"] == datasets[other]["fit"]
-            for each in members
+            config.note(f"batch_size: the run {name} has one, the smallest of {batches}")
+        if any(datasets[member].get("is_reg") for member in members) and any(
+            tables[one] != tables[other] and datasets[one]["fit"] == datasets[other]["fit"]
+            for one in members
             for other in members
         ):
             why = f"the run {name} balances them over its datasets of the same buckets"
-            found.note(f"is_reg: sd-scripts balances images within a block of its file; {why}")
+            config.note(f"is_reg: sd-scripts balances images within a block of its file; {why}")
         runs[name] = {
             "datasets": [*members],
             "model": spec.name,
-            "resolutions": [w if w == h else [w, h] for w, h in resolutions],
+            "resolutions": [
+                width if width == height else [width, height] for width, height in resolutions
+            ],
             "trainer": {"kind": kind} | ({key: batches[0]} if batches[0] > 1 else {}),
         }
     if len(runs) > 1:
-        found.note(
+        config.note(
             "resolution: datasets of other resolutions are runs of their own "
             f"({', '.join(runs)}), which train one after the other; to train all together, give "
             "one run all datasets"
@@ -454,47 +492,54 @@ def _values(found: Imported, blocks: Sequence[Block], spec: Architecture) -> dic
 
 
 def _join_regularisation(
-    found: Imported,
+    config: Imported,
     datasets: Mapping[str, Any],
     together: dict[tuple[Sides, ...], dict[str, list[int]]],
 ) -> None:
-    """Put datasets of regularisation images into a run of others, one with their resolutions.
+    """Move regularisation images that would be a run of their own into a run of other datasets.
 
-    `together` is resolutions -> dataset -> batch sizes, of each run.
+    The other run must share a resolution with them. `together` is resolutions of a run -> dataset
+    -> batch sizes.
     """
-    alone = [
+    regularising = [
         sizes
         for sizes, members in together.items()
         if all(datasets[name].get("is_reg") for name in members)
     ]
-    for sizes in alone:
+    for sizes in regularising:
         members = together.pop(sizes)
-        home = next(other for other in together if other not in alone and {*sizes} & {*other})
+        home = next(
+            other for other in together if other not in regularising and {*sizes} & {*other}
+        )
         together[home].update(members)
         names = ", ".join(members)
-        found.note(f"resolution: the run shows the regularisation images {names} at all of its own")
+        config.note(
+            f"resolution: the run shows the regularisation images {names} at all of its own"
+        )
 
 
 def _weights(spec: Architecture, task: str | None) -> dict[str, Any]:
     folder, scripts = f"models/{spec.name}", spec.scripts
     if scripts is None:
         strategies = spec.strategies and spec.strategies.text
-        networks = {each.key for each in strategies.networks} if strategies else set()
+        networks = {network.key for network in strategies.networks} if strategies else set()
         names = spec.text_encoders or [key for key in networks if key.startswith("text")]
         encoders = ["text_encoder", *(f"text_encoder_{n}" for n in range(2, len(names) + 1))]
         return {
             "layout": "sdscripts",
             "vae": f"{folder}/vae",
-            "text": [f"{folder}/{each}" for each in encoders],
+            "text": [f"{folder}/{encoder}" for encoder in encoders],
             "checkpoint": f"{folder}/model.safetensors",
         }
     needs = scripts.versions[task or ""].needs if (task or "") in scripts.versions else ()
     files = (*scripts.latents.files, *scripts.text.files, *scripts.training.files)
-    keys = [each.key for each in files if each.required or each.key in needs]
-    found: dict[str, Any] = {"task": task} if task else {}
-    found |= {key: f"{folder}/{key}.safetensors" for key in keys if not key.startswith("text")}
+    keys = [file.key for file in files if file.required or file.key in needs]
+    values: dict[str, Any] = {"task": task} if task else {}
+    values |= {key: f"{folder}/{key}.safetensors" for key in keys if not key.startswith("text")}
     texts = {key for key in keys if key.startswith("text")}
     places: list[Any] = [f"{folder}/text_{n + 1}.safetensors" for n in range(len(texts))]
     if spec.encodes:
-        places = [{"path": each, "tokenizer": f"{folder}/tokenizer"} for each in places]
-    return found | ({"text": places} if places else {})
+        places = [{"path": path, "tokenizer": f"{folder}/tokenizer"} for path in places]
+    if places:
+        values["text"] = places
+    return values

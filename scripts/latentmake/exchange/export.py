@@ -1,11 +1,12 @@
-"""Export of a run's caches as files of ai-training's scripts (trainer/cache-utils).
+"""Export of a run's caches as files for ai-training's scripts (trainer/cache-utils).
 
     a.img_sdvae, a.img_sdxl    safetensors, `latent` [C, h, w] in float32, posterior mean, unscaled
     a.txt_t5cache              safetensors, `emb` [T, D] in bfloat16, of the caption's own length
     a.txt_clipl                safetensors, `emb` [T, D] in float32, padded
 
-All lie beside the image `a.jpg`. Its training reads that tensor by name and ignores the header's
-metadata, which holds our key: nothing is written twice, and files of other origin are not replaced.
+All these files are beside the image `a.jpg`. ai-training reads the tensor by its name and ignores
+the metadata of the header, so our key is stored there. By the key, an unchanged file is not written
+again, and a file of other origin is not replaced.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from latentmake.training.rows import rows_of
 
 STATES = ("written", "up to date", "left, for they are not ours")
 _WRITTEN, _SAME, _LEFT = STATES
-_LEAST_THREADS = 4  # they wait for the disk most of the time
+_LEAST_THREADS = 4  # even on fewer cores: the threads mostly wait for the disk
 
 
 class ExportOrder(BaseModel, extra="forbid", frozen=True):
     """Order to export a run's caches.
 
     Attributes:
-        manifest: one line an item with the paths of its caches.
-        folder: of the files; None: beside the images.
+        manifest: path of the manifest, with the paths of each item's caches.
+        folder: folder of the files; None to write them beside the images.
         part: name of the resolution.
-        ending: of files of latents; None where none are written.
-        texts: (ending, whether it pads) of each text encoder; none where no text is written.
+        ending: ending of files of latents; None if no latents are written.
+        texts: (ending, whether its embeddings are padded) of each text encoder; empty if no
+            embeddings are written.
         overwrite: whether to replace files that we did not write.
     """
 
@@ -61,18 +63,18 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
     """Return the order to export a run's caches.
 
     Raises:
-        ConfigError: they cannot be exported, or nothing says what files hold.
+        ConfigError: the caches cannot be exported, or no `config.json` describes a text encoder.
         ModelError: a model's configuration cannot be read.
     """
     run, export = facts.config.runs[name], facts.config.export
-    known = [size.name for size in run.resolutions]
-    part = known[0] if export.resolution is None else export.resolution.name
-    what = f"the run {name} has no resolution {part}" if part not in known else ""
-    if export.resolution is None and len(known) > 1:
-        what = f"the run {name} has the resolutions {', '.join(known)}, and ai-training's names "
+    sizes = [size.name for size in run.resolutions]
+    part = sizes[0] if export.resolution is None else export.resolution.name
+    what = f"the run {name} has no resolution {part}" if part not in sizes else ""
+    if export.resolution is None and len(sizes) > 1:
+        what = f"the run {name} has the resolutions {', '.join(sizes)}, and ai-training's names "
         what += "have room for one"
     if what:
-        hint = f"choose one of {', '.join(known)}"
+        hint = f"choose one of {', '.join(sizes)}"
         raise ConfigError(what, where="export.resolution", hint=hint)
     for dataset in run.datasets:
         if facts.config.datasets[dataset].remote and export.folder is None:
@@ -103,7 +105,15 @@ def _texts(model: Model, endings: list[str], where: str) -> Iterator[tuple[str, 
 
 
 class _File(NamedTuple):
-    """A file to write: its path, tensor and dtype; and the cache file, with the name there."""
+    """A file to write.
+
+    Attributes:
+        path: path of the file.
+        name: name of its tensor.
+        dtype: dtype of its tensor.
+        cache: path of the cache file to read.
+        tensor: name of the tensor in the cache file.
+    """
 
     path: Path
     name: str
@@ -119,12 +129,12 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
         Number of files in each of `STATES`.
 
     Raises:
-        CacheError: files of such names are not ours and hold something else; all others are done.
+        CacheError: files with these names are not ours; all other files are written.
         StorageError: the disk is full or cannot be written.
     """
     import torch
 
-    torch.set_num_threads(1)  # many small files, one in each of our threads
+    torch.set_num_threads(1)  # our own threads convert many small files at once
     files = list(_files(order))
     total: Counter[str] = Counter()
     with (
@@ -153,7 +163,7 @@ def _files(order: ExportOrder) -> Iterator[_File]:
             (cache,) = row.latents_at(order.part)
             yield _File(Path(base + order.ending), "latent", "float32", cache, LATENTS)
         for number, (ending, padded) in enumerate(order.texts):
-            dtype = "float32" if padded else "bfloat16"  # T5 pads nothing
+            dtype = "float32" if padded else "bfloat16"  # ai-training's CLIP pads, its T5 does not
             state = hidden_state(number)
             yield _File(Path(base + ending), "emb", dtype, row.first_text, state)
 
@@ -168,7 +178,7 @@ def _export(order: ExportOrder, file: _File) -> str:
             return _SAME
         if own is None and file.path.is_file():
             if header.adopted and header.adopted == digest.of_file(file.path):
-                return _SAME  # the cache was taken from it
+                return _SAME  # the cache was adopted from this file
             if not order.overwrite:
                 return _LEFT
         with safe_open(file.cache, framework="pt") as cache:

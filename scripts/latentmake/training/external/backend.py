@@ -1,4 +1,4 @@
-"""Backend of a launched trainer: a program with an environment of its own."""
+"""Backend of a launched trainer, a program with its own environment."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ Order = TypeVar("Order", bound=ExternalOrder)
 
 
 class Launched(Backend, Generic[Order]):
-    """Backend of one launched trainer; a subclass says what differs besides its order.
+    """Backend of a launched trainer; each program has a subclass.
 
     Attributes:
-        publication: class of its published folders.
-        arguments: returns the arguments of its training script.
-        deploy: writes what the program reads besides the caches.
+        order_type: class of the program's orders.
+        publication: class of the program's published folders.
+        arguments: function that returns the arguments of the training script.
+        deploy: function that writes the files that the program reads besides the caches.
     """
 
     order_type: type[Order]
@@ -53,7 +54,7 @@ class Launched(Backend, Generic[Order]):
 
     @abstractmethod
     def models(self, order: Order, *, quick: bool) -> Sequence[ModelFile]:
-        """Return the model's files, inspected; with `quick` those that are trained."""
+        """Return the inspected files of the model; with `quick` only the networks to train."""
 
     @abstractmethod
     def data_findings(self, order: Order) -> Iterable[Finding]:
@@ -62,15 +63,15 @@ class Launched(Backend, Generic[Order]):
     def program_findings(
         self, order: Order, program: Installation, models: Sequence[ModelFile]
     ) -> Iterable[Finding]:
-        """Check settings against the program, and its needs against this machine."""
+        """Check settings against the program, and the program's needs against this machine."""
         return ()
 
     def attention(self, order: Order, program: Installation) -> str:
-        """Return the attention to train with on this machine."""
+        """Return the attention to use on this machine."""
         return order.trainer.attention
 
     def command(self, order: Order, program: Installation, resume: Resume) -> list[str]:
-        """Return the training script and its arguments; all paths are absolute."""
+        """Return the training script and its arguments, with absolute paths."""
         script, attention = program.script(program.program.script), self.attention(order, program)
         return [str(script), *self.arguments(order, order.places, attention, resume)]
 
@@ -81,13 +82,13 @@ class Launched(Backend, Generic[Order]):
             try:
                 order = order.with_weights(facts.memo.digest_of_file)
             except ModelError as error:
-                unread = str(error)  # the checklist says so, too
+                unread = str(error)  # a reason of the plan; the checklist reports it, too
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.asks:
             order.write()
         if order.trained:
-            found = [] if plan.lock else plan.outdated
-            plan.reasons = [*forced, *found, *reasons(order, plan.lock, unread)]
+            outdated = [] if plan.lock else plan.outdated
+            plan.reasons = [*forced, *outdated, *reasons(order, plan.lock, unread)]
         if plan.reasons:
             plan.note = order.described()
             if plan.lock and order.weights and not forced and former(order, plan.lock):
@@ -98,12 +99,12 @@ class Launched(Backend, Generic[Order]):
     def preflight(
         self, order: Order, memory: Memo | None = None, *, quick: bool = False
     ) -> Iterator[Finding]:
-        """Check all that a training needs besides its data.
+        """Check everything that a training needs besides its data.
 
         Args:
-            order: the run.
-            memory: keeps what is found out about the program; None forgets it at the end.
-            quick: as while planning: leave out the encoders and the program's commit.
+            order: order of the run.
+            memory: memo of facts about the program; None keeps them in memory only.
+            quick: whether to skip the encoders and the program's commit, as planning does.
         """
         models = self.models(order, quick=quick)
         yield from map(model_finding, models)
@@ -137,13 +138,16 @@ class Launched(Backend, Generic[Order]):
             yield from self.data_findings(order)
         if not order.trained:
             return
-        found = [*self.preflight(order)]
-        if failed(found) and not order.publish.caches:  # its models may lie on the other machine
-            found = [*self.publication(order).findings()]
-        yield from found
+        findings = [*self.preflight(order)]
+        # Without published caches the models may exist only on the machine that trains: then the
+        # checks of a publication apply.
+        if failed(findings) and not order.publish.caches:
+            findings = [*self.publication(order).findings()]
+        yield from findings
         yield from gpu_findings(here=False)
 
     def train(self, order: Path, **options: Any) -> None:
+        # Imported here, because planning needs nothing of it.
         from latentmake.training.external.launch import train
 
         train(self, order, **options)

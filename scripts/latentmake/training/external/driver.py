@@ -1,10 +1,11 @@
-"""Driver of other programs' encoders: a program that runs in their environment.
+"""Driver that runs the encoders of another program, in that program's environment.
 
     python driver.py JOB.json
 
-It imports nothing of this package. It runs a caching script of musubi-tuner, or calls sd-scripts'
-caching strategies. Each line in the file `results` names files that are begun, written, or cannot
-be written. The networks are loaded once, whatever items fail.
+It does not import this package, which that environment lacks. It runs a caching script of
+musubi-tuner, or calls sd-scripts' caching strategies. Each line that it writes to the file
+`results` names files that it begins, has written, or cannot write. It loads the networks once,
+however many items fail.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-_FAILURES = 50  # before anything succeeded: then it is hardly the items' fault
-_Write = Callable[[dict[str, Any], str], None]  # writes the file of an item to a path
+_FAILURES = 50  # after so many failures and no success, the items can hardly be at fault
+_Write = Callable[[dict[str, Any], str], None]  # writes an item's cache file to a path
 
 
 class _Attempts:
-    """Encodes batches of items, and tells what became of their files."""
+    """Encoder of batches that writes the result of each file to `results`."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._results = Path(job["results"]).open("a", encoding="utf-8")  # noqa: SIM115 -- till the end
-        self._known: bool = job["known"]
+        self._failed_before: bool = job["known"]  # an earlier build skipped all of these items
         self._failures = 0
         self._last: Callable[[], object] | None = None
 
-    def tell(self, **result: Any) -> None:
+    def report(self, **result: Any) -> None:
         """Write a line about some files."""
         self._results.write(f"{json.dumps(result)}\n")
-        self._results.flush()
+        self._results.flush()  # the job reads the lines while the driver goes on
 
     def encode(
         self,
@@ -49,18 +50,18 @@ class _Attempts:
         files_of: Callable[[Any], list[str]],
         fault_of: Callable[[Any], str | None] = lambda _: None,
     ) -> None:
-        """Encode a batch; where that fails, encode each of its items alone.
+        """Encode a batch; if that fails, encode its items one by one.
 
         Args:
-            batch: the items.
-            encode: writes their files.
-            files_of: returns the files of an item.
-            fault_of: returns what is wrong with the files of an item all the same.
+            batch: items to encode.
+            encode: function that writes the files of a batch.
+            files_of: function that returns the files of an item.
+            fault_of: function that returns the fault of an item that was encoded, or None.
 
         Raises:
-            Exception: that of the last item, where the items are hardly at fault.
+            Exception: the last item's error, if the items can hardly be at fault.
         """
-        self.tell(begun=[file for item in batch for file in files_of(item)])
+        self.report(begun=[file for item in batch for file in files_of(item)])
         try:
             encode(batch)
         except Exception as error:
@@ -74,17 +75,21 @@ class _Attempts:
         self._last = lambda: encode(batch)
         for item in batch:
             fault = fault_of(item)
-            self.tell(files=files_of(item), **({"error": fault} if fault else {}))
+            self.report(files=files_of(item), **({"error": fault} if fault else {}))
 
     def fail(self, files: list[str], error: Exception) -> None:
-        """Tell that some files could not be written; raises the error if nothing else could."""
-        self.tell(files=files, error=f"{type(error).__name__}: {error}")
+        """Report files that could not be written.
+
+        Raises:
+            Exception: the error itself, after `_FAILURES` failures without any success.
+        """
+        self.report(files=files, error=f"{type(error).__name__}: {error}")
         self._failures += 1
-        if self._failures == _FAILURES and self._last is None and not self._known:
+        if self._failures == _FAILURES and self._last is None and not self._failed_before:
             raise error
 
     def end(self) -> None:
-        """If something failed, do again what went well: raises if the device no longer does it."""
+        """After failures, encode the last good batch again, which raises if the device is lost."""
         if self._failures and self._last is not None:
             self._last()
         self._failures, self._last = 0, None
@@ -93,7 +98,7 @@ class _Attempts:
         gc.collect()
         torch = importlib.import_module("torch") if "torch" in sys.modules else None
         if torch is not None and torch.cuda.is_available():
-            torch.cuda.empty_cache()  # raises where the device is lost
+            torch.cuda.empty_cache()  # raises if the device is lost
 
 
 # -- musubi-tuner ----------------------------------------------------------------------------------
@@ -104,9 +109,9 @@ _NAN_FAULT = "had NaN, which it replaced by zeros: use another dtype, or look at
 
 
 def _run_script(job: dict[str, Any], attempts: _Attempts) -> None:
-    """Run a caching script whose loops over items go on behind a bad one.
+    """Run a caching script; its loops over items skip a bad item and go on.
 
-    A script without such loops is run as it is.
+    A script without such loops runs unchanged.
     """
     script = job["script"]
     spec = importlib.util.spec_from_file_location(Path(script).stem, script)
@@ -114,11 +119,12 @@ def _run_script(job: dict[str, Any], attempts: _Attempts) -> None:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     sys.argv = [script, *job["arguments"]]
     spec.loader.exec_module(module)
-    for each in [*sys.modules.values()]:
-        for name, value in [*getattr(each, "__dict__", {}).items()]:
+    # A script may import these loops by name, so they are replaced in every module that has them.
+    for imported in [*sys.modules.values()]:
+        for name, value in [*getattr(imported, "__dict__", {}).items()]:
             is_own = getattr(value, "__module__", "") == __name__
             if inspect.isfunction(value) and _LOOP.fullmatch(name) and not is_own:
-                setattr(each, name, _guarded(value, attempts, job))
+                setattr(imported, name, _guarded(value, attempts, job))
     if hasattr(module, "main"):
         module.main()
 
@@ -126,7 +132,7 @@ def _run_script(job: dict[str, Any], attempts: _Attempts) -> None:
 def _guarded(
     loop: Callable[..., object], attempts: _Attempts, job: dict[str, Any]
 ) -> Callable[..., object]:
-    """Return a loop over datasets that leaves out the items that cannot be read or encoded."""
+    """Return a loop over datasets that skips items that cannot be read or encoded."""
     nan: set[str] = set()
     handler = logging.Handler()
     handler.emit = lambda record: nan.update(_NAN.findall(record.getMessage()))  # type: ignore[method-assign]
@@ -141,28 +147,28 @@ def _guarded(
         return [file] if file in files else files
 
     def run(*args: Any, **options: Any) -> None:
-        given = inspect.signature(loop).bind(*args, **options)
-        encode = given.arguments["encode"]
+        bound = inspect.signature(loop).bind(*args, **options)
+        encode = bound.arguments["encode"]
         logging.getLogger().addHandler(handler)  # the script has set its logging up by now
 
         def guarded(batch: Sequence[Any]) -> None:
             nan.clear()
             attempts.encode(
-                batch, encode, files_of, lambda x: _NAN_FAULT if x.item_key in nan else None
+                batch, encode, files_of, lambda item: _NAN_FAULT if item.item_key in nan else None
             )
 
-        given.arguments["encode"] = guarded
-        for dataset in given.arguments["datasets"]:
-            if not isinstance(dataset.datasource, _Source):  # of an earlier pass
+        bound.arguments["encode"] = guarded
+        for dataset in bound.arguments["datasets"]:
+            if not isinstance(dataset.datasource, _Source):  # an earlier pass replaced it already
                 dataset.datasource = _Source(dataset.datasource, attempts, job["workers"])
-        loop(*given.args, **given.kwargs)
-        attempts.end()  # before the script deletes its networks
+        loop(*bound.args, **bound.kwargs)
+        attempts.end()  # here, because the script deletes its networks next
 
     return run
 
 
 class _Source:
-    """Source of a dataset, by which items that cannot be read are left out."""
+    """Source of a dataset that reports and skips items that cannot be read."""
 
     def __init__(self, source: Any, attempts: _Attempts, workers: int) -> None:
         self._source = source
@@ -173,7 +179,7 @@ class _Source:
         return getattr(self._source, name)
 
     def __iter__(self) -> Iterator[Callable[[], Any]]:
-        """Yield functions that return what was read."""
+        """Yield functions that return an item's data; threads read ahead."""
         waiting: deque[tuple[dict[str, Any], Future[Any]]] = deque()
         with ThreadPoolExecutor(self._workers) as pool:
             for line, fetch in zip(self._source.data, self._source, strict=True):
@@ -185,21 +191,21 @@ class _Source:
 
     def _read(self, line: dict[str, Any], future: Future[Any]) -> Iterator[Callable[[], Any]]:
         try:
-            found = future.result()
+            fields = future.result()
         except Exception as error:
             self._attempts.fail(line["files"], error)
         else:
-            yield lambda: found
+            yield lambda: fields
 
 
 def _fetched(fetch: Callable[[], Any]) -> Any:
-    """Read an item, and decode its pictures, which Pillow only opens."""
-    found = fetch()
-    for pictures in found:
+    """Read an item and decode its pictures here, in a thread, because Pillow only opens them."""
+    fields = fetch()
+    for pictures in fields:
         for picture in pictures if isinstance(pictures, list) else ():
             if hasattr(picture, "load"):
                 picture.load()
-    return found
+    return fields
 
 
 # -- sd-scripts ------------------------------------------------------------------------------------
@@ -229,9 +235,9 @@ def _network(torch: Any, wanted: dict[str, Any], device: str) -> Any:
 
 
 def _latents(torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> _Write:
-    """Return the encoder of pictures, which sd-scripts itself reads and resizes."""
+    """Return the encoder of pictures; sd-scripts itself reads and resizes them."""
     library: Any = importlib.import_module("library.train_util")
-    library.HIGH_VRAM = True  # else memory is cleaned after each picture
+    library.HIGH_VRAM = True  # otherwise sd-scripts cleans memory after each picture
     strategy = _find(job["strategy"])(True, 1, False)
     shape: Any = None
 
@@ -265,20 +271,20 @@ def _text(torch: Any, job: dict[str, Any], networks: list[Any], device: str) -> 
 
 
 def _call_strategies(job: dict[str, Any], attempts: _Attempts) -> None:
-    """Encode items one by one: no neighbour changes their bytes."""
+    """Encode items one by one, so that the bytes do not depend on other items of a batch."""
     torch = importlib.import_module("torch")
     device, kind = _device(torch), job["kind"]
     sys.stderr.write(f"{kind}: loading the networks to {device}\n")
-    networks = [_network(torch, each, device) for each in job["networks"]]
+    networks = [_network(torch, network, device) for network in job["networks"]]
     encoded = (_text if kind == "text" else _latents)(torch, job, networks, device)
 
     def write(batch: Sequence[dict[str, Any]]) -> None:
         (item,) = batch
         begun = Path(f"{item['file']}.begun.npz")
-        begun.unlink(missing_ok=True)  # a strategy would add to what lies there
+        begun.unlink(missing_ok=True)  # a strategy would add its arrays to an existing file
         torch.manual_seed(item["seed"])
         encoded(item, str(begun))
-        begun.replace(item["file"])
+        begun.replace(item["file"])  # a file under this name is complete
 
     with torch.no_grad():
         for item in job["items"]:
@@ -287,10 +293,10 @@ def _call_strategies(job: dict[str, Any], attempts: _Attempts) -> None:
 
 
 def main(place: str) -> None:
-    """Carry out a job."""
+    """Carry out the job in a JSON file."""
     job = json.loads(Path(place).read_bytes())
-    here = Path(__file__).parent  # whose modules are none of the program's
-    sys.path[:1] = [job["folder"], *(x for x in sys.path[:1] if Path(x) != here)]
+    here = Path(__file__).parent  # its modules could hide modules of the program
+    sys.path[:1] = [job["folder"], *(path for path in sys.path[:1] if Path(path) != here)]
     (_run_script if "script" in job else _call_strategies)(job, _Attempts(job))
 
 

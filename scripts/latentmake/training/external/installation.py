@@ -1,10 +1,10 @@
-"""Folder, environment and sources of an external program; nothing of it is imported here.
+"""Folder, environment and sources of an external program, which is never imported here.
 
-The program is asked as for a training: by the same Python, in the same folder, with the same
-variables.
+Its environment is examined as a training would run: with the same Python, in the same folder, with
+the same environment variables.
 
-Versions and forks of a trainer differ in the flags they know and in what they refuse. Importing
-them to ask would load CUDA for minutes; a syntax tree answers in a second.
+Versions and forks of a trainer accept different flags. To import one and ask would load CUDA for
+minutes, so its sources are parsed instead, which takes a second.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from latentmake.training.findings import Finding
 
 
 class Sources(NamedTuple):
-    """Facts from a script and all that it imports from its own folders.
+    """Facts from a script and all modules that it imports from its own folders.
 
     Attributes:
-        flags: declared ones; None where that cannot be told: the script does not declare
+        flags: flags that the script declares; None if unknown, because it does not declare
             `--dataset_config` with argparse, or computes names of flags.
-        needs: packages of others that every run imports, by their first names.
-        digest: of their names below the last folder, and of their content.
+        needs: top-level names of other packages that every run imports.
+        digest: digest of the files' content and of their names below the last folder.
     """
 
     flags: list[str] | None
@@ -48,7 +48,7 @@ class Sources(NamedTuple):
 
 
 class _Reader:
-    """Reads a script, and all that it imports from some folders."""
+    """Reader of a script and of all modules that it imports from some folders."""
 
     def __init__(self, script: Path, roots: Sequence[Path], without: Sequence[str]) -> None:
         self._script = script
@@ -59,7 +59,7 @@ class _Reader:
         self._parsed: dict[Path, ast.Module] = {}
 
     def facts(self) -> tuple[Sources, list[Path]]:
-        """Return the facts, and the paths that they depend on."""
+        """Return the facts, and the paths on which they depend."""
         paths = [*self._trees, *{path.parent for path in self._trees}]
         content = digest.of_value(sorted(self._digests.items()))
         return Sources(self._flags(), self._needs(), content), paths
@@ -69,35 +69,35 @@ class _Reader:
         return self._reach(everywhere=True)
 
     def _reach(self, *, everywhere: bool) -> dict[Path, ast.Module]:
-        """Parse the script and what it imports; `everywhere`: also inside of functions."""
-        found: dict[Path, ast.Module] = {}
+        """Parse the script and its imports; with `everywhere` also imports inside functions."""
+        trees: dict[Path, ast.Module] = {}
         waiting = [self._script]
         while waiting:
             path = waiting.pop()
-            if path in found or any(each in path.parents for each in self._without):
+            if path in trees or any(folder in path.parents for folder in self._without):
                 continue
             try:
-                found[path] = self._parse(path)
+                trees[path] = self._parse(path)
             except (OSError, SyntaxError, ValueError, RecursionError):
                 self._unreadable = True
                 continue
-            for name, base in _imports(found[path], path, everywhere=everywhere):
+            for name, base in _imports(trees[path], path, everywhere=everywhere):
                 waiting.extend(self._files(name, [base] if base else self._roots))
-        return found
+        return trees
 
     def _parse(self, path: Path) -> ast.Module:
         if path not in self._parsed:
             code = path.read_bytes()
             self._digests[os.path.relpath(path, self._roots[-1])] = digest.of_bytes(code)
-            with warnings.catch_warnings(action="ignore"):  # of code that is not ours
+            with warnings.catch_warnings(action="ignore"):  # the code is not ours to correct
                 tree = ast.parse(code)
-            if path != self._script:  # imported, so that what it does as a program is not done
+            if path != self._script:  # an imported module does not run its main block
                 tree.body = [node for node in tree.body if not _is_main(node)]
             self._parsed[path] = tree
         return self._parsed[path]
 
     def _files(self, name: str, roots: Sequence[Path]) -> list[Path]:
-        """Return the files that importing a dotted name would run, as far as they are its own."""
+        """Return the program's own files that an import of a dotted name would run."""
         for root in roots:
             files: list[Path] = []
             place = root
@@ -119,8 +119,9 @@ class _Reader:
                 if not all(isinstance(name, str) for name in names):
                     return None
                 flags.update(map(str, names))
-        known = "--dataset_config" in flags and not self._unreadable
-        return sorted(flag for flag in flags if flag.startswith("-")) if known else None
+        if "--dataset_config" not in flags or self._unreadable:
+            return None
+        return sorted(flag for flag in flags if flag.startswith("-"))
 
     def _needs(self) -> list[str]:
         named = {
@@ -144,7 +145,7 @@ def _imports(
             base = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else None
             if node.module:
                 yield node.module, base
-            # What is imported may be a module of that package.
+            # The imported name may be a module of that package.
             prefix = f"{node.module}." if node.module else ""
             yield from ((f"{prefix}{alias.name}", base) for alias in node.names)
 
@@ -153,10 +154,10 @@ def _is_main(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "id='__name__'" in ast.dump(node.test)
 
 
-_SECONDS = 120.0  # a first look into a large environment on a network drive takes its time
+_SECONDS = 120.0  # the first search of a large environment on a network drive is slow
 
-# A module is found without running it, or the packages around it. What is installed or removed
-# changes a folder of sys.path.
+# Program that finds modules without importing them or their packages. It also returns sys.path: an
+# installed or removed package changes one of its folders, so a remembered answer becomes invalid.
 _FIND = """
 import json, sys
 from importlib.machinery import PathFinder
@@ -176,29 +177,31 @@ class Program(NamedTuple):
     """An external program.
 
     Attributes:
-        section: of the configuration, which names its folder.
-        package: folder below its own in which its scripts lie in some versions; "" for none.
-        script: the one that trains.
-        knows: what an installation that lacks that script would have to know.
+        name: name of the program.
+        section: section of the configuration that names the program's folder.
+        package: folder of the scripts in some versions, below the program's folder; "" for none.
+        script: name of the training script.
+        needed: description of an installation that has the script, for an error message.
     """
 
     name: str
     section: str
     package: str
     script: str
-    knows: str
+    needed: str
 
 
 @dataclass
 class Installation:
-    """A program's folder and the Python that runs it; both are absolute.
+    """A program's folder and the Python that runs it, both as absolute paths.
 
-    Links to that Python are kept: a virtual environment is found by the name it is called by.
+    A link to that Python is not resolved, because Python finds a virtual environment by the path
+    under which it is called.
 
     Attributes:
-        scripts: folder in which its scripts lie.
+        scripts: folder of the program's scripts.
         note: warning about the choice of Python, or "".
-        memory: keeps what is found out about it.
+        memory: memo of facts about the program.
     """
 
     program: Program
@@ -215,29 +218,29 @@ class Installation:
         """Find the scripts and the Python of a program's folder.
 
         Args:
-            program: which program.
-            path: its folder.
-            venv: its virtual environment; None looks for one in the folder.
-            memory: keeps what is found out about it; None forgets it at the end.
+            program: program to find.
+            path: folder of the program.
+            venv: virtual environment of the program; None looks for one in the folder.
+            memory: memo of facts about the program; None keeps them in memory only.
 
         Raises:
             TrainingError: the folder, its scripts, or the Python of its environment are missing.
         """
-        name, section, package, script, knows = program
+        name, section, package, script, needed = program
         folder = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
         for scripts in (folder / package, folder):
             if (scripts / script).is_file():
-                found = _find_python(folder, venv, section)
-                return cls(program, folder, scripts, *found, memory or Memo(None))
+                python, note = _find_python(folder, venv, section)
+                return cls(program, folder, scripts, python, note, memory or Memo(None))
         if not folder.is_dir():
             fault, hint = f"the folder of {name} does not exist", f"correct `{section}.path`"
         else:
             fault = f"there is no {script} in this folder"
-            hint = f"set `{section}.path` to the folder of {knows}, or update it"
+            hint = f"set `{section}.path` to the folder of {needed}, or update it"
         raise TrainingError(fault, where=path, hint=hint)
 
     def script(self, name: str) -> Path:
-        """Return the path of one of its scripts; raises TrainingError without such a script."""
+        """Return the path of one of the program's scripts; raises TrainingError if it has none."""
         for scripts in (self.scripts, self.folder):
             if (scripts / name).is_file():
                 return scripts / name
@@ -245,9 +248,9 @@ class Installation:
         raise TrainingError(f"{self.program.name} has no {name}", where=self.folder, hint=hint)
 
     def sources_of(self, script: str | None = None, without: Sequence[str] = ()) -> Sources:
-        """Return facts from the sources of a script, by default the one that trains.
+        """Return facts from the sources of a script, by default the training script.
 
-        Those in the folders `without` are left out.
+        Sources in the folders `without` are ignored.
         """
         script = script or self.program.script
         roots = [self.scripts, self.folder / "src", self.folder]
@@ -256,15 +259,17 @@ class Installation:
         return Sources(*self.memory.remembered(question, find))
 
     def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
-        """Return the flags that a script, by default the one that trains, does not know."""
-        known = self.sources_of(script).flags
-        given = [each.partition("=")[0] for each in arguments if each.startswith("--")]
-        return [flag for flag in dict.fromkeys(given) if known is not None and flag not in known]
+        """Return the flags that a script, by default the training script, does not declare."""
+        declared = self.sources_of(script).flags
+        if declared is None:
+            return []
+        given = [text.partition("=")[0] for text in arguments if text.startswith("--")]
+        return [flag for flag in dict.fromkeys(given) if flag not in declared]
 
     def environment(self) -> dict[str, str]:
-        """Return the variables its scripts run with: none of ours, nor of Snakemake.
+        """Return the environment variables of the scripts, without ours and Snakemake's.
 
-        Its output is unbuffered and UTF-8 (its messages are half Japanese) wherever it runs.
+        The output is unbuffered, and UTF-8 in any locale, because many messages are Japanese.
         """
         ours = Path(latentmake.__file__).resolve().parent.parent
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -283,22 +288,22 @@ class Installation:
         home = self.python.parent.parent
         if (home / "pyvenv.cfg").is_file():
             variables["VIRTUAL_ENV"] = str(home)
-            # What torch compiles kernels with is called by its bare name.
+            # torch calls the program that compiles kernels by its bare name.
             programs = [str(self.python.parent), variables.get("PATH", "")]
             variables["PATH"] = os.pathsep.join(filter(None, programs))
         return variables
 
     def lacking(self, packages: Iterable[str]) -> list[str]:
-        """Return the packages that its environment does not have, in order; see `modules`."""
+        """Return the packages that the environment lacks, sorted; see `modules`."""
         return [name for name, place in self.modules(packages).items() if place is None]
 
     def modules(self, modules: Iterable[str]) -> dict[str, str | None]:
-        """Return name -> file of some modules, by their names; none is imported.
+        """Return name -> file of some modules, without importing them.
 
-        None stands for one that its scripts could not import, "" for one that has no file.
+        The file is None if the scripts cannot import the module, and "" if the module has no file.
 
         Raises:
-            TrainingError: its Python cannot be run.
+            TrainingError: the program's Python cannot be run.
         """
         names, environment = sorted(set(modules)), self.environment()
 
@@ -307,7 +312,7 @@ class Installation:
                 done = subprocess.run(
                     [str(self.python), "-c", _FIND, *names],
                     env=environment,
-                    cwd=self.scripts,  # where its scripts look for modules first
+                    cwd=self.scripts,  # scripts look for modules in their own folder first
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     timeout=_SECONDS,
@@ -325,14 +330,14 @@ class Installation:
 
         paths = environment.get("PYTHONPATH", "")
         question = ["modules", str(self.python), str(self.scripts), names, paths]
-        found: dict[str, str | None] = self.memory.remembered(question, find)
-        return found
+        files: dict[str, str | None] = self.memory.remembered(question, find)
+        return files
 
 
 def _find_python(folder: Path, venv: str | None, section: str) -> tuple[Path, str]:
-    """Return the Python of a program's environment, and a warning where it has none.
+    """Return the Python of a program's environment, or ours and a warning if it has none.
 
-    `venv` may name that Python itself.
+    `venv` may be the path of that Python itself. Raises TrainingError if `venv` has no Python.
     """
     names = ("bin/python", "bin/python3", "Scripts/python.exe", "python.exe", "")
     bases = [Path.cwd(), folder] if venv is not None else [folder]
@@ -350,17 +355,18 @@ def _find_python(folder: Path, venv: str | None, section: str) -> tuple[Path, st
 
 
 PROVEN = {"musubi_tuner": "30c658c", "sd_scripts": "48d368f"}
-"""Section of the configuration -> commit of the program with which all tests passed."""
+"""Section of the configuration -> commit of the program that passed all tests."""
 
 
 def flags(
     installation: Installation, arguments: Sequence[str], script: str | None = None
 ) -> Finding:
-    """Check that a script, by default the one that trains, knows all flags of a command line."""
+    """Check that a script, by default the training script, declares all flags of a command."""
     what = "arguments" if script is None else f"arguments of {script}"
     if missing := installation.missing_flags(arguments, script):
-        known = installation.sources_of(script).flags or ()
-        near = " ".join(each for flag in missing for each in get_close_matches(flag, known, 1, 0.8))
+        declared = installation.sources_of(script).flags or ()
+        matches = (get_close_matches(flag, declared, 1, 0.8) for flag in missing)
+        near = " ".join(match for flags_near in matches for match in flags_near)
         hint = f"did you mean {near}?" if near else "update it, or leave that out"
         note = f"this {installation.program.name} does not know {' '.join(missing)}: {hint}"
         return Finding(what, "failed", note)
@@ -368,21 +374,26 @@ def flags(
 
 
 def environment_finding(installation: Installation, packages: Iterable[str] = ()) -> Finding:
-    """Check that its environment has what its script imports, and further packages.
+    """Check that a program's environment has the imports of its script, and further packages.
 
-    It raises a TrainingError if its Python cannot be run.
+    Raises:
+        TrainingError: the program's Python cannot be run.
     """
     python = installation.python
-    if lacks := installation.lacking({*installation.sources_of().needs, *packages, "accelerate"}):
-        note = f"{python} lacks {', '.join(lacks)}: install it there"
+    needs = {*installation.sources_of().needs, *packages, "accelerate"}
+    if missing := installation.lacking(needs):
+        note = f"{python} lacks {', '.join(missing)}: install it there"
         return Finding("environment", "failed", note)
     return Finding("environment", "ok", f"{python} has all that its script imports")
 
 
 def network_finding(program: Installation, module: str, *, here: bool = True) -> Finding:
-    """Check that a program has a module that makes networks; it is not imported.
+    """Check that a program has a module that creates networks, without importing it.
 
-    `here`: in its environment, too; else that may lie on another machine.
+    Args:
+        program: installation of the program.
+        module: dotted name of the module.
+        here: whether the program's environment is on this machine and is searched, too.
     """
     what, own = "network_module", program.scripts / f"{module.replace('.', '/')}.py"
     place = str(own) if own.is_file() else None
@@ -392,7 +403,7 @@ def network_finding(program: Installation, module: str, *, here: bool = True) ->
         return Finding(what, "ok", f"{module}: not in {program.program.name}, taken as it is")
     if place is None:
         names = [f"{module.rpartition('.')[0]}.{path.stem}" for path in own.parent.glob("*.py")]
-        near = [f"did you mean {x}?" for x in get_close_matches(module, names, 1)]
+        near = [f"did you mean {match}?" for match in get_close_matches(module, names, 1)]
         hint = near[0] if near else "correct it, or install it there"
         note = f"neither {program.program.name} nor its environment has {module}: {hint}"
         return Finding(what, "failed", note)
@@ -405,24 +416,25 @@ _MAKES_NETWORKS = re.compile(rb"\bcreate_(arch_)?network\b")
 
 
 def proven_commit(section: str, folder: Path) -> Finding:
-    """Compare the commit of a program with the one that is proven; another is never an error.
+    """Compare a program's commit with the proven one; another commit is never an error.
 
-    An update may rename a flag or change what a script writes, so that a report of a fault begins
-    with the commit.
+    An update may rename a flag or change the files of a script. So a report of a fault needs the
+    commit.
     """
     proven = PROVEN[section]
     git = ("git", "-C", str(folder))
-    if not (found := (folder / ".git").exists() and said(*git, "rev-parse", "HEAD")):
+    # Without `.git` git would report the commit of a repository around the folder.
+    if not (commit := (folder / ".git").exists() and said(*git, "rev-parse", "HEAD")):
         return Finding("commit", "warning", f"no git repository; {proven} is proven")
     edits = " with local changes" if said(*git, "diff", "--stat", "HEAD") else ""
-    is_proven = found.startswith(proven)
+    is_proven = commit.startswith(proven)
     word = "proven" if is_proven else f"not proven; {proven} is"
-    note = f"commit {found[:12]}{edits} ({word})"
+    note = f"commit {commit[:12]}{edits} ({word})"
     return Finding("commit", "ok" if is_proven and not edits else "warning", note)
 
 
 def said(*command: str) -> str:
-    """Return what a program prints; "" where it is missing or fails."""
+    """Return the output of a command; "" if the command is missing or fails."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         return "" if done.returncode else done.stdout.strip()
@@ -430,7 +442,7 @@ def said(*command: str) -> str:
 
 
 def elsewhere(what: str, place: str) -> Finding:
-    """Return the finding for a file missing on this machine."""
+    """Return the finding about a file that is missing on this machine."""
     if is_windows(place) or Path(place).is_absolute():
         return Finding(what, "ok", f"{place}: not on this machine, taken as it is")
     note = f"{place} does not exist here: correct it, or name the path on the trainer's machine"

@@ -1,14 +1,16 @@
-"""Training by a launched trainer: resume or begin it, explain a failure, accept the result.
+"""Training by a launched trainer: start or resume it, explain a failure, accept the result.
 
-It runs in its own environment and folder. An exit status of 0 is not taken for success: only a new
-and complete result is.
+The trainer runs in its own environment and folder. An exit status of 0 does not mean success: the
+training succeeded only if a new and complete result exists.
 
 musubi-tuner and sd-scripts name a state `{name}-{epoch:06d}-state`, or `{name}-state` at the end.
-The number decides which is the last; mtimes never do. musubi-tuner, and sd-scripts' scripts for
-complete networks, count epochs from one again after a resume: told to train 16, they train 16 more,
-and write their states and LoRAs over those of the same number. So they are told how many are left,
-and these are moved out of their way, into a folder that is named by the epochs before. Other
-scripts, later versions and forks write into a state how far it came.
+The number, never the mtime, decides which state is the last.
+
+After a resume, musubi-tuner and sd-scripts' scripts for complete networks count epochs from one
+again. If they were called for 16 epochs, they would train 16 more and overwrite states and LoRAs of
+the same numbers. So they are called for the remaining epochs only, and the earlier states and LoRAs
+are moved first, into a folder named by the epochs done before. Other scripts, later versions and
+forks record their progress in a state.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ from latentmake.training.order import (
     taken_back,
 )
 
-_KEPT = 2  # states: the one to resume from, and one more should it be damaged
+_KEPT = 2  # states that are kept: the one to resume from, and a spare in case it is damaged
 
 
-class _Progress(JsonFile, extra="ignore"):  # earlier releases write more
-    """File beside the states: their training, and the epochs done when it was last started."""
+class _Progress(JsonFile, extra="ignore"):  # files of earlier releases have more keys
+    """File beside the states: their training, and the epochs done before its last start."""
 
     wanted: Wanted
     epochs: int = Field(0, ge=0, lt=10**6)
@@ -73,15 +75,17 @@ def prepare(
 ) -> Resume:
     """Make the trainer's folder ready for a training, and find the state to resume from.
 
-    What earlier starts of this training left is moved into `files.resumed`, a folder each, named by
-    the epochs that were done before. `previous.begin` has moved away what others left. Killed at
-    any time, it can be done again: the number of epochs is written down last.
+    States and LoRAs of an earlier start of this training move into a folder in `files.resumed`,
+    named by the epochs that were done before that start. (`previous.begin` has already moved the
+    files of other trainings.) If this is killed at any time, it can be repeated: the number of
+    epochs is written last.
 
     Args:
-        files: the run's files.
-        want: what is to be trained.
-        epochs: of the complete training, which `{run}-state` ends; None where steps end it.
-        usable: whether the trainer can be resumed right there.
+        files: files of the run.
+        want: digests of the training.
+        epochs: epochs of the complete training, after which the trainer saves `{run}-state`; None
+            if a number of steps ends it.
+        usable: function that returns whether the trainer can be resumed from a state.
     """
     files.work.mkdir(parents=True, exist_ok=True)
     _remove_partial(files)
@@ -92,22 +96,22 @@ def prepare(
         atomic.remove(place / path.name)
         path.replace(place / path.name)
     states = {state: _resume(state, epochs) for state in files.resumed.rglob("*-state")}
-    found = sorted(filter(None, states.values()), key=lambda each: each.done)[-_KEPT:]
-    for state in states.keys() - {each.state for each in found}:
+    latest = sorted(filter(None, states.values()), key=lambda option: option.done)[-_KEPT:]
+    for state in states.keys() - {option.state for option in latest}:
         shutil.rmtree(state)
-    resume = next(filter(usable, reversed(found)), resume)
+    resume = next(filter(usable, reversed(latest)), resume)
     _Progress(wanted=want, epochs=resume.done).write(files.progress)
     return resume
 
 
 def _remove_partial(files: RunFiles) -> None:
-    """Remove the trainer's LoRAs and states that it had not written to their end."""
+    """Remove LoRAs and states that the trainer has not written completely."""
     for path in _results(files):
         if path.is_dir() and not _is_complete(path):
             atomic.remove(path)
         elif path.is_file():
             try:
-                with contextlib.suppress(OSError):  # what cannot be read now may be whole
+                with contextlib.suppress(OSError):  # an unreadable file may be complete: keep it
                     read_head(path)
             except ValueError:
                 path.unlink()
@@ -119,37 +123,40 @@ def _results(files: RunFiles) -> list[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number of the epoch in the name of a state or LoRA."""
+    """Return the epoch in the name of a state or LoRA; None if the name has no number."""
     number = re.search(r"-(\d+)(-state|\.safetensors)$", path.name)
     return int(number[1]) if number else None
 
 
 def _before(start: Path) -> int:
-    """Return the epochs before a start whose results lie in a folder of `files.resumed`.
+    """Return the epochs done before the start whose results lie in a folder of `files.resumed`.
 
-    In that folder itself lie those that earlier releases numbered through.
+    Return 0 for `files.resumed` itself: earlier releases put results there, which they had already
+    numbered by the complete training.
     """
     return int(start.name) if start.name.isdigit() else 0
 
 
 def _number_through(files: RunFiles, before: int) -> None:
-    """Name LoRAs of epochs by the epochs of the complete training, after a resume.
+    """Rename the epochs' LoRAs of a resumed training by the epochs of the complete training.
 
-    `before` is the number of epochs that were done when the trainer was last started.
+    `before` is the number of epochs that were done before the trainer's last start.
     """
     counted = any(map(_counts, files.resumed.rglob("*-state")))
     starts = [*sorted(files.resumed.glob("*"), reverse=True), files.resumed]
-    for start, done in [(files.work, before), *((each, _before(each)) for each in starts)]:
+    # Highest numbers first, so that a new name is not that of a LoRA still to be renamed.
+    for start, done in [(files.work, before), *((folder, _before(folder)) for folder in starts)]:
         for lora in sorted(start.glob(f"{glob.escape(files.run)}-*.safetensors"), reverse=True):
             if (number := _number(lora)) is not None:
                 number += 0 if counted else done
                 named = files.work / f"{files.run}-{number:06d}.safetensors"
-                if not named.exists():  # nor was it written again behind the state
+                # A later start may have trained this epoch again: its LoRA stays.
+                if not named.exists():
                     lora.rename(named)
 
 
 def _is_complete(state: Path) -> bool:
-    """Whether a state was written to its end: accelerate writes random numbers last."""
+    """Whether a state was written completely: accelerate writes the random states last."""
     names = {path.name for path in state.iterdir()}
     accelerates = any(name.startswith(("optimizer", "scheduler", "model")) for name in names)
     return bool(names) and (
@@ -158,7 +165,7 @@ def _is_complete(state: Path) -> bool:
 
 
 def _resume(state: Path, epochs: int | None) -> Resume | None:
-    """Return what a state in `files.resumed` stands for; None where that is not known."""
+    """Return the progress of a state in `files.resumed`; None if unknown or not complete."""
     before, counted, done = _before(state.parent), _counts(state), _number(state)
     if done is None:
         done = epochs
@@ -166,24 +173,24 @@ def _resume(state: Path, epochs: int | None) -> Resume | None:
         done += before
     if done is None or not _is_complete(state):
         return None
-    taken = _values(state).get("current_step")  # since that start
+    taken = _values(state).get("current_step")  # optimizer steps since the start of that process
     steps = taken // (done - before) if isinstance(taken, int) and done > before else 0
     return Resume(state, done, counted, steps)
 
 
 def _counts(state: Path) -> bool:
-    """Whether a state says how far it came; one of accelerate's files alone does not."""
+    """Whether a state records how far the training came; plain accelerate states do not."""
     if not any(state.glob("random_states*")) and not (state / "optimizer.bin").exists():
         return True
     return not {"epoch", "current_epoch", "global_step"}.isdisjoint(_values(state))
 
 
 def _values(state: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for path in sorted(state.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found |= from_json(read_regular(path))
-    return found
+            values |= from_json(read_regular(path))
+    return values
 
 
 def train(
@@ -197,14 +204,14 @@ def train(
 ) -> None:
     """Bring the result of an order up to date, and write the receipt; see `Backend.train`.
 
-    `trainer` is the `Launched` that calls this, whose module imports this one.
+    `trainer` is the `Launched` that calls this; it is `Any` because its module imports this one.
     """
     order: ExternalOrder = read_order(order_path, trainer.order_type)
     files = RunFiles(order)
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.open("wb").close()  # emptied, not replaced: whoever holds it open goes on writing to it
+    log.open("wb").close()  # emptied, not replaced: processes that hold it open go on writing to it
     say = partial(process.say, log)
-    # First, since networks take a while to read.
+    # The checks come before the digest of the networks, which takes a while to compute.
     passed([*trainer.data_findings(order), *trainer.preflight(order)], say)
     if not order.weights:
         order = order.with_weights(digest.of_file)
@@ -225,7 +232,7 @@ def train(
 
 
 def _trained(order: ExternalOrder, data: str) -> LaunchedRecord | None:
-    """Return the record of the result of an order, if it is there."""
+    """Return the record of an order's result; None if the result is missing or another one."""
     files = RunFiles(order)
     record = LaunchedRecord.read(files.record)
     is_same = record is not None and record.wanted == wanted(order, data, record)
@@ -233,7 +240,7 @@ def _trained(order: ExternalOrder, data: str) -> LaunchedRecord | None:
 
 
 class _Training:
-    """A training whose result is not there; `want` becomes that of its record."""
+    """A training whose result does not exist yet; `want` is written into its record."""
 
     def __init__(self, trainer: Any, order: ExternalOrder, want: Wanted, log: Path) -> None:
         self.trainer, self.order, self.wanted, self.log = trainer, order, want, log
@@ -241,7 +248,7 @@ class _Training:
         self.say = partial(process.say, log)
 
     def run(self, processes: int, threads: int) -> LaunchedRecord:
-        """Train, or go on from a state; return the record of the result."""
+        """Train from the start or from a state; return the record of the result."""
         trainer, order, files, settings = self.trainer, self.order, self.files, self.order.trainer
         program = order.find()
         previous.begin(files, self.wanted, files.names)
@@ -278,17 +285,21 @@ class _Training:
                 raise
         seconds = time.monotonic() - started
         if not output.endswith("\n"):
-            self.say("")  # below a progress bar
+            self.say("")  # ends the line of a progress bar
         if status != 0:
             _remove_partial(files)
             raise self._failure(output, status)
         return self._accept(output, seconds)
 
     def _accept(self, output: str, seconds: float) -> LaunchedRecord:
-        """Give a new and complete result its name, and write its record."""
+        """Give a new and complete result its name, and write its record.
+
+        The order counts: the record comes after the weights, and the states go last, so that a job
+        killed here finds the result or can resume.
+        """
         files, run = self.files, self.order.run
         if fault := _fault(files.last, self.order.beginning):
-            last = [x.strip() for x in re.split(r"[\r\n]+", output) if x.strip()][-1:]
+            last = [line.strip() for line in re.split(r"[\r\n]+", output) if line.strip()][-1:]
             raise TrainingError(
                 f"run {run}: the trainer ended without an error, but wrote no weights "
                 f"({files.last} {fault}); its last line: {''.join(last)[:300]}",
@@ -310,9 +321,9 @@ class _Training:
         return record
 
     def _kept(self) -> str:
-        """Return a line about the state from which a stopped training goes on."""
-        before, states = self.resume.done, [x for x in _results(self.files) if x.is_dir()]
-        numbers = ((_number(x) or 0) + (0 if _counts(x) else before) for x in states)
+        """Return a message that names the epoch after which a stopped training will go on."""
+        before, states = self.resume.done, [path for path in _results(self.files) if path.is_dir()]
+        numbers = ((_number(state) or 0) + (0 if _counts(state) else before) for state in states)
         if done := max([before, *numbers]):
             total = f" of {self.order.epochs}" if self.order.epochs else ""
             kept = f"the same command goes on after epoch {done}{total}"
@@ -337,9 +348,9 @@ class _Training:
 
 
 def _fault(path: Path, beginning: str = "") -> str | None:
-    """Return why a file is no result of a training; None where it is complete.
+    """Return why a file cannot be the result of a training; None if it is complete.
 
-    `beginning` is that of the names of its tensors.
+    `beginning` is a prefix that some tensor's name must have.
     """
     try:
         tensors = read_head(path).tensors
@@ -351,4 +362,4 @@ def _fault(path: Path, beginning: str = "") -> str | None:
         return "holds no tensor"
     if not any(name.startswith(beginning) for name in tensors):
         return f"holds no tensor {beginning}*"
-    return next((f"holds values that are not finite ({x})" for x in not_finite(path)), None)
+    return next((f"holds values that are not finite ({name})" for name in not_finite(path)), None)

@@ -1,6 +1,7 @@
-"""Order of a run of a launched trainer; digests of its settings, and what its command lines share.
+"""Order of a run of a launched trainer, digests of its settings, and parts of command lines.
 
-The trainer runs in a folder of its own, where a path relative to the project means nothing.
+The trainer runs in its own folder, so paths in its command line must not be relative to the
+project.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from latentmake.plan.state import Difference
 from latentmake.training.external.installation import Installation
 from latentmake.training.order import LaunchedRecord, RunFiles, RunOrder, Wanted, run_values
 
-_VERSION = 2  # of trainings with the defaults of their guides
+_VERSION = 2  # 1: keys had one default each; 2: the defaults come from the architecture's guide
 
-# Keys whose defaults were those of their fields before each architecture had its own.
+# Keys with one default for all architectures in version 1.
 _RENEWED = frozenset(
     ("gradient_checkpointing", "learning_rate", "network_alpha", "network_dim", "seed")
 )
 
 
 class Resume(NamedTuple):
-    """Where a training is resumed.
+    """State from which a training is resumed, and its progress.
 
     Attributes:
-        state: folder of the state; None at the beginning.
-        done: epochs that stand behind it.
-        counted: whether the state itself says how far it came.
-        steps: optimizer steps of an epoch, where a state tells; else 0.
+        state: folder of the state; None if the training starts from the beginning.
+        done: epochs trained before the state was saved.
+        counted: whether the state itself records how many epochs or steps are done.
+        steps: optimizer steps per epoch; 0 if the state does not record steps.
     """
 
     state: Path | None = None
@@ -51,15 +52,15 @@ class Resume(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Paths of a training, as the machine that trains names them.
+    """Paths of a training, as they are named on the machine that trains.
 
     Attributes:
-        of: returns the name of a path there.
-        toml: the dataset TOML.
+        of: function that returns the name of a path on that machine.
+        toml: path of the dataset TOML.
         output: folder of the trained weights.
         logs: folder of TensorBoard's files.
-        prompts: file of the prompts of samples.
-        here: whether that is this machine.
+        prompts: file with the prompts of samples.
+        here: whether this machine trains.
     """
 
     of: Callable[[str], str]
@@ -71,19 +72,20 @@ class Places(NamedTuple):
 
 
 class ExternalOrder(RunOrder):
-    """Order of a run of a launched trainer; a subclass says what differs of one program.
+    """Order of a run of a launched trainer; each program has a subclass.
 
     Attributes:
-        name: of the program.
-        section: of the configuration, which names its folder; a field of the order, too.
-        memory_hint: what to try when GPU memory runs out.
-        datasets: name -> its section of the configuration, in the run's order.
+        name: name of the program.
+        section: section of the configuration that names the program's folder. The order has a field
+            of the same name.
+        memory_hint: advice for a training that runs out of GPU memory.
+        datasets: dataset -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
-        trained: whether the run has a trainer; without one it is published alone.
-        trainer: its section, with the defaults of the architecture's guide.
-        defaults: those defaults: keys, and further flags of the training script.
-        weights: digest of the networks that are trained; "" where nobody has asked.
-        validation: items that the manifest holds out, where it holds out any.
+        trained: whether the run has a trainer; a run without one is only published.
+        trainer: section of the trainer, with the defaults of the architecture's guide.
+        defaults: the guide's defaults: keys, and further flags of the training script.
+        weights: digest of the networks that are trained; "" until it is computed.
+        validation: settings of the held-out items; None if the run holds out none.
     """
 
     name: ClassVar[str]
@@ -102,7 +104,7 @@ class ExternalOrder(RunOrder):
 
     @classmethod
     def of_run(cls, config: Config, name: str) -> Self:
-        """Return the order of a run; of one without `trainer` that of a publication alone."""
+        """Return the order of a run; without a `trainer` it serves only a publication."""
         run, model = config.runs[name], config.models[config.runs[name].model]
         trainer = run.trainer or MusubiTrainer(kind="musubi")
         assert isinstance(trainer, MusubiTrainer | SdScriptsTrainer)
@@ -121,16 +123,16 @@ class ExternalOrder(RunOrder):
         return order.settled(f"runs.{name}.trainer")
 
     def settled(self, where: str) -> Self:
-        """Return the order with the keys that the files of its network tell; raises ModelError.
+        """Return the order with the keys that follow from its network's files.
 
-        `where` is the trainer's section of the configuration.
+        `where` is the trainer's section of the configuration. Raises ModelError.
         """
         return self
 
     @staticmethod
     @abstractmethod
     def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
-        """Return the keys and flags of the guide of a model's architecture."""
+        """Return the keys and flags that the guide of a model's architecture recommends."""
 
     @abstractmethod
     def find(self, memory: Memo | None = None) -> Installation:
@@ -151,16 +153,16 @@ class ExternalOrder(RunOrder):
     @property
     @abstractmethod
     def lora_module(self) -> str:
-        """Module of the program that makes the architecture's LoRA."""
+        """Python module of the program that creates the LoRA of the architecture."""
 
     @property
     def beginning(self) -> str:
-        """Beginning of the names of a result's tensors; "" where it has others."""
+        """Prefix that some tensor of a result must have; "" if any names are right."""
         return ""
 
     @property
     def network(self) -> dict[str, Setting]:
-        """Flags of the training script that say which network is trained."""
+        """Flags of the training script that choose the network to train."""
         return {
             "--network_module": self.trainer.network_module or self.lora_module,
             "--network_args": self.trainer.network_args or None,
@@ -171,14 +173,14 @@ class ExternalOrder(RunOrder):
     @property
     @abstractmethod
     def epochs(self) -> int | None:
-        """Epochs of the training; None where steps end it."""
+        """Epochs of the training; None if a number of steps ends it."""
 
     @abstractmethod
     def can_resume(self, resume: Resume) -> bool:
-        """Whether a training resumed from a state takes just the steps that are left."""
+        """Whether a training resumed from a state takes exactly the remaining steps."""
 
     def left(self, resume: Resume) -> Self:
-        """Return the order of the epochs that are left, where a program counts from one again."""
+        """Return an order of the remaining epochs only, if the program counts from one again."""
         if resume.state is None or resume.counted:
             return self
         left = {"max_train_epochs": max(0, (self.epochs or 0) - resume.done)}
@@ -191,7 +193,7 @@ class ExternalOrder(RunOrder):
 
     @property
     def places(self) -> Places:
-        """Paths of a training on this machine; all are absolute."""
+        """Absolute paths of a training on this machine."""
         files = RunFiles(self)
         below = (files.output / self.toml, files.work, files.logs, files.prompts)
         toml, output, logs, prompts = map(absolute, below)
@@ -199,87 +201,91 @@ class ExternalOrder(RunOrder):
 
     @property
     def counts(self) -> bool:
-        """Whether its states are known to say how far they came."""
+        """Whether the program's states always record how many epochs or steps are done."""
         return False
 
     @property
     def packages(self) -> set[str]:
-        """The packages that the settings need besides those that the script imports."""
+        """Packages that the settings need, besides the script's imports."""
         return {"bitsandbytes"} if self.trainer.optimizer_type.lower().endswith("8bit") else set()
 
     @property
     def results(self) -> list[str]:
-        """Name of the trained weights: a LoRA, or a complete network."""
+        """Name of the file of trained weights: a LoRA, or a complete network."""
         return [f"{self.run}.safetensors"]
 
     def networks(self) -> Iterable[object]:
-        """Return the places of the networks."""
+        """Return the paths of the networks that are trained."""
         return filter(None, (self.model.dit, self.model.dit_high_noise, self.model.checkpoint))
 
     @property
     def flags(self) -> dict[str, Setting]:
-        """Flags of the training script that the guide decides, with their values."""
+        """Flags and values that the guide adds to the training script's command line."""
         return {key: value for key, value in self.defaults.items() if key.startswith("--")}
 
     def earlier(self) -> Self:
-        """Return the order with the defaults of releases that had each key's own."""
+        """Return the order with the defaults of version 1, as earlier releases trained."""
         fields = type(self.trainer).model_fields
         old = {key: fields[key].default for key in _RENEWED & self.defaults.keys()}
         trainer = self.trainer.model_copy(update=old)
         return self.model_copy(update={"trainer": trainer, "defaults": {}})
 
     def described(self) -> str:
-        """Return a line for the plan about the defaults; "" where the user sets all of them."""
+        """Return a line of the plan about the guide's defaults; "" if the user sets them all."""
         named = {key.removeprefix("--"): value for key, value in self.defaults.items()}
         words = [" ".join(command_line({key: named[key]})) for key in named]
-        known = ", ".join(filter(None, words))
-        return known and f"training of {self.run}: by the guide of {self.model.title}: {known}"
+        settings = ", ".join(filter(None, words))
+        if not settings:
+            return ""
+        return f"training of {self.run}: by the guide of {self.model.title}: {settings}"
 
 
 def with_defaults(
     trainer: MusubiTrainer | SdScriptsTrainer, recommended: Mapping[str, Setting]
 ) -> dict[str, Any]:
-    """Return the fields of a run's order that hold its trainer's settings.
+    """Return the fields `trainer` and `defaults` of an order.
 
     Args:
-        trainer: the section as the user wrote it; its keys and arguments win.
+        trainer: section of the configuration; keys and arguments that the user set win.
         recommended: keys and flags of the architecture's guide.
     """
     given = {*flags_of(trainer.arguments), *(f"--{key}" for key in trainer.model_fields_set)}
     if not trainer.optimizer_type.lower().startswith("adamw"):
-        given.add("--optimizer_args")  # those of the guides are AdamW's
+        given.add("--optimizer_args")  # the guides' values are arguments of AdamW
     if trainer.max_train_steps is not None:
         given.add("--max_train_epochs")
-    found = {
+    defaults = {
         key: value
         for key, value in recommended.items()
         if f"--{key.removeprefix('--')}" not in given
     }
-    alpha, rank = found.get("network_alpha"), recommended.get("network_dim")
-    if isinstance(alpha, float) and alpha > 1 and isinstance(rank, int):  # a share of its rank
-        own = rank if "network_dim" in found else trainer.network_dim
-        found["network_alpha"] = alpha * own / rank
-    keys = {key: value for key, value in found.items() if not key.startswith("--")}
-    return {"trainer": trainer.model_copy(update=keys), "defaults": found}
+    alpha, rank = defaults.get("network_alpha"), recommended.get("network_dim")
+    # The guide's alpha belongs to the guide's rank: with another rank it is scaled alike.
+    if isinstance(alpha, float) and alpha > 1 and isinstance(rank, int):
+        own = rank if "network_dim" in defaults else trainer.network_dim
+        defaults["network_alpha"] = alpha * own / rank
+    keys = {key: value for key, value in defaults.items() if not key.startswith("--")}
+    return {"trainer": trainer.model_copy(update=keys), "defaults": defaults}
 
 
 def wanted(order: ExternalOrder, data: str, record: LaunchedRecord | None = None) -> Wanted:
-    """Return the digests that the result of an order must have come from.
+    """Return the digests from which the result of an order must come.
 
     Args:
-        order: the run.
-        data: digest of its caches.
-        record: of the result that is there; it stays, if a release trained it with other defaults.
+        order: order of the run.
+        data: digest of the run's caches.
+        record: record of the existing result, if any. A result that an earlier release trained
+            with the defaults of version 1 stays valid, so its digests are returned.
     """
     settings = order.settings_digest()
     want = Wanted(data=data, settings=settings, weights=order.weights, version=_VERSION)
-    known = {"settings": order.earlier().settings_digest(), "version": 1}
-    earlier = want.model_copy(update=known)
+    update = {"settings": order.earlier().settings_digest(), "version": 1}
+    earlier = want.model_copy(update=update)
     return earlier if record is not None and record.wanted == earlier else want
 
 
 def former(order: ExternalOrder, data: str) -> Wanted | None:
-    """Return what a previous result of a run came from, if it is the result of its order."""
+    """Return the digests of a previous result of a run that fits its order; None without one."""
     if RunFiles(order).is_forced(wanted(order, data)):
         return None
     for files in RunFiles(order).before():
@@ -290,10 +296,12 @@ def former(order: ExternalOrder, data: str) -> Wanted | None:
 
 
 def reasons(order: ExternalOrder, lock: str | None, unread: str = "") -> list[Difference]:
-    """Return why a run's result is not that of its order.
+    """Return why the result of a run does not fit its order.
 
-    `lock` is the digest of its caches; None where these are to be made, a reason of its own.
-    `unread` is why its network cannot be read.
+    Args:
+        order: order of the run.
+        lock: digest of the run's caches; None if some are outdated, which is a reason already.
+        unread: why the network cannot be read; "" if it can.
     """
     if unread:
         return [Difference(unread)]
@@ -307,7 +315,7 @@ def reasons(order: ExternalOrder, lock: str | None, unread: str = "") -> list[Di
     return [] if lock is None else files.missing()
 
 
-# Learning-rate schedules that know no end: they go on rightly whatever number of steps is left.
+# LR schedulers that do not depend on the number of steps, so a resumed training may end anywhere.
 _ENDLESS = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "adafactor"})
 _Order = TypeVar("_Order", bound=ExternalOrder)
 
@@ -315,25 +323,25 @@ _Order = TypeVar("_Order", bound=ExternalOrder)
 def command_line(options: Mapping[str, Setting]) -> list[str]:
     """Return the arguments for some flags with their values.
 
-    True gives the flag alone, None and False give nothing, a list each of its values; numbers have
-    the shortest text that reads as the same number.
+    True adds a flag without a value; None and False omit it; a list adds all its values. A number
+    becomes the shortest text that reads as the same number.
     """
-    found: list[str] = []
+    arguments: list[str] = []
     for flag, value in options.items():
         if value is None or value is False:
             continue
-        found.append(flag)
+        arguments.append(flag)
         if isinstance(value, list):
-            found += value
+            arguments += value
         elif isinstance(value, str):
-            found.append(value)
+            arguments.append(value)
         elif value is not True:
-            found.append(str(int(value)) if value == int(value) else repr(value))
-    return found
+            arguments.append(str(int(value)) if value == int(value) else repr(value))
+    return arguments
 
 
 def sampling(order: ExternalOrder, prompts: str) -> dict[str, Setting]:
-    """Return the options of a training script for samples; `prompts` is the path of their file."""
+    """Return the options of a training script for samples; `prompts` is the prompt file's path."""
     samples = order.trainer.samples
     if not samples.prompts:
         return {}
@@ -346,7 +354,7 @@ def sampling(order: ExternalOrder, prompts: str) -> dict[str, Setting]:
 
 
 def prompt_lines(order: ExternalOrder) -> str:
-    """Return the file of a run's sample prompts; options that a prompt itself has stay its own."""
+    """Return the text of a run's prompt file; an option in a prompt wins over the settings."""
     samples, size = order.trainer.samples, order.resolutions[0]
     if samples.resolution is not None:
         size = samples.resolution.width, samples.resolution.height
@@ -360,7 +368,7 @@ def prompt_lines(order: ExternalOrder) -> str:
         "n": samples.negative_prompt or None,
     }
     lines = []
-    for prompt in (" ".join(each.split()) for each in samples.prompts):
+    for prompt in (" ".join(text.split()) for text in samples.prompts):
         given = {key: value for key, value in options.items() if f" --{key} " not in prompt}
         words = [f"--{key} {value}" for key, value in given.items() if value is not None]
         lines.append(f"{' '.join([prompt, *words])}\n")
@@ -368,27 +376,29 @@ def prompt_lines(order: ExternalOrder) -> str:
 
 
 def absolute(path: Path | str) -> str:
-    """Return an absolute path; links stay."""
+    """Return an absolute path, without resolving links."""
     return os.path.abspath(path)  # noqa: PTH100
 
 
 def with_paths(arguments: Sequence[str], named: Callable[[str], str] = str) -> list[str]:
-    """Return arguments with each path in them made absolute, and `named` as another system does.
+    """Return arguments with their paths made absolute and passed through `named`.
 
-    A value is a path if it has a slash, an ending or a `~` and exists, seen from the working
-    directory. An absolute path may lie on another machine. In `--flag=value` and `key=value` the
-    part behind counts.
+    `named` gives the name of a path on the machine that trains. A value is a path if it has a
+    slash, an ending or a `~`, and exists relative to the working directory. An absolute path counts
+    even if it does not exist, because it may lie on another machine. In `--flag=value` and
+    `key=value` only the value is looked at.
     """
-    return [_with_path(each, named) for each in arguments]
+    return [_with_path(argument, named) for argument in arguments]
 
 
 def _with_path(argument: str, named: Callable[[str], str]) -> str:
     key, equals, value = argument.partition("=")
-    if not equals or os.path.exists(argument):  # noqa: PTH110 -- nor is one that is too long
+    # os.path, since Path.exists raises an error if a name is too long.
+    if not equals or os.path.exists(argument):  # noqa: PTH110
         key, equals, value = "", "", argument
     path = os.path.expanduser(value)  # noqa: PTH111 -- Path would drop "./"
-    looks = path != value or os.sep in value or bool(Path(value).suffix)
-    if looks and not value.startswith("-") and os.path.exists(path):  # noqa: PTH110
+    like_path = path != value or os.sep in value or bool(Path(value).suffix)
+    if like_path and not value.startswith("-") and os.path.exists(path):  # noqa: PTH110
         return f"{key}{equals}{named(absolute(path))}"
     is_drive = is_windows(value) and len(value) > len("C:")
     return f"{key}{equals}{named(value)}" if value.startswith("/") or is_drive else argument
@@ -406,13 +416,14 @@ def located(order: _Order, named: Callable[[str], str] = str) -> _Order:
 
 
 def depends_on_length(arguments: Sequence[str], schedule: str = "constant") -> bool:
-    """Whether the learning rate depends on the number of steps, which differs after a resume.
+    """Whether the learning rate depends on the total number of steps.
 
-    `schedule` is the one that is set besides the user's own arguments.
+    A resumed training may have another total. `schedule` is the LR scheduler that applies unless
+    the user's own arguments name one.
     """
     given = flags_of(arguments)
     if given.get("--lr_scheduler_type"):
-        return False  # its own numbers are part of the state
+        return False  # a scheduler class keeps its own numbers in the state
     if "." in given.get("--lr_warmup_steps", "") + given.get("--lr_decay_steps", ""):
-        return True  # shares of all steps
+        return True  # fractions of the total
     return given.get("--lr_scheduler", schedule).partition(":")[0] not in _ENDLESS

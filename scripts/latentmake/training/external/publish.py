@@ -1,7 +1,8 @@
 """Published folder of a run, for an external trainer on another machine.
 
-Images, captions and caches; for each system a dataset TOML in the paths that it knows, and a script
-that starts `run_published`, which makes the caches that were not published, and trains.
+It holds images, captions and caches. For each system (Linux, Windows) it holds a dataset TOML with
+the system's paths, and a script that starts `run_published`, a program that makes the caches that
+were not published and then trains.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Order = TypeVar("Order", bound=ExternalOrder)
 
 Kind = Literal["latents", "text"]
 Call = tuple[str, list[str]]
-"""A script of the program, and its arguments."""
+"""A script of the program, and the script's arguments."""
 
 _SYSTEMS: tuple[System, System] = ("linux", "windows")
 
@@ -46,7 +47,10 @@ _SETTINGS: Mapping[str, Kind] = {
     ".latentmake-latents.json": "latents",
     ".latentmake-text.json": "text",
 }
-"""Names of the files with the settings of the caches beside them: a new one makes all stale."""
+"""Files that hold the settings of the caches beside them -> kind of these caches.
+
+New content of such a file makes all these caches stale.
+"""
 
 _SHELL = """\
 #!/bin/sh
@@ -57,7 +61,8 @@ done
 echo '{name}: there is no Python' >&2
 exit 1
 """
-# The program may be a batch file itself (pyenv-win), which does not come back: it is the last line.
+# `python` may itself be a batch file (pyenv-win), from which cmd does not return: so the call is
+# the last line.
 _BATCH = """\
 @echo off
 rem Runs {name}.py by the Python of the trainer. Publishing the run again writes this file anew.
@@ -76,12 +81,14 @@ def block_name(dataset: str, size: tuple[int, int]) -> str:
 
 
 class Names:
-    """Names of paths on one system, with forward slashes, which programs under Windows read too.
+    """Names of paths on one system.
+
+    They have forward slashes, which programs on Windows read, too.
 
     Attributes:
-        system: which one.
-        unnamed: folders without a name there that were asked for.
-        places: the paths of the training.
+        system: `linux` or `windows`.
+        unnamed: folders that were asked for and have no name on the system.
+        places: paths of the training on the system.
     """
 
     def __init__(self, order: ExternalOrder, system: System, folder: str = "") -> None:
@@ -93,12 +100,14 @@ class Names:
         tomls = order.publish.tomls
         named = self.of(f"{absolute(tomls)}/{toml}") if tomls else self.below(toml)
         chosen = (order.publish.output, "output"), (order.publish.logs, "logs")
-        output, logs = (self.of(x, folder=True) if x else self.below(name) for x, name in chosen)
+        output, logs = (
+            self.of(folder, folder=True) if folder else self.below(name) for folder, name in chosen
+        )
         prompts = self.below(f"{order.run}_prompts.txt")
         self.places = Places(self.of, named, output, logs, prompts)
 
     def of(self, path: str, *, folder: bool = False) -> str:
-        """Return a path as the system names it, or as it is where the system has no name for it."""
+        """Return the system's name of a path, or the path unchanged if it has no name there."""
         path = absolute(path)
         if is_windows(path):
             path = translate(path, "windows", []) or path
@@ -109,19 +118,22 @@ class Names:
         return name or path
 
     def below(self, name: str) -> str:
-        """Return the same of a path below the published folder."""
+        """Return the system's name of a path below the published folder."""
         return self.of(f"{self._folder}/{name}")
 
 
 class Publication(ABC, Generic[Order]):
-    """A run's published folder, `{publish.path}/{run}`; a subclass says what differs of a program.
+    """A run's published folder, `{publish.path}/{run}`; each program has a subclass.
+
+    A block is a folder of one dataset's images at one resolution.
 
     Attributes:
-        order: the run, or a part of it.
-        names: those of Linux and of Windows.
-        attentions: those that the program knows.
-        modules: attention -> module that it needs, where the trainer's machine is to choose.
-        cache_ending: what follows the name of a block in that of the folder of its caches.
+        order: order of the run, or of a part of it.
+        names: names of paths on Linux and on Windows.
+        attentions: attentions that the program supports.
+        modules: attention -> Python module that it needs; empty unless the trainer's machine
+            chooses the attention.
+        cache_ending: suffix that makes the name of a block the name of its folder of caches.
     """
 
     attentions: Sequence[str]
@@ -129,15 +141,16 @@ class Publication(ABC, Generic[Order]):
     cache_ending: ClassVar[str] = ""
 
     def __init__(self, order: Order, folder: str = "") -> None:
-        """Begin the publication of a run, or of a part of the run that a folder is named after."""
+        """Begin the publication of a run, or of a part of the run whose name is `folder`."""
         self.order, self.modules = order, {}
         pairs = [(dataset, size) for dataset in order.datasets for size in order.resolutions]
-        names = [f"{self.block(*x)}{end}" for x in pairs for end in ("", "_cache", "_control")]
+        blocks = [self.block(*pair) for pair in pairs]
+        names = [f"{block}{end}" for block in blocks for end in ("", "_cache", "_control")]
         if len({*names}) < len(names):
-            what = f"several of the run's folders have the name {self.block(*pairs[0])}"
+            what = f"several of the run's folders have the name {blocks[0]}"
             hint = "name them by `{dataset}/{resolution}`"
             raise ConfigError(what, where="publish.folders", hint=hint)
-        self.names = [Names(order, each, folder) for each in _SYSTEMS]
+        self.names = [Names(order, system, folder) for system in _SYSTEMS]
         self._listed: dict[Path, dict[str, dict[Kind, list[Path]]]] = {}
 
     @abstractmethod
@@ -154,7 +167,7 @@ class Publication(ABC, Generic[Order]):
 
     @abstractmethod
     def settings(self, dataset: str, size: tuple[int, int]) -> Mapping[Kind, Any]:
-        """Return what shapes the caches of a dataset at a resolution; of files, the paths."""
+        """Return the settings that shape a block's caches; files appear as their paths."""
 
     @abstractmethod
     def dataset(self, names: Names) -> str:
@@ -162,7 +175,7 @@ class Publication(ABC, Generic[Order]):
 
     @abstractmethod
     def calls(self, names: Names) -> list[Call]:
-        """Return scripts and their arguments in the paths of a system; the last one trains."""
+        """Return the scripts to run, with the paths of a system; the last script trains."""
 
     def block(self, dataset: str, size: tuple[int, int]) -> str:
         """Return the folder of a dataset's images at a resolution, below the published folder."""
@@ -170,43 +183,48 @@ class Publication(ABC, Generic[Order]):
         return named.replace("{resolution}", resolution_name(*size))
 
     def tomls(self, names: Names) -> dict[str, str]:
-        """Return the dataset TOMLs of a system by their names there."""
+        """Return path -> content of a system's dataset TOMLs; the paths are the system's."""
         return {names.places.toml: self.dataset(names)}
 
     @property
     def place(self) -> ExternalProgram:
-        """Where the program lies."""
-        found: ExternalProgram = getattr(self.order, self.order.section)
-        return found
+        """Section of the configuration with the program's folder."""
+        program: ExternalProgram = getattr(self.order, self.order.section)
+        return program
 
     @property
     def attention(self) -> str:
-        """Attention of the calls; `sdpa` where the trainer's machine is to choose."""
+        """Attention in the calls; `sdpa` if the trainer's machine chooses it."""
         trainer = self.order.trainer.attention
         return self.order.publish.attention or ("sdpa" if trainer == "auto" else trainer)
 
     # -- files for the trainer's machine ----------------------------------------------------------
 
     def texts(self, *, tomls: str = "", scripts: str = "", batch_scripts: str = "") -> Files:
-        """Return the files that are read on the trainer's machine: TOMLs, calls and scripts.
+        """Return the files that the trainer's machine reads: TOMLs, calls and scripts.
 
-        `tomls`, `scripts` and `batch_scripts` are their folders, each with a slash behind it.
+        Args:
+            tomls: folder of the TOMLs, with a slash at its end; "" for the published folder.
+            scripts: folder of the shell scripts, likewise.
+            batch_scripts: folder of the batch files, likewise; "" for `scripts`.
         """
         batches = batch_scripts or scripts
         run, place, names = self.order.run, self.place, self.names
         name = f"train_{run}"
-        calls = [self.calls(each) for each in names]
+        calls = [self.calls(system) for system in names]
         published: dict[str, object] = {
-            each.system: {
-                "folder": each.of(place.path, folder=True),
-                "calls": asked,
-                "launcher": self._launcher(each),
+            system.system: {
+                "folder": system.of(place.path, folder=True),
+                "calls": calls_there,
+                "launcher": self._launcher(system),
             }
-            for each, asked in zip(names, calls, strict=True)
+            for system, calls_there in zip(names, calls, strict=True)
         }
         published |= {"program": self.order.name, "attention": self.modules}
         folders = [place.venv] if place.venv else [f"{place.path}/venv", f"{place.path}/.venv"]
-        linux, windows = ([x.of(folder, folder=True) for folder in folders] for x in names)
+        linux, windows = (
+            [system.of(folder, folder=True) for folder in folders] for system in names
+        )
         pythons = " ".join(shlex.quote(f"{folder}/bin/python") for folder in linux)
         shell = partial(_SHELL.format, name=name, pythons=pythons)
         quoted = [folder.replace("%", "%%").replace("/", "\\") for folder in reversed(windows)]
@@ -218,7 +236,9 @@ class Publication(ABC, Generic[Order]):
         prompts = {f"{run}_prompts.txt": prompt_lines(self.order).encode()}
         content = f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode()
         toml = {
-            posixpath.basename(x): text for each in names for x, text in self.tomls(each).items()
+            posixpath.basename(path): text
+            for system in names
+            for path, text in self.tomls(system).items()
         }
         program = Path(__file__).with_name("run_published.py").read_bytes()
         return {
@@ -226,8 +246,14 @@ class Publication(ABC, Generic[Order]):
             **{f"{tomls}{base}": text.encode() for base, text in toml.items()},
             **{f"{place}{name}.json": content for place in (scripts, batches)},
             **{f"{place}{name}.py": program for place in (scripts, batches)},
-            **{f"{scripts}{x}.sh": shell(option=option).encode() for x, option in options.items()},
-            **{f"{batches}{x}.bat": batch(option=option).encode() for x, option in options.items()},
+            **{
+                f"{scripts}{script}.sh": shell(option=option).encode()
+                for script, option in options.items()
+            },
+            **{
+                f"{batches}{script}.bat": batch(option=option).encode()
+                for script, option in options.items()
+            },
         }
 
     def _launcher(self, names: Names) -> list[str]:
@@ -236,71 +262,77 @@ class Publication(ABC, Generic[Order]):
         if config is not None:
             launcher = ["--config_file", names.of(config)]
         if number:
-            launcher += ["--num_processes", str(number), *(["--multi_gpu"] if number > 1 else [])]
+            launcher += ["--num_processes", str(number)]
+            if number > 1:
+                launcher.append("--multi_gpu")
         return ["-m", "accelerate.commands.launch", *launcher]
 
     # -- the checklist ----------------------------------------------------------------------------
 
     def findings(self, memory: Memo | None = None) -> Iterator[Finding]:
-        """Check what would be published, before anything is encoded or copied."""
-        order, asked, known = self.order, self.attention, self.attentions
+        """Check the publication before anything is encoded or copied."""
+        order, attention = self.order, self.attention
         models = [*self.models()]
         for file in models:
-            if file.place and not (file.doubt or Path(file.place).exists()):  # or on the hub
+            # A file with a doubt may be on the hub, where no path can exist.
+            if file.place and not (file.doubt or Path(file.place).exists()):
                 yield elsewhere(f"model: {file.key}", file.place)
             else:
                 yield model_finding(file)
         yield from self.settings_findings(models)
-        if asked not in known:
-            note = f"{order.name} has no {asked}: set `publish.attention` to one of "
-            yield Finding("attention", "failed", note + ", ".join(known))
+        if attention not in self.attentions:
+            note = f"{order.name} has no {attention}: set `publish.attention` to one of "
+            yield Finding("attention", "failed", note + ", ".join(self.attentions))
         else:
-            yield Finding("attention", "ok", ", else ".join([*self.modules, asked]))
+            yield Finding("attention", "ok", ", else ".join([*self.modules, attention]))
         yield from self._program_findings(memory)
         config = order.trainer.accelerate_config
         if config is not None and not Path(config).is_file():
             yield elsewhere("accelerate_config", config)
-        self.texts()  # asks for all names
+        self.texts()  # asks for the names of all paths, so that `unnamed` is complete
         yield from self._name_findings()
 
     def _program_findings(self, memory: Memo | None) -> Iterator[Finding]:
-        """Check the calls against the program's sources, where it is on this machine."""
+        """Check the calls against the program's sources, if this machine has the program."""
         order, place = self.order, self.place
-        try:  # its environment may lie on the trainer's machine only
-            here = {order.section: place.model_copy(update={"venv": None})}
-            program, found = order.model_copy(update=here).find(memory), list[Finding]()
+        # Without `venv`: the environment may exist on the trainer's machine only.
+        here = {order.section: place.model_copy(update={"venv": None})}
+        try:
+            program, findings = order.model_copy(update=here).find(memory), list[Finding]()
             for script, arguments in self.calls(self.names[0]):
                 program.script(script)
-                found.append(flags(program, arguments, script))
+                findings.append(flags(program, arguments, script))
             if order.trained and order.trainer.network_module is not None:
                 module = order.trainer.network_module
-                found.append(network_finding(program, module, here=False))
-            yield from [Finding(order.name, "ok", str(program.folder)), *found]
+                findings.append(network_finding(program, module, here=False))
+            yield from [Finding(order.name, "ok", str(program.folder)), *findings]
         except TrainingError as error:
             is_here = Path(place.path).expanduser().is_dir()
             yield Finding(order.name, "failed" if is_here else "warning", str(error))
 
     def _name_findings(self) -> Iterator[Finding]:
-        """Report folders without a name on a system: its script cannot run.
+        """Report folders without a name on a system, whose script then cannot run.
 
-        Failed where that holds for both systems, so that neither script can.
+        A finding has failed if both systems lack names, because then neither script can run.
         """
-        verdict: Verdict = "failed" if all(each.unnamed for each in self.names) else "warning"
-        for each, other in zip(self.names, reversed(self.names), strict=True):
-            title, lacks = each.system.capitalize(), each.unnamed
-            if not lacks:
+        verdict: Verdict = "warning"
+        if all(names.unnamed for names in self.names):
+            verdict = "failed"
+        for names, other in zip(self.names, reversed(self.names), strict=True):
+            title, unnamed = names.system.capitalize(), names.unnamed
+            if not unnamed:
                 yield Finding(f"paths for {title}", "ok", "each has a name there")
-            for folder in sorted(lacks):
-                if not any(folder.startswith(f"{outer}/") for outer in lacks):
+            for folder in sorted(unnamed):
+                if not any(folder.startswith(f"{outer}/") for outer in unnamed):
                     note = f"{folder} has no name under {title}: it is named as it is; "
                     note += f"add to publish.path_maps: - {{{other.system}: {folder}, "
-                    yield Finding(f"paths for {title}", verdict, f"{note}{each.system}: ...}}")
+                    yield Finding(f"paths for {title}", verdict, f"{note}{names.system}: ...}}")
 
     # -- caches of the trainer's machine ----------------------------------------------------------
 
     def settings_files(self) -> Files:
         """Return the files with the settings of caches that the trainer's machine makes."""
-        found: Files = {}
+        files: Files = {}
         for dataset in self.order.datasets:
             for size in self.order.resolutions:
                 settings = self.settings(dataset, size)
@@ -308,56 +340,58 @@ class Publication(ABC, Generic[Order]):
                 for name, kind in _SETTINGS.items():
                     if kind in settings:
                         content = f"{json.dumps(settings[kind], sort_keys=True)}\n".encode()
-                        found[f"{folder}/{name}"] = content
-        return found
+                        files[f"{folder}/{name}"] = content
+        return files
 
     @abstractmethod
     def edited(
         self, base: str, old: Path, new: Path | bytes | None
     ) -> Iterator[tuple[str, Sequence[Kind]]]:
-        """Yield stems of items, and kinds of their caches, that come from a file of a block.
+        """Yield the items that are made from a changed file of a block: stem, kinds of caches.
 
         Args:
-            base: its path below the block.
-            old: the published file.
-            new: the one that replaces it; None where it is removed.
+            base: path of the file below the block.
+            old: path of the published file.
+            new: file or content that replaces it; None if it is removed.
         """
 
     def made_from(self, folder: Path, name: str, new: Path | bytes | None) -> Iterator[Path]:
-        """Yield the caches made from a file, which are dropped before it is replaced.
+        """Yield the caches made from a file, which must be deleted before it is replaced.
 
-        Trainers take a cache that is there for a fresh one. Those that the trainer's machine made
-        have no record: their names tell whose they are.
+        Trainers use an existing cache without checking that it is fresh. Caches that the trainer's
+        machine made are in no record of ours, so they are found by their names.
 
         Args:
-            folder: the published one.
-            name: of the file, below it.
-            new: what replaces it; None where it is removed.
+            folder: published folder.
+            name: path of the file below the folder.
+            new: file or content that replaces it; None if it is removed.
         """
         *folders, last = name.split("/")
         if made := _SETTINGS.get(last):
             for kinds in self._caches(folder.joinpath(*folders)).values():
                 yield from kinds.get(made, ())
-        elif not (self.order.publish.caches or name.startswith("/")):  # a TOML or script
-            for depth in range(1, len(folders) + 1):  # an earlier publication had other folders
+        elif not (self.order.publish.caches or name.startswith("/")):  # no TOML or script elsewhere
+            # The block may be any of the folders: an earlier publication may have named them
+            # otherwise.
+            for depth in range(1, len(folders) + 1):
                 block, base = "/".join(folders[:depth]), "/".join([*folders[depth:], last])
                 place = f"{block.removesuffix('_control')}{self.cache_ending}"
                 owned = self._caches(folder / place)
-                for stem, asked in self.edited(base, folder / name, new) if owned else ():
-                    for kind in asked:
+                for stem, stale_kinds in self.edited(base, folder / name, new) if owned else ():
+                    for kind in stale_kinds:
                         yield from owned.get(stem, {}).get(kind, ())
 
     def _caches(self, root: Path) -> Mapping[str, Mapping[Kind, Sequence[Path]]]:
-        """Return stem -> kind -> the cache files below a folder that may belong to it."""
+        """Return stem -> kind -> files below a folder that may be caches of that item."""
         if root not in self._listed:
             layout = layout_of(self.order.model.layout_name)
-            found: dict[str, dict[Kind, list[Path]]] = defaultdict(lambda: defaultdict(list))
+            caches: dict[str, dict[Kind, list[Path]]] = defaultdict(lambda: defaultdict(list))
             for path in root.rglob("*"):
                 name = path.relative_to(root).as_posix()
                 is_text = layout.text_ending is not None and name.endswith(layout.text_ending)
                 for stem in layout.owners(name):
-                    found[stem]["text" if is_text else "latents"].append(path)
-            self._listed[root] = found
+                    caches[stem]["text" if is_text else "latents"].append(path)
+            self._listed[root] = caches
         return self._listed[root]
 
 
@@ -365,18 +399,23 @@ class Publication(ABC, Generic[Order]):
 
 
 def parts_of(order: Order) -> list[Order]:
-    """Return the order, and where the user asks for them, orders of each of its resolutions."""
+    """Return the order, and with `publish.each_resolution` an order for each resolution."""
     if not order.publish.each_resolution or len(order.resolutions) == 1:
         return [order]
-    parts = ({"run": block_name(order.run, x), "resolutions": [x]} for x in order.resolutions)
+    parts = (
+        {"run": block_name(order.run, size), "resolutions": [size]} for size in order.resolutions
+    )
     return [order, *(order.model_copy(update=part) for part in parts)]
 
 
 def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
-    """Bring the folder up to date: only what changed is copied; raises UserError.
+    """Bring the published folder of a run up to date; copy only changed files.
 
-    The first one is that of the run; the others add TOMLs and scripts for parts of it. What an
-    earlier publication put there and no item owns any longer is removed; nothing else.
+    The first publication is the run's; the others add TOMLs and scripts for parts of the run. Files
+    of an earlier publication that belong to no item any longer are removed; other files stay.
+
+    Raises:
+        UserError: a check has failed, a file is missing, or the folder cannot be written.
     """
     publication = publications[0]
     order, run, settings = publication.order, publication.order.run, publication.order.publish
@@ -391,7 +430,8 @@ def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
     for part in publications:
         files |= part.texts(**places)
     for path in files.values():
-        if isinstance(path, Path) and not path.is_file():  # before anything there changes
+        # All files are looked for before anything in the folder changes.
+        if isinstance(path, Path) and not path.is_file():
             raise SourceError("is not there", where=path, hint="run the same command again")
     dropped: list[Path] = []
 
@@ -403,7 +443,7 @@ def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
 
     with Progress(files, desc=f"publish {run}", unit="file") as bar:
         changes = sync(folder, files, progress=bar, replacing=drop)
-    with contextlib.suppress(OSError):  # a drive of Windows knows no such permission
+    with contextlib.suppress(OSError):  # drives of Windows have no such permission
         for script in (folder / name for name in files if name.endswith(".sh")):
             script.chmod(script.stat().st_mode | 0o111)
     say(
@@ -416,18 +456,26 @@ def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
 
 
 def _writable(order: ExternalOrder, place: str, key: str, name: str = "") -> str:
-    """Return a folder that `publish` names by a key as this machine names it; raises ConfigError.
+    """Return this machine's name of a folder that can be written.
 
-    `name` is that of the folder in it that is written, if it is not the folder itself.
+    Args:
+        order: order of the run.
+        place: folder as the configuration names it.
+        key: key of `publish` that names it.
+        name: name of the folder in it that is written; "" for the folder itself.
+
+    Raises:
+        ConfigError: the folder has no name on this machine, or must not be written.
     """
     path = absolute(place)
     maps, named = [vars(names) for names in order.publish.path_maps], [path]
     if is_windows(path):
-        known = (translate(path, each, maps) for each in ("wsl", "linux"))
-        named = [name for name in known if name is not None]
+        names_here = (translate(path, system, maps) for system in ("wsl", "linux"))
+        named = [translated for translated in names_here if translated is not None]
     here = next(filter(_is_mounted, named), None)
     folder = Path(here or path, name).resolve()
-    sources = [x for each in order.datasets.values() for x in (each.folder, each.control_directory)]
+    datasets = order.datasets.values()
+    sources = [source for data in datasets for source in (data.folder, data.control_directory)]
     fault = ""
     if not named:
         fault = "has no name on this machine: add it to publish.path_maps, or"
@@ -435,7 +483,7 @@ def _writable(order: ExternalOrder, place: str, key: str, name: str = "") -> str
         fault = "lies on a drive of Windows that is not mounted: mount it, or"
     elif glob.escape(here) != here:
         fault = f"has one of [ ] * ? in it, with which {order.name} finds nothing:"
-    elif any(folder.is_relative_to(Path(x).resolve()) for x in sources if x):
+    elif any(folder.is_relative_to(Path(source).resolve()) for source in sources if source):
         fault = "lies in a dataset, which would grow by what is published:"
     if fault:
         raise ConfigError(f"{path} {fault} set another folder", where=f"publish.{key}")
@@ -443,5 +491,5 @@ def _writable(order: ExternalOrder, place: str, key: str, name: str = "") -> str
 
 
 def _is_mounted(name: str) -> bool:
-    """Return whether a path lies on no drive of Windows, or on one that is there."""
+    """Whether a path is on no Windows drive (`/mnt/c`), or on a mounted one."""
     return translate(name, "windows", []) is None or Path(*Path(name).parts[:3]).is_dir()

@@ -1,8 +1,9 @@
-"""Program that makes the caches that were not published with a folder, and trains on it.
+"""Program that makes the missing caches of a published folder and trains on it.
 
-`publish_{run}` copies this file as `train_{run}.py`, beside a `train_{run}.json` with the calls for
-each system. `train_{run}.sh` and `.bat` run it by the Python of the trainer's environment, 3.10 or
-newer, in which it needs no package. Each program gets its arguments as a list: no shell reads them.
+`publish_{run}` copies this file as `train_{run}.py` and writes `train_{run}.json` beside it, with
+the calls for each system. `train_{run}.sh` and `.bat` run it with the Python (3.10 or newer) of the
+trainer's environment. It needs no package there. Each program gets its arguments as a list, so no
+shell reads them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import sys
 from pathlib import Path
 
 _OWN = Path(__file__)
-"""This file, whose name is that of the file of calls."""
+"""This file; the file of calls has the same name, but ends in `.json`."""
 
 
 def main() -> None:
-    """Run all steps, or with `--only-caches` all but the training; the first that fails ends it."""
+    """Run all steps, or with `--only-caches` all but the training; stop at the first failure."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only-caches", action="store_true", help="stop before the training")
     given = parser.parse_args()
@@ -28,25 +29,32 @@ def main() -> None:
     here = published["windows" if os.name == "nt" else "linux"]
     folder, program = Path(here["folder"]), published["program"]
     training, arguments = here["calls"][-1]
-    found = [*folder.glob(training), *folder.glob(f"src/*/{training}")]
-    if not found:
+    scripts = [*folder.glob(training), *folder.glob(f"src/*/{training}")]
+    if not scripts:
         sys.exit(f"{_OWN.stem}: the folder of {program}, {folder}, has no {training}")
     if sys.prefix == sys.base_prefix:
         _say(f"warning: no virtual environment of {program}: it is {sys.executable}")
-    # What torch compiles kernels with is called by its bare name.
+    # torch calls the program that compiles kernels by its bare name.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    signal.signal(signal.SIGINT, lambda *_: None)  # the step ends by it, and says so
+    # Ctrl+C reaches the running step, too, which ends and reports it; this program then ends.
+    signal.signal(signal.SIGINT, lambda *_: None)
     _choose_attention(arguments, published["attention"], folder)
     calls = here["calls"][:-1] if given.only_caches else here["calls"]
     for script, arguments in calls:
         launcher = here["launcher"] if script == training else []
-        call = [sys.executable, *launcher, str(found[0].with_name(script)), *arguments]
+        call = [sys.executable, *launcher, str(scripts[0].with_name(script)), *arguments]
         if subprocess.run(call, cwd=folder, check=False).returncode:
             sys.exit(f"{_OWN.stem}: {script} failed")
 
 
 def _choose_attention(arguments: list[str], modules: dict[str, str], folder: Path) -> None:
-    """Replace `--sdpa` by the first attention whose module this Python can import, if any."""
+    """Replace `--sdpa` by the first attention whose module this Python can import, if any.
+
+    Args:
+        arguments: arguments of the training script, changed in place.
+        modules: attention -> the module that it needs.
+        folder: folder of the program.
+    """
     for name, module in modules.items():
         call = [sys.executable, "-c", f"import {module}"]
         if not subprocess.run(call, cwd=folder, check=False, capture_output=True).returncode:

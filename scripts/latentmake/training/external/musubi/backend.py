@@ -1,6 +1,6 @@
-"""The trainer `musubi`: its folder, its command, and checks of what musubi-tuner would refuse.
+"""Backend of the trainer `musubi`, with checks for faults that would stop musubi-tuner.
 
-Nothing here imports torch, loads weights or reads tensors: planning runs these checks too.
+Planning runs these checks, too. So this module must not import torch, load weights or read tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latentmake.training.rows import rows_of
 
 
 class Musubi(Launched[MusubiOrder]):
-    """The trainer `musubi`."""
+    """Backend of the trainer `musubi`."""
 
     order_type = MusubiOrder
     publication = MusubiPublication
@@ -31,7 +31,10 @@ class Musubi(Launched[MusubiOrder]):
     deploy = staticmethod(deploy)
 
     def models(self, order: MusubiOrder, *, quick: bool) -> Sequence[ModelFile]:
-        """Return the model's files; while planning without the encoders, which recipes look at."""
+        """Return the inspected files of the model; with `quick` without the encoders.
+
+        Planning inspects the encoders already, for their recipes.
+        """
         return [*(networks(order.model) if quick else model_files(order.model))]
 
     def data_findings(self, order: MusubiOrder) -> Iterator[Finding]:
@@ -40,10 +43,9 @@ class Musubi(Launched[MusubiOrder]):
         sound = f"{without} of them without a caption file" if without else "each with its caption"
         faults = [] if rows else ["no item is left to train on"]
         yield of_faults("images and captions", faults, f"{len(rows)} items, {sound}")
-        layers = {x for row in rows if row.layers for x in (row.source, *row.layers)}
-        yield from image_findings(
-            (x for row in rows for x in (row.source, *row.control_files, *row.layers)), layers
-        )
+        layers = {path for row in rows if row.layers for path in (row.source, *row.layers)}
+        images = (path for row in rows for path in (row.source, *row.control_files, *row.layers))
+        yield from image_findings(images, layers)
         strays = strays_of(order, rows)
         faults = [f"{path} is not in the manifest, but would be trained on" for path in strays]
         yield of_faults("foreign caches", faults, "none in the cache folders")
@@ -54,9 +56,9 @@ class Musubi(Launched[MusubiOrder]):
         yield precision(order, models)
         yield from samples(order)
         attention = self.attention(order, program)
-        lacks = program.lacking([MODULES[attention]]) if attention in MODULES else []
+        missing = program.lacking([MODULES[attention]]) if attention in MODULES else []
         hint = "install it there, or set `attention: auto`"
-        faults = [f"{program.python} lacks {package}: {hint}" for package in lacks]
+        faults = [f"{program.python} lacks {package}: {hint}" for package in missing]
         yield of_faults("attention", faults, attention)
         folders = [absolute(folder) for folder in folders_of(order)]
         faults = [

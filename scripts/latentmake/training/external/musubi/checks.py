@@ -1,6 +1,6 @@
-"""Checks of the networks that musubi-tuner trains: architecture, task, number format.
+"""Checks of the networks that musubi-tuner trains: architecture, task, dtype.
 
-Headers tell a file: no tensor is read. Networks whose names are unknown pass, with a doubt.
+They read only the headers of the files. A network with unknown tensor names passes with a doubt.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "float32"}
 
 
 def precision(order: MusubiOrder, models: Sequence[ModelFile]) -> Finding:
-    """Check that the trainer's precision is the number format of the DiT's weights.
+    """Check that the trainer's `mixed_precision` fits the dtype of the DiT's weights.
 
-    musubi-tuner asserts it once it has loaded the weights.
+    musubi-tuner asserts this, but only after it has loaded the weights.
     """
-    asked = order.trainer.mixed_precision
+    setting = order.trainer.mixed_precision
     for file in models:
-        held = number_format(file.tensors) if file.key.startswith("dit") else None
-        if held in ("bf16", "fp16") and asked not in (held, "no"):
-            note = f"{file.key} is in {held}: set `mixed_precision: {held}`, not {asked}"
+        stored = number_format(file.tensors) if file.key.startswith("dit") else None
+        if stored in ("bf16", "fp16") and setting not in (stored, "no"):
+            note = f"{file.key} is in {stored}: set `mixed_precision: {stored}`, not {setting}"
             return Finding("mixed precision", "failed", note)
-    return Finding("mixed precision", "ok", asked)
+    return Finding("mixed precision", "ok", setting)
 
 
 def unreadable(order: MusubiOrder) -> dict[str, str]:
-    """Return the model's keys whose weights only our encoders read, with what is wrong."""
+    """Return key of the configuration -> fault of weights that musubi-tuner cannot read."""
     model, faults = order.model, {}
     for file in (*order.scripts.latents.files, *order.scripts.text.files):
         weights, key = model.weights(file.key), file.key.partition(".")[0]
@@ -55,30 +55,31 @@ def unreadable(order: MusubiOrder) -> dict[str, str]:
 
 
 def samples(order: MusubiOrder) -> Iterator[Finding]:
-    """Check that musubi-tuner can load the encoders by which it draws samples."""
+    """Check that musubi-tuner can load the encoders with which it generates samples."""
     faults = unreadable(order) if order.trainer.samples.prompts else {}
     for where, fault in faults.items():
         yield Finding("samples", "failed", f"musubi-tuner's samples {fault}: correct {where}")
 
 
 def number_format(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the number format of a Wan DiT's blocks as `mixed_precision` has it, if it is known.
+    """Return the dtype of a Wan DiT as a value of `mixed_precision`; None if unknown.
 
-    The trainer looks at the same tensor.
+    It is the dtype of the tensor that the trainer looks at, too.
     """
     ending = "blocks.0.cross_attn.k.weight"
-    return next((_FORMATS.get(x.dtype) for n, x in tensors.items() if n.endswith(ending)), None)
+    dtypes = (tensor.dtype for name, tensor in tensors.items() if name.endswith(ending))
+    return next(map(_FORMATS.get, dtypes), None)
 
 
 def model_files(model: Model) -> Iterator[ModelFile]:
-    """Yield all files of a model, inspected."""
+    """Yield all files of a model after their inspection."""
     yield from networks(model)
     named = {file.key: file for kind in ("latents", "text") for file in encoders(model, kind)}
     yield from (file for key, file in named.items() if key != "dit")
 
 
 def networks(model: Model) -> Iterator[ModelFile]:
-    """Yield the files of a model that are trained, inspected."""
+    """Yield the files of the networks that are trained, after their inspection."""
     yield _network(model, "dit", model.dit)
     if model.dit_high_noise is not None:
         yield _network(model, "dit_high_noise", model.dit_high_noise)
@@ -90,22 +91,22 @@ def _network(model: Model, key: str, place: str | None) -> ModelFile:
     if place is None:
         return ModelFile(key, "", fault="is not set: there is no network to train")
     title = f"{scripts.title} DiT"
-    found = ModelFile(key, place, known=title)
+    file = ModelFile(key, place, known=title)
     try:
         tensors = tensors_at(Path(place))
     except ValueError as error:
-        return found._replace(fault=str(error))
-    found, kinds = found._replace(tensors=tensors), kinds_of(tensors)
+        return file._replace(fault=str(error))
+    file, kinds = file._replace(tensors=tensors), kinds_of(tensors)
     if LORA in kinds or (wan and kinds and kinds.get("DiT") != DIT):
-        return found._replace(fault=f"is {one(next(iter(kinds.values())))}, not a {title}")
+        return file._replace(fault=f"is {one(next(iter(kinds.values())))}, not a {title}")
     if wan and kinds:
-        return _wan_network(model, in_original_names(found, DIT))
+        return _wan_network(model, in_original_names(file, DIT))
     if _has(tensors, scripts):
-        return found
+        return file
     for other in MUSUBI.values():
         if _has(tensors, other):
-            return found._replace(fault=f"is a {other.title} DiT, not a {title}")
-    return found._replace(doubt=f"is not known as a {title}")
+            return file._replace(fault=f"is a {other.title} DiT, not a {title}")
+    return file._replace(doubt=f"is not known as a {title}")
 
 
 def _has(tensors: Mapping[str, Tensor], scripts: Scripts) -> bool:

@@ -1,8 +1,7 @@
 """Command lines of musubi-tuner's caching and training scripts, as lists of arguments.
 
-Scripts, flags, versions, the LoRA's module and files of weights come from the row of the
-architecture, see `config.architectures`. Paths come in as the machine that runs the command names
-them.
+The row of the architecture in `config.architectures` defines scripts, flags, versions, the LoRA's
+module and the files of weights. Paths are those of the machine that runs the command.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from latentmake.training.external.order import (
     sampling,
 )
 
-_NETWORKS = ("dit", "dit_high_noise")  # read by the training script from one file each
+_NETWORKS = ("dit", "dit_high_noise")  # the training script reads each from one file
 
 
 def training_arguments(
@@ -38,10 +37,10 @@ def training_arguments(
     """Return the arguments of the training script.
 
     Args:
-        order: the run.
+        order: order of the run.
         places: paths on the machine that trains.
-        attention: one that the row of the architecture names.
-        resume: where the training is resumed; with no epoch left, it writes its LoRA.
+        attention: attention that the row of the architecture names.
+        resume: state to resume from. If no epoch is left, the script only writes its LoRA.
     """
     order = located(order.left(resume), places.of)
     trainer, scripts, boundary = order.trainer, order.scripts, order.trainer.timestep_boundary
@@ -60,7 +59,7 @@ def training_arguments(
             "--mixed_precision": trainer.mixed_precision,
             **order.network,
             "--learning_rate": trainer.learning_rate,
-            # Always given: the documented default is not applied, and the script then fails late.
+            # Always set, because the script does not apply its documented default, and fails late.
             "--optimizer_type": trainer.optimizer_type,
             "--gradient_checkpointing": trainer.gradient_checkpointing,
             "--seed": trainer.seed,
@@ -88,21 +87,23 @@ def training_arguments(
 def _weights(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, Setting]:
     """Return the flags and paths of the weights that the training script takes.
 
-    `named` gives a path as the machine that trains names it; an id on the hub stays.
+    `named` gives the name of a path on the machine that trains. An id on the hub is not changed.
     """
-    scripts, found = order.scripts, dict[str, Setting]()
-    drawing = [*scripts.latents.files, *scripts.text.files] if order.trainer.samples.prompts else []
-    for file in (*drawing, *scripts.training.files):
+    scripts, options = order.scripts, dict[str, Setting]()
+    encoders = []
+    if order.trainer.samples.prompts:
+        encoders = [*scripts.latents.files, *scripts.text.files]
+    for file in (*encoders, *scripts.training.files):
         weights = order.model.weights(file.key)
         if weights is not None and weights.path is None:
-            found[file.flag] = weights.hub
+            options[file.flag] = weights.hub
         elif weights is not None and weights.path is not None:
             path = weights.path
             if file.key in _NETWORKS:  # a folder stands for its first file
-                with contextlib.suppress(ValueError):  # it may lie on another machine
+                with contextlib.suppress(ValueError):  # the file may be on another machine
                     path = str(weight_file(Path(path)))
-            found[file.flag] = named(path)
-    return found
+            options[file.flag] = named(path)
+    return options
 
 
 def caching_arguments(
@@ -119,14 +120,14 @@ def caching_arguments(
     """Return the arguments of the script that caches `latents` or `text` of a model.
 
     Args:
-        model: one that musubi-tuner knows.
+        model: model of an architecture that musubi-tuner supports.
         kind: `latents` or `text`.
         dataset_config: path of the dataset TOML.
-        place: returns the path of weights.
-        batch_size: items encoded at once; None leaves it to the script.
-        num_workers: workers that read images; None leaves it to the script.
-        skip_existing: pass over items that have a cache file.
-        keep_cache: leave cache files alone that belong to no item.
+        place: function that returns the path of weights.
+        batch_size: items encoded at once; None for the script's default.
+        num_workers: workers that read images; None for the script's default.
+        skip_existing: whether to skip items that have a cache file.
+        keep_cache: whether to keep cache files that belong to no item.
     """
     script = script_of(model, kind)
     files = {
@@ -135,7 +136,7 @@ def caching_arguments(
     }
     dtype = model.text_dtype if kind == "text" else model.vae_dtype
     if dtype is None and model.spec.encodes and kind != "text":
-        dtype = model.dtype  # as ours would encode
+        dtype = model.dtype  # the dtype of our own encoder
     arguments = command_line(
         {
             "--dataset_config": dataset_config,
@@ -152,19 +153,24 @@ def caching_arguments(
 
 
 MODULES = {"flash_attn": "flash_attn", "flash3": "flash_attn_interface", "xformers": "xformers"}
-"""Attention -> the package that has it, if torch does not."""
-PREFERRED = ("flash_attn", "xformers")  # SageAttention has no backward pass
-_UNUSED = ("networks",)  # LoRAs: imported by helpers that load weights, and taken by no such script
+"""Attention -> package that provides it; torch itself has the others."""
+PREFERRED = ("flash_attn", "xformers")  # fastest first; SageAttention has no backward pass
+_UNUSED = ("networks",)  # code of LoRAs: loaders of weights import it, caching scripts use none
 
 
 def program_digest(
     settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
 ) -> str:
-    """Return the digest of its own sources that cache `latents` or `text`; raises TrainingError."""
+    """Return the digest of musubi-tuner's sources that encode `latents` or `text` of a model.
+
+    Raises:
+        TrainingError: musubi-tuner or the script is missing.
+    """
     assert model.spec.scripts is not None
     installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
     installation.script(name)
-    # Caches of Wan's scripts are as old as their recipe, in which all that is imported counts.
+    # The recipes of Wan's caches have always included all imports: to exclude some now would make
+    # these caches stale.
     without = () if model.spec.encodes else _UNUSED
     return installation.sources_of(name, without).digest
 
@@ -175,14 +181,16 @@ def pick_attention(
     """Return the flag of the attention to train with, without its dashes.
 
     Args:
-        attention: the trainer's setting. `auto` is the fastest that its environment has and its
-            version takes: flash-attn, xformers, else torch's own (sdpa).
-        installation: the trainer's.
-        among: what the architecture's network takes.
+        attention: setting of the trainer. `auto` chooses the first of flash-attn and xformers that
+            the environment has and the script accepts, otherwise torch's own attention (sdpa).
+        installation: installation of the trainer.
+        among: attentions that the architecture's network supports.
     """
     if attention != "auto":
         return attention
-    known = installation.sources_of().flags
-    names = [x for x in PREFERRED if x in among and (known is None or f"--{x}" in known)]
-    lacks = installation.lacking(MODULES[name] for name in names) if names else ()
-    return next((name for name in names if MODULES[name] not in lacks), "sdpa")
+    flags = installation.sources_of().flags
+    names = [
+        name for name in PREFERRED if name in among and (flags is None or f"--{name}" in flags)
+    ]
+    missing = installation.lacking(MODULES[name] for name in names) if names else ()
+    return next((name for name in names if MODULES[name] not in missing), "sdpa")

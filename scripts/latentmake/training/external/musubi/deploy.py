@@ -1,10 +1,10 @@
 """Folders and dataset TOML that musubi-tuner trains on.
 
-It reads one text of an item: that which has the name of its latents. An item with several texts is
-there as several items, `{name}.v1` and so on, whose latents are links to the same file. Where each
-item has one text, the folders of the caches are trained on as they are.
+musubi-tuner reads one text of an item: the file with the name of the item's latents. So an item
+with several texts becomes several items, `{name}.v1` and so on, whose latents are links to the same
+file. If each item has one text, musubi-tuner trains on the folders of the caches themselves.
 
-It refuses keys that it does not know, so none stand here but those that it documents.
+musubi-tuner refuses unknown keys in the TOML, so only keys that it documents are written.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Folders = Callable[[str, Size], tuple[str, str, str]]
 
 
 def deploy(order: MusubiOrder) -> Changes | None:
-    """Write the dataset TOML of a run and its folder of links; only changes are linked anew.
+    """Write the dataset TOML of a run, and bring its folder of links up to date.
 
     Returns:
-        None where each item has one text, so that there is no such folder.
+        Changes of the folder of links; None if each item has one text, so that no folder is needed.
 
     Raises:
-        SourceError: two items would have one name, or a cache file is missing.
+        SourceError: two items would get the same name, or a cache file is missing.
     """
     atomic.write(Path(order.output, order.toml), training_toml(order).encode())
     folder, files = _folder(order), dict[str, Path]()
-    several = {name for name, each in order.datasets.items() if each.text_variants > 1}
+    several = {name for name, dataset in order.datasets.items() if dataset.text_variants > 1}
     for row in rows_of(Path(order.manifest)):
         for resolution in order.resolutions if row.dataset in several else ():
             block = PurePosixPath(order.training_folder(row.dataset, resolution)).name
@@ -54,10 +54,10 @@ def deploy(order: MusubiOrder) -> Changes | None:
 
 
 def names_of(order: MusubiOrder, row: Row, resolution: Size) -> Iterator[tuple[str, Path]]:
-    """Yield the names that an item's caches of one resolution are trained on under, and the files.
+    """Yield (name in the training folder, path) of an item's caches at one resolution.
 
-    Those of its first text are the files' own; a further text has the name `{base}.v1`, and so have
-    the latents beside it.
+    The first text and its latents keep the names of their files. A further text and the latents
+    beside it are named `{base}.v1`, `{base}.v2` and so on.
     """
     size, base = resolution_name(*resolution), order.layout.base(row.stem)
     for number, text in enumerate(row.texts_at(size)):
@@ -69,15 +69,16 @@ def names_of(order: MusubiOrder, row: Row, resolution: Size) -> Iterator[tuple[s
 
 
 def folders_of(order: MusubiOrder) -> list[str]:
-    """Return the folders that are trained on, one for each dataset and resolution."""
+    """Return the training folders, one for each dataset and resolution."""
     sizes = order.resolutions
     return [order.training_folder(name, size) for name in order.datasets for size in sizes]
 
 
 def strays_of(order: MusubiOrder, rows: Iterable[Row]) -> Iterator[str]:
-    """Yield latents in the folders that are trained on which the manifest does not name.
+    """Yield the latents in the training folders that the manifest does not name.
 
-    musubi-tuner globs them. Embeddings alone do no harm: it knows an item by its latents.
+    musubi-tuner would train on them, because it globs for latents. Embeddings without latents do
+    not matter.
     """
     named = {
         f"{order.training_folder(row.dataset, size)}/{name}"
@@ -85,7 +86,7 @@ def strays_of(order: MusubiOrder, rows: Iterable[Row]) -> Iterator[str]:
         for size in order.resolutions
         for name, _ in names_of(order, row, size)
     }
-    # What an earlier deployment linked is removed before the training.
+    # Links of an earlier deployment do not count: `deploy` removes them before the training.
     named |= {f"{order.output}/{DEPLOYED}/{name}" for name in recorded(_folder(order))}
     for folder in folders_of(order):
         for path in sorted(Path(folder).glob(f"*{order.layout.latents_ending}")):
@@ -104,18 +105,19 @@ def dataset_toml(
     order: MusubiOrder,
     folders: Folders,
     *,
-    caches_alone: bool = False,
+    caches_only: bool = False,
     batch_size: int | None = None,
 ) -> str:
     """Return the TOML of a run: one `[[datasets]]` block for each dataset and resolution.
 
     Args:
-        order: the run.
-        folders: (dataset, resolution) -> folders of its images or videos, of its caches, which no
-            two blocks may share, and of its controls, "" where the script reads none.
-        caches_alone: whether the script reads caches and no images, so that it needs not find their
-            layers: those of a list, or of items that are skipped, would end it.
-        batch_size: of caching; None stands for that of the training.
+        order: order of the run.
+        folders: function of (dataset, resolution) that returns the folders of images or videos, of
+            caches, and of controls. No two blocks may share a folder of caches. The folder of
+            controls is "" if the script reads none.
+        caches_only: whether the script reads caches only. The TOML then does not mention layers:
+            the script would stop if it did not find the layers of a list or of a skipped item.
+        batch_size: batch size for caching; None for that of the training.
     """
     general: dict[str, Any] = {"batch_size": batch_size or order.trainer.batch_size}
     endings = {dataset.caption_extension for dataset in order.datasets.values()}
@@ -134,22 +136,22 @@ def dataset_toml(
                 block["caption_extension"] = dataset.caption_extension
             block["num_repeats"] = dataset.num_repeats
             block |= shapes(dataset)
-            if caches_alone:
+            if caches_only:
                 block.pop("multiple_target", None)
             blocks.append(block)
     return tomli_w.dumps({"general": general, "datasets": blocks})
 
 
 def shapes(dataset: Dataset) -> dict[str, Any]:
-    """Return the keys of a block that say how images are brought to size and videos cut."""
+    """Return the keys of a block that decide how images are resized and videos are cut."""
     bucket = dataset.fit == "bucket"
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "enable_bucket": bucket,
         "bucket_no_upscale": bucket and dataset.bucket_no_upscale,
     }
     if dataset.target_frames is not None:
-        found = {
-            "enable_bucket": True,  # caching puts clips into buckets whatever this says
+        keys = {
+            "enable_bucket": True,  # caching uses buckets for clips with either value
             "target_frames": list(dataset.target_frames),
             "frame_extraction": dataset.frame_extraction,
             "frame_stride": dataset.frame_stride,
@@ -157,8 +159,8 @@ def shapes(dataset: Dataset) -> dict[str, Any]:
             "max_frames": dataset.max_frames,
         }
         if isinstance(dataset.source_fps, float):
-            found["source_fps"] = float(dataset.source_fps)  # an integer would be refused
-    keys = (  # about control images, layers and FramePack
+            keys["source_fps"] = float(dataset.source_fps)  # musubi-tuner refuses an integer
+    further = (  # about control images, layers and FramePack
         "no_resize_control",
         "control_resolution",
         "multiple_target",
@@ -167,20 +169,21 @@ def shapes(dataset: Dataset) -> dict[str, Any]:
         "fp_1f_target_index",
         "fp_1f_no_post",
     )
-    found |= {key: getattr(dataset, key) for key in keys if dataset.first_set(key)}
+    keys |= {key: getattr(dataset, key) for key in further if dataset.first_set(key)}
     if (size := dataset.control_resolution) is not None:
-        found["control_resolution"] = [size.width, size.height]
-    return found
+        keys["control_resolution"] = [size.width, size.height]
+    return keys
 
 
 def training_toml(order: MusubiOrder) -> str:
-    """Return the dataset TOML of a training on this machine; all its paths are absolute."""
+    """Return the dataset TOML of a training on this machine, with absolute paths."""
 
     def folders(name: str, size: Size) -> tuple[str, str, str]:
         dataset, caches = order.datasets[name], absolute(order.training_folder(name, size))
-        # Its rules for several controls, which it would apply to skipped items too, are ours.
+        # We apply its rules for numbered controls already. It would apply them to skipped items,
+        # too, so it gets no folder of controls.
         numbered = order.layout.numbered_controls
         controls = "" if numbered else absolute(dataset.control_directory or "")
         return absolute(dataset.folder), caches, controls
 
-    return dataset_toml(order, folders, caches_alone=True)
+    return dataset_toml(order, folders, caches_only=True)

@@ -1,7 +1,7 @@
 """Encoding by musubi-tuner's own caching scripts, which the driver runs.
 
-The scripts know nothing of staleness, so they get a dataset of the missing items and an empty cache
-folder.
+The scripts cannot tell which caches are stale. So they get a dataset of the missing items only, and
+an empty cache folder.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from latentmake.files import atomic
 from latentmake.files.cachefile import CAPTION
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.tensors import frames_and_sides
-from latentmake.training.external.encode import Content, Encoding, Wanted, parsed
+from latentmake.training.external.encode import Content, Encoding, PendingTarget, parsed
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import caching_arguments
 from latentmake.training.external.musubi.deploy import shapes
 from latentmake.training.external.musubi.order import find
 from latentmake.training.external.order import absolute, with_paths
 
-_NO_SIZE = Size(512, 512)  # of a caption without pictures, on which nothing depends
+_NO_SIZE = Size(512, 512)  # for captions without pictures: the script needs one, and ignores it
 
 
 class ScriptsEncoding(Encoding):
-    """Encoding by a caching script: each size, and each text of one item, has a dataset."""
+    """Encoding by a caching script, with a dataset for each size, and for each text of an item."""
 
     program = "musubi-tuner"
 
     def __init__(self, *options: Any) -> None:
-        self._owners: dict[tuple[str, str], str] = {}  # folder and name -> the item that has it
+        self._owners: dict[tuple[str, str], str] = {}  # (folder, name) -> item with that name
         super().__init__(*options)
 
-    def amount(self, wanted: Wanted) -> int:
-        """Return the frames and pixels, or the letters, times the number of pictures."""
-        item, target, clip = wanted.item, wanted.target, wanted.target.clip
+    def amount(self, pending: PendingTarget) -> int:
+        """Return the frames' pixels, or the caption's letters, times the number of pictures."""
+        item, target, clip = pending.item, pending.target, pending.target.clip
         pictures = 1 + len(item.layers) + len(item.controls)
-        if wanted.caption is not None:
-            return len(wanted.caption) * pictures
+        if pending.caption is not None:
+            return len(pending.caption) * pictures
         return math.prod(self._size(item, target.size)) * (clip.frames if clip else 1) * pictures
 
-    def place(self, wanted: Wanted) -> Path:
-        size, number, item = wanted.target.size, 0, self._path(wanted.item)
-        # The script names a cache after its file, which may lie in a folder of the dataset.
-        base, own = self.order.layout.base(wanted.item.stem), Path(item).stem
-        name = f"{own}{Path(wanted.target.path).name.removeprefix(base)}"
+    def place(self, pending: PendingTarget) -> Path:
+        size, number, item = pending.target.size, 0, self._path(pending.item)
+        # The script names a cache by its file's name only; the item may lie in a sub-folder.
+        base, own = self.order.layout.base(pending.item.stem), Path(item).stem
+        name = f"{own}{Path(pending.target.path).name.removeprefix(base)}"
         if self.order.kind == "text":
             name = f"{own}{self.order.layout.text_ending}"
-        found = place = f"{size.width}x{size.height}" if size else "text"
+        first = place = f"{size.width}x{size.height}" if size else "text"
         while (
             str(self.folder / place / name) in self.left
             or self._owners.setdefault((place, own), item) != item
         ):
             number += 1
-            place = f"{found}-{number}"
+            place = f"{first}-{number}"
         return self.folder / place / name
 
     def start(self) -> tuple[Installation, dict[str, Any]]:
@@ -90,14 +90,14 @@ class ScriptsEncoding(Encoding):
         }
 
     def _write(self, batch_size: int) -> dict[str, dict[str, list[str]]]:
-        """Write the dataset; return its folders -> their items, without ending -> their files."""
+        """Write the dataset; return folder -> path of the item, without its ending -> files."""
         lines: dict[Path, dict[str, dict[str, Any]]] = {}
         sizes: dict[Path, Size] = {}
-        for path, wanted in self.left.items():
+        for path, pending in self.left.items():
             folder = Path(path).parent
-            sizes[folder] = wanted.target.size or _NO_SIZE
+            sizes[folder] = pending.target.size or _NO_SIZE
             items = lines.setdefault(folder, {})
-            line = items.setdefault(self._path(wanted.item), self._line(wanted))
+            line = items.setdefault(self._path(pending.item), self._line(pending))
             line["files"].append(path)
         tables = []
         for folder, items in lines.items():
@@ -129,33 +129,33 @@ class ScriptsEncoding(Encoding):
     def _path(self, item: Item) -> str:
         """Return the path of an item in the script's dataset."""
         picture = item.file(BUCKET if self.order.kind == "text" else IMAGE)
-        # Without a picture only the name of this file is needed, for that of the cache.
+        # Without a picture this file need not exist: the script only names the cache after it.
         return absolute(f"{item.stem}.png" if picture is None else picture.path)
 
-    def _line(self, wanted: Wanted) -> dict[str, Any]:
-        """Return the line of an item in a list, with its caption if that is encoded."""
-        item = wanted.item
+    def _line(self, pending: PendingTarget) -> dict[str, Any]:
+        """Return an item's line of the list, with its caption if captions are encoded."""
+        item = pending.item
         line: dict[str, Any] = {
             f"{self._kind}_path": self._path(item),
-            "caption": wanted.caption or "",
+            "caption": pending.caption or "",
             "files": [],
         }
         if self.order.kind == "text" and item.file(BUCKET) is None:
             return line
-        line |= {f"image_path_{n}": absolute(x) for n, x in enumerate(item.layers, 1)}
+        line |= {f"image_path_{n}": absolute(path) for n, path in enumerate(item.layers, 1)}
         if len(item.controls) == 1:
             return line | {"control_path": absolute(item.controls[0])}
-        return line | {f"control_path_{n}": absolute(x) for n, x in enumerate(item.controls)}
+        return line | {f"control_path_{n}": absolute(path) for n, path in enumerate(item.controls)}
 
     def _size(self, item: Item, size: Size | None) -> Size:
         assert item.media is not None and size is not None
         stored = Size(item.media.width, item.media.height)
         return self.order.layout.size(stored, size, self.order.dataset_settings)
 
-    def content(self, path: Path, wanted: Wanted) -> Content:
-        # Not mapped: a script's second pass may cut the file short.
+    def content(self, path: Path, pending: PendingTarget) -> Content:
+        # Read, not memory-mapped: a second pass of the script may cut the file short.
         tensors, metadata = parsed(path.read_bytes())
-        patterns = self._patterns(wanted)
+        patterns = self._patterns(pending)
         for pattern in patterns:
             if not any(re.match(pattern, name) for name in tensors):
                 raise ValueError(f"holds no tensor {pattern}*, but {', '.join(tensors)}")
@@ -163,27 +163,27 @@ class ScriptsEncoding(Encoding):
         assert scripts is not None
         if (header := metadata.get("architecture")) != scripts.header:
             raise ValueError(f"is one of the architecture {header}, not {scripts.header}")
-        if wanted.caption is not None:
-            if metadata.get("caption1") != wanted.caption:
+        if pending.caption is not None:
+            if metadata.get("caption1") != pending.caption:
                 raise ValueError("is of another caption")
             # musubi-tuner keeps our key when it writes another caption into the file.
-            metadata[CAPTION] = digest.of_bytes(wanted.caption.encode())
+            metadata[CAPTION] = digest.of_bytes(pending.caption.encode())
         elif scripts.counts_controls:
-            found = sum(name.startswith("latents_control_") for name in tensors)
-            given = len(wanted.item.controls)
-            if found != given:
-                words = f"holds latents of {found} control images, and the item has {given}"
+            cached = sum(name.startswith("latents_control_") for name in tensors)
+            given = len(pending.item.controls)
+            if cached != given:
+                words = f"holds latents of {cached} control images, and the item has {given}"
                 raise ValueError(words)
         nonzero = [name for name in tensors if re.match(patterns[0], name)]
         return tensors, metadata, nonzero
 
-    def _patterns(self, wanted: Wanted) -> list[str]:
-        """Return patterns of the beginnings of names of tensors, all of which a file must have."""
+    def _patterns(self, pending: PendingTarget) -> list[str]:
+        """Return patterns that must match the beginning of some tensor's name in the file."""
         model = self.order.model_settings
         assert model.spec.scripts is not None
-        if wanted.caption is not None:
-            return [re.escape(each) for each in model.spec.scripts.tensors]
-        size = self._size(wanted.item, wanted.target.size)
-        frames, sides = frames_and_sides(model, size, wanted.target.clip)
-        shape = f"({frames}x)?{sides}"  # FLUX.2's names have no number of frames
+        if pending.caption is not None:
+            return [re.escape(name) for name in model.spec.scripts.tensors]
+        size = self._size(pending.item, pending.target.size)
+        frames, sides = frames_and_sides(model, size, pending.target.clip)
+        shape = f"({frames}x)?{sides}"  # without frames in names of FLUX.2
         return [f"latents_{shape}_", *map(re.escape, model.version.tensors)]

@@ -1,4 +1,4 @@
-"""Order of a run of musubi-tuner, and musubi-tuner's installation."""
+"""Order of a run of musubi-tuner, and search for its installation."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from latentmake.training.external.installation import Installation, Program
 from latentmake.training.external.order import ExternalOrder, Resume, depends_on_length
 
 DEPLOYED = "caches"
-"""Folder of links to caches, below that of a run."""
+"""Folder of links to caches, below the folder of a run."""
 
 
 class MusubiOrder(ExternalOrder):
     """Order of a run of musubi-tuner.
 
     Attributes:
-        trainer: the defaults where the run has none.
-        musubi_tuner: where musubi-tuner lies; None where the configuration does not say.
+        trainer: section of the trainer; all defaults if the run has none.
+        musubi_tuner: section with musubi-tuner's folder; None if the configuration has none.
     """
 
     name = "musubi-tuner"
@@ -51,13 +51,13 @@ class MusubiOrder(ExternalOrder):
 
     def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
         networks = filter(None, (self.model.dit, self.model.dit_high_noise))
-        return digest.of_value([[*map(file_digest, self._files(Path(x)))] for x in networks])
+        return digest.of_value([[*map(file_digest, self._files(Path(path)))] for path in networks])
 
     def _files(self, path: Path) -> list[Path]:
-        """Return the files of a network: of a folder, or the shards that one file stands for."""
+        """Return all files of a network: the files of a folder, or the shards of one file."""
         if path.is_dir():
             return sorted(path.glob("*.safetensors"))
-        if self.model.architecture is None:  # one file, as in all records of Wan
+        if self.model.architecture is None:  # Wan: records always had the digest of one file
             return [path]
         return scripted_files(path)
 
@@ -70,7 +70,7 @@ class MusubiOrder(ExternalOrder):
         return self.scripts.network
 
     @property
-    def beginning(self) -> str:  # in each of its modules networks/lora*.py
+    def beginning(self) -> str:  # all of musubi-tuner's networks/lora*.py use this prefix
         return "lora_unet_" if self.network["--network_module"] == self.lora_module else ""
 
     @property
@@ -78,53 +78,54 @@ class MusubiOrder(ExternalOrder):
         return self.trainer.max_train_epochs if self.trainer.max_train_steps is None else None
 
     def can_resume(self, resume: Resume) -> bool:
-        if self.epochs is None:  # its states do not say how many steps are left
+        if self.epochs is None:  # states do not record how many steps are left
             return False
         return resume.counted or not depends_on_length(self.trainer.arguments)
 
     @property
     def scripts(self) -> Scripts:
-        """musubi-tuner's scripts for the model's architecture."""
+        """Scripts of musubi-tuner for the model's architecture."""
         scripts = self.model.spec.scripts
-        assert scripts is not None  # or the configuration had been refused
+        assert scripts is not None  # the configuration is refused otherwise
         return scripts
 
     @property
     def attentions(self) -> set[str]:
-        """Attentions of the network for batches of the trainer's size."""
+        """Attentions that the network supports at the trainer's batch size."""
         size, splits = self.trainer.batch_size, "--split_attn" in self.trainer.arguments
-        known = self.scripts.attentions.items()
-        return {name for name, most in known if most is None or size <= most or splits}
+        limits = self.scripts.attentions.items()
+        return {name for name, limit in limits if limit is None or size <= limit or splits}
 
     @property
     def layout(self) -> Layout:
-        """Names of the caches."""
+        """Layout of the caches."""
         return layout_of(self.model.layout_name)
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
         own = shaping_settings(self.trainer, self.lora_module)
-        for key in ("seed", "max_train_steps"):  # which records of earlier releases do not have
+        for key in ("seed", "max_train_steps"):  # records of earlier releases lack these keys
             if own[key] is None:
                 del own[key]
         settings: list[object] = [own, self.model.task]
-        if self.model.architecture is not None:  # a Wan model is known by its task alone
+        if self.model.architecture is not None:  # for a Wan model the task is enough
             settings.append(self.model.architecture)
         return digest.of_value([*settings, *sorted(self.flags.items())])
 
     def settings(self) -> dict[str, object]:
-        """Return the same by name."""
+        """Return all settings that shape the trained weights, by name."""
         model = {"task": self.model.task, "architecture": self.model.architecture}
         return {**shaping(self.trainer, "weights"), **model, **self.flags}
 
     def cache_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
-        """Return the folder of one dataset's caches at one resolution."""
+        """Return the folder of a dataset's caches at one resolution."""
         return self.layout.folder(dataset, self.model_name, resolution_name(*resolution))
 
     def training_folder(self, dataset: str, resolution: tuple[int, int]) -> str:
-        """Return the folder that is trained on: that of the caches, or of links to them.
+        """Return the folder that musubi-tuner trains on: the caches, or links to them.
 
-        Where items have several texts, each text makes an item of links: see `deploy`.
+        Links are needed if items have several texts, because each text becomes an item of its own;
+        see `deploy`.
         """
         if self.datasets[dataset].text_variants == 1:
             return self.cache_folder(dataset, resolution)
@@ -132,8 +133,8 @@ class MusubiOrder(ExternalOrder):
 
 
 def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:
-    """Find the scripts of an architecture in a folder of musubi-tuner; raises TrainingError."""
+    """Find an architecture's scripts in musubi-tuner's folder; raises TrainingError."""
     name, section, script = MusubiOrder.name, MusubiOrder.section, scripts.training.name
-    knows = f"a musubi-tuner that knows {scripts.title}"
-    program = Program(name, section, "src/musubi_tuner", script, knows)
+    needed = f"a musubi-tuner that knows {scripts.title}"
+    program = Program(name, section, "src/musubi_tuner", script, needed)
     return Installation.locate(program, settings.path, settings.venv, memory)

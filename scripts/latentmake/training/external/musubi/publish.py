@@ -1,4 +1,4 @@
-"""Publication of a run of musubi-tuner: flat folders, and the calls of its scripts."""
+"""Publication of a run of musubi-tuner: flat folders, and calls of musubi-tuner's scripts."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _NUMBER = re.compile(r"_\d+$")
 
 
 class MusubiPublication(Publication[MusubiOrder]):
-    """The published folder of a run of musubi-tuner."""
+    """Published folder of a run of musubi-tuner."""
 
     cache_ending = "_cache"
 
     def __init__(self, order: MusubiOrder, folder: str = "") -> None:
-        """Begin a publication; raises ConfigError if the run cannot be published."""
+        """Begin the publication of a run; raises ConfigError if it cannot be published."""
         if order.musubi_tuner is None:
             hint = "set musubi_tuner.path to its folder, which the published scripts go to"
             raise ConfigError("this key is missing", where="musubi_tuner", hint=hint)
         _refuse(order)
         super().__init__(order, folder)
-        self.attentions = [x for x in order.scripts.attentions if x in order.attentions]
+        self.attentions = [name for name in order.scripts.attentions if name in order.attentions]
         if order.trainer.attention == "auto" and order.publish.attention is None:
-            preferred = [x for x in command.PREFERRED if x in self.attentions]
-            self.modules = {x: command.MODULES[x] for x in preferred}
+            preferred = [name for name in command.PREFERRED if name in self.attentions]
+            self.modules = {name: command.MODULES[name] for name in preferred}
 
     def models(self) -> Iterator[ModelFile]:
         return checks.model_files(self.order.model)
@@ -54,13 +54,13 @@ class MusubiPublication(Publication[MusubiOrder]):
             dataset = order.datasets[row.dataset]
             if dataset.is_list and (row.control_files or row.layers):
                 raise _of_list(row.dataset)
-            # Of a list of videos the caches alone count.
+            # Only caches of a list of videos are published: the scripts would cut other clips.
             sources = [] if "path" in dataset.own_clips else [row.source, *row.layers]
             controls = row.control_files if sources else []
             for resolution in order.resolutions:
                 name = self.block(row.dataset, resolution)
-                files |= {f"{name}/{_name(row, x)}": Path(x) for x in sources}
-                files |= {f"{name}_control/{_name(row, x)}": Path(x) for x in controls}
+                files |= {f"{name}/{_name(row, path)}": Path(path) for path in sources}
+                files |= {f"{name}_control/{_name(row, path)}": Path(path) for path in controls}
                 files[f"{name}/{Path(row.stem).name}{dataset.caption_extension}"] = _caption(row)
                 if order.publish.caches:
                     caches = deploy.names_of(order, row, resolution)
@@ -75,13 +75,14 @@ class MusubiPublication(Publication[MusubiOrder]):
         return deploy.dataset_toml(self.order, folders, batch_size=batch_size)
 
     def tomls(self, names: Names) -> dict[str, str]:
-        asked = None if self.order.publish.caches else self.order.publish.batch_size
-        caching = {_caching_toml(names): self.dataset(names, asked)} if asked else {}
-        return super().tomls(names) | caching
+        tomls, batch_size = super().tomls(names), self.order.publish.batch_size
+        if batch_size and not self.order.publish.caches:
+            tomls[_caching_toml(names)] = self.dataset(names, batch_size)
+        return tomls
 
     def calls(self, names: Names) -> list[Call]:
         order, calls = self.order, list[Call]()
-        # Its `--batch_size` splits the batches of the TOML, and joins none.
+        # `--batch_size` can only split the batches of the TOML, so caching gets its own TOML.
         toml = _caching_toml(names) if order.publish.batch_size else names.places.toml
         model = located(order, names.of).model
         for kind in () if order.publish.caches else _KINDS:
@@ -117,7 +118,7 @@ class MusubiPublication(Publication[MusubiOrder]):
     def edited(
         self, base: str, old: Path, new: Path | bytes | None
     ) -> Iterator[tuple[str, Sequence[Kind]]]:
-        endings = {each.caption_extension for each in self.order.datasets.values()}
+        endings = {dataset.caption_extension for dataset in self.order.datasets.values()}
         if ending := max(filter(base.endswith, endings), key=len, default=""):
             if _text(old) != _text(new):
                 yield base.removesuffix(ending), ["text"]
@@ -126,12 +127,15 @@ class MusubiPublication(Publication[MusubiOrder]):
         made: list[Kind] = ["latents"]
         if self.order.scripts.text.reads_controls:  # captions are encoded together with images
             made.append("text")
-        for each in {stem, _NUMBER.sub("", stem)}:  # `a_1` may be a control or layer of `a`
-            yield each, made
+        for owner in {stem, _NUMBER.sub("", stem)}:  # `a_1` may be a control or layer of `a`
+            yield owner, made
 
 
 def _name(row: Row, path: str) -> str:
-    """Return the name of one of an item's files: that of its caches, with the end of its own."""
+    """Return the published name of one of an item's files: the item's stem and the file's end.
+
+    The end is the rest of the file's name after the stem of the source: `.png`, `_1.png`.
+    """
     own = Path(row.source).stem
     return f"{Path(row.stem).name}{Path(path).name.removeprefix(own)}"
 
@@ -141,7 +145,7 @@ def _caching_toml(names: Names) -> str:
 
 
 def _refuse(order: MusubiOrder) -> None:
-    """Refuse datasets and weights that musubi-tuner's own scripts could not read."""
+    """Refuse datasets and weights that musubi-tuner's own scripts cannot read."""
     by_script = not order.publish.caches
     needs_controls = order.model.version.controls[0] > 0 and not order.model.spec.encodes
     faults: dict[str, str] = {}
@@ -165,7 +169,7 @@ def _of_list(dataset: str) -> ConfigError:
 
 
 def _text(caption: Path | bytes | None) -> str | None:
-    """Return the text of a caption as musubi-tuner reads it; None where there is none."""
+    """Return the text of a caption as musubi-tuner reads it; None if it cannot be read."""
     with contextlib.suppress(OSError, SourceError):
         data = caption.read_bytes() if isinstance(caption, Path) else caption
         return None if data is None else encoded(decode_text(data, ""))
@@ -173,7 +177,7 @@ def _text(caption: Path | bytes | None) -> str | None:
 
 
 def _caption(row: Row) -> Path | bytes:
-    """Return the file of an item's caption, or the text itself where that is another."""
+    """Return the file of an item's caption, or the content to write instead of it."""
     if row.texts is not None:
         return f"{row.texts[0]}\n".encode()
     if row.caption is None:

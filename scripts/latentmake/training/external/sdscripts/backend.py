@@ -1,4 +1,4 @@
-"""The trainer `sdscripts`: publication, and checks of what sd-scripts would refuse."""
+"""Backend of the trainer `sdscripts`, and publication of its runs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from latentmake.training.findings import Finding, parameterization_findings
 
 
 class SdScriptsPublication(Publication[SdScriptsOrder]):
-    """The published folder of a run; it looks like that of a training here."""
+    """Published folder of a run, with the same layout as the folder of a training here."""
 
     attentions = ("sdpa", "xformers", "mem_eff_attn")
 
     def models(self) -> Iterator[ModelFile]:
-        return model_files(self.order, makes=not self.order.publish.caches)
+        return model_files(self.order, makes_caches=not self.order.publish.caches)
 
     def members(self) -> Files:
         caches = self.order.publish.caches
         files = deploy.deployed(self.order, caches=caches, named=self.block)
-        for each in self.names:
-            files |= deploy.listings(self.order, files, each.below, each.system)
+        for names in self.names:
+            files |= deploy.listings(self.order, files, names.below, names.system)
         return files
 
     def dataset(self, names: Names) -> str:
@@ -50,17 +50,17 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
         order, model = self.order, self.order.model
         shapes = [deploy.buckets_of(order, dataset), order.datasets[dataset].alpha_mask]
         vae = model.vae.path or [model.vae.hub, model.vae.revision]
-        found: dict[Kind, Any] = {"latents": [vae, model.vae_dtype or model.dtype, shapes]}
+        settings: dict[Kind, Any] = {"latents": [vae, model.vae_dtype or model.dtype, shapes]}
         if model.spec.caches_text:
             places = [model.checkpoint, encoder_places(order)]
             further = [model.max_token_length, model.apply_lg_attn_mask, model.apply_t5_attn_mask]
-            found["text"] = [places, further, model.text[-1].max_length]
-        return found
+            settings["text"] = [places, further, model.text[-1].max_length]
+        return settings
 
     def edited(
         self, base: str, old: Path, new: Path | bytes | None
     ) -> Iterator[tuple[str, Sequence[Kind]]]:
-        if base.endswith(deploy.CAPTION):  # of an item that is held out
+        if base.endswith(deploy.CAPTION):  # only held-out items have a caption file
             yield base.removesuffix(deploy.CAPTION), ["text"]
             return
         if base != deploy.METADATA:
@@ -73,7 +73,7 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
 
 
 def _captions(metadata: Path | bytes | None) -> dict[str, str]:
-    """Return image -> caption; of a file that is missing or damaged, none."""
+    """Return image -> caption; an empty dict if the file is missing or damaged."""
     try:
         data = metadata.read_bytes() if isinstance(metadata, Path) else metadata or b""
         return {image: entry["caption"] for image, entry in from_json(data).items()}
@@ -82,7 +82,7 @@ def _captions(metadata: Path | bytes | None) -> dict[str, str]:
 
 
 class SdScripts(Launched[SdScriptsOrder]):
-    """The trainer `sdscripts`."""
+    """Backend of the trainer `sdscripts`."""
 
     order_type = SdScriptsOrder
     publication = SdScriptsPublication
@@ -90,19 +90,19 @@ class SdScripts(Launched[SdScriptsOrder]):
     deploy = staticmethod(deploy.deploy)
 
     def models(self, order: SdScriptsOrder, *, quick: bool) -> list[ModelFile]:
-        """Return the checkpoint, inspected, and encoders that cannot be read."""
+        """Return the inspected checkpoint, and encoders that a script cannot read."""
         return [*model_files(order)]
 
     def check_network(self, config: Config, run: str) -> str:
-        """Return what a network predicts, where it is not epsilon."""
-        found = self.order_type.of_run(config, run).parameterization(keys=False)
-        return str(found) if found and found.told else ""
+        """Return the prediction type of a network; "" if it needs no key of the trainer."""
+        prediction = self.order_type.of_run(config, run).parameterization(keys=False)
+        return str(prediction) if prediction and prediction.told else ""
 
     def check(self, order: SdScriptsOrder, *, current: bool) -> Iterator[Finding]:
-        """Check what a training needs, and tell what the network predicts."""
+        """Check everything that a training needs, and report what the network predicts."""
         yield from super().check(order, current=current)
         if order.model.spec.encodes:
-            asked = partial(order.parameterization, "trainer")
-            yield from parameterization_findings(order.model, lambda keys: asked(keys=keys))
+            prediction = partial(order.parameterization, "trainer")
+            yield from parameterization_findings(order.model, lambda keys: prediction(keys=keys))
 
     data_findings = staticmethod(data_findings)

@@ -1,7 +1,7 @@
-"""Checks of the files that sd-scripts is given: what it cannot read is named before a start.
+"""Checks, before a start, that sd-scripts can read the files that it is given.
 
-Sources: its library/train_util.py, sdxl_train_util.py and model_util.py, which read a checkpoint,
-and the options of its scripts that name encoders.
+Sources: sd-scripts' library/train_util.py, sdxl_train_util.py and model_util.py, which read a
+checkpoint, and the options of its scripts that name encoders.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from latentmake.training.external.sdscripts.order import SdScriptsOrder, encoder
 from latentmake.training.findings import Finding, image_findings, of_faults
 from latentmake.training.rows import rows_of
 
-_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2")  # of a pipeline that it reads
+_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2")  # folders it reads from a pipeline
 
 
-def model_files(order: SdScriptsOrder, *, makes: bool = False) -> Iterator[ModelFile]:
-    """Yield the checkpoint, inspected, and the encoders that a script cannot be given.
+def model_files(order: SdScriptsOrder, *, makes_caches: bool = False) -> Iterator[ModelFile]:
+    """Yield the inspected checkpoint, and the encoders that a script cannot read.
 
-    `makes`: of a script that makes the caches, too; also its VAE.
+    With `makes_caches` the script makes the caches, too: then the VAE is yielded, and all encoders
+    are needed.
     """
     yield ModelFile("checkpoint", order.model.checkpoint or "", fault=_checkpoint_fault(order))
     keys = {file.flag: file.key for file in order.strategies.files}
-    if makes and "vae" not in keys.values():
+    if makes_caches and "vae" not in keys.values():
         yield ModelFile("vae", order.model.vae.path or "")
-    needed = makes or order.strategies.insists or order.trainer.samples.prompts
+    needed = makes_caches or order.strategies.insists or order.trainer.samples.prompts
     for flag, path in encoder_places(order).items() if needed else ():
         place = Path(path)
         if not (place.is_file() or (flag in order.strategies.folders and place.is_dir())):
@@ -47,18 +48,20 @@ def _checkpoint_fault(order: SdScriptsOrder) -> str:
         hint = "name the .safetensors file of the original release"
         return f"is a folder, and sd-scripts reads {title} from one file: {hint}"
     if place.is_dir():
-        found = {*filter(None, (only_variant(place / part) for part in _PARTS))}
+        variants = {*filter(None, (only_variant(place / part) for part in _PARTS))}
         if order.trainer.mixed_precision == order.strategies.variant:
-            found.discard(str(order.strategies.variant))
-        what = f"holds only the variant {min(found, default='')} of its weights, which sd-scripts "
-        return f"{what}does not read: rename the files without it" if found else ""
+            variants.discard(str(order.strategies.variant))
+        if not variants:
+            return ""
+        what = f"holds only the variant {min(variants)} of its weights, which sd-scripts "
+        return f"{what}does not read: rename the files without it"
     if place.suffix != ".safetensors":
         return ""
     return lack(place, order.strategies.marks, f"network of {title}")
 
 
 def data_findings(order: SdScriptsOrder) -> Iterator[Finding]:
-    """Check that images and caches of a training can be read."""
+    """Check that the images and caches of a training exist and can be read."""
     what = "images and caches"
     try:
         rows = [*rows_of(Path(order.manifest))]

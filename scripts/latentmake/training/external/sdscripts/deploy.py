@@ -1,17 +1,20 @@
 """Folder that sd-scripts trains on, here or published: images beside caches, metadata, TOML.
 
-It knows no folder for caches, so that a folder of links is made, `{dataset}_{resolution}/` each,
-with a `metadata.json` of captions and sizes: where it has to guess a size, it takes that of another
-image whose name begins alike. An item with several texts is several images there.
+sd-scripts has no key for a folder of caches: it looks for caches beside the images. So each block,
+which is a dataset at one resolution, gets a folder `{dataset}_{resolution}/` of links, and a
+`metadata.json` with captions and sizes. Without the sizes, sd-scripts would guess, and could take
+the size of another image whose name begins alike. An item with several texts is several images
+there.
 
-sd-scripts knows no regularisation images beside a `metadata.json`. A run that has some names the
-images of each block, with captions and sizes, in a `metadata_cache.json`, by the absolute paths of
-the machine that trains; and datasets of the same buckets are one block of the TOML, within which
-sd-scripts balances them.
+sd-scripts does not support regularisation images together with a `metadata.json`. In a run that has
+some, a `metadata_cache.json` names the images of each block by absolute paths on the machine that
+trains, with captions and sizes. Datasets with the same buckets share one block of the TOML, because
+sd-scripts balances images within a block.
 
-Items that are held out lie in a folder `held_out` below that of their block, under names of equal
-length, each with its caption in a file: with `validation_split = 1.0` sd-scripts computes their
-loss, and shuffles them apart from the captions of a `metadata_cache.json`.
+Held-out items lie in a folder `held_out` below the folder of their block. Their names have equal
+length, and each has its caption in a file. With `validation_split = 1.0` sd-scripts computes their
+loss. A `metadata_cache.json` would not do, because sd-scripts shuffles the images of a validation
+apart from the captions in it.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from latentmake.training.external.sdscripts.order import SdScriptsOrder
 from latentmake.training.rows import Row, rows_of
 
 METADATA = "metadata.json"
-CAPTION = ".txt"  # of an item that is held out
+CAPTION = ".txt"  # ending of a held-out item's caption file
 _HELD_OUT = "held_out"
 _LISTED = "listed"
 Blocks = Callable[[str, tuple[int, int]], str]
@@ -42,7 +45,7 @@ _LISTING = "metadata_cache.json"  # `DreamBoothDataset.IMAGE_INFO_CACHE_FILE`
 
 
 def deploy(order: SdScriptsOrder) -> Changes:
-    """Bring a training's folder with its `{run}.toml` up to date; only changes are linked anew."""
+    """Bring a training's folder and its `{run}.toml` up to date; link only changed files."""
     folder = Path(order.output, order.toml).parent
     place = folder.absolute()
     files, directory = deployed(order), lambda name: (place / name).as_posix()
@@ -55,14 +58,14 @@ def deployed(order: SdScriptsOrder, *, caches: bool = True, named: Blocks = bloc
     """Return the folder's files: path below it, with forward slashes -> file or content.
 
     Args:
-        order: the run.
-        caches: whether caches lie beside the images; else sd-scripts makes them there.
-        named: gives the folder of a dataset at a resolution.
+        order: order of the run.
+        caches: whether to put caches beside the images; without them sd-scripts makes its own.
+        named: function that returns the folder of a dataset at a resolution.
 
     Raises:
         TrainingError: the manifest is missing or damaged.
-        SourceError: a caption cannot be read, or two items would have one name.
-        CacheError: an image or a cache file is not where the manifest says.
+        SourceError: a caption cannot be read, or two items would get the same name.
+        CacheError: an image or a cache file of the manifest is missing.
     """
     layout, files = SdScripts(order.architecture), Files()
     blocks = (named(name, size) for name in order.datasets for size in order.resolutions)
@@ -74,25 +77,25 @@ def deployed(order: SdScriptsOrder, *, caches: bool = True, named: Blocks = bloc
             (latents,) = row.latents_at(part)
             sized = SIZED.fullmatch(latents.removesuffix(layout.latents_ending))
             assert sized is not None
-            found = row.texts_at(part) or [""] * len(texts)  # of each text, its embedding if any
+            embeddings = row.texts_at(part) or [""] * len(texts)  # "": the text has no cache
             size = [int(sized[2]), int(sized[3])]
-            for number, (text, cache) in enumerate(zip(texts, found, strict=False)):
+            for number, (text, cache) in enumerate(zip(texts, embeddings, strict=False)):
                 stem = f"{row.stem}.v{number}" if number else row.stem
                 if row.validation:
                     stem = f"{_HELD_OUT}/{digest.of_value(row.stem)[:16]}"
                     suffix = ".png"  # sd-scripts looks for few endings
-                lie = {f"{stem}{suffix}": row.source}
+                links = {f"{stem}{suffix}": row.source}
                 if caches:
-                    lie[f"{stem}_{sized[2]}x{sized[3]}{layout.latents_ending}"] = latents
+                    links[f"{stem}_{sized[2]}x{sized[3]}{layout.latents_ending}"] = latents
                 if caches and cache:
-                    lie[f"{stem}{layout.text_ending}"] = cache
-                _add(files, {f"{block}/{name}": Path(path) for name, path in lie.items()})
+                    links[f"{stem}{layout.text_ending}"] = cache
+                _add(files, {f"{block}/{name}": Path(path) for name, path in links.items()})
                 if not row.validation:
                     metadata[block][f"{stem}{suffix}"] = {"caption": text, "image_size": size}
                     continue
                 if text:
                     files[f"{block}/{stem}{CAPTION}"] = f"{text}\n".encode()
-                break  # of several texts the first
+                break  # validation uses only the first of several texts
     for block, entries in metadata.items():
         listed = json.dumps(entries, indent=1, sort_keys=True)
         files[f"{block}/{METADATA}"] = f"{listed}\n".encode()
@@ -101,21 +104,22 @@ def deployed(order: SdScriptsOrder, *, caches: bool = True, named: Blocks = bloc
 
 def is_regularised(order: SdScriptsOrder) -> bool:
     """Whether a run has regularisation images."""
-    return any(each.is_reg for each in order.datasets.values())
+    return any(dataset.is_reg for dataset in order.datasets.values())
 
 
 def listings(
     order: SdScriptsOrder, files: Files, directory: Callable[[str], str], folder: str = _LISTED
 ) -> Files:
-    """Return the files that name the images of each block, of a run with regularisation images.
+    """Return the files that list the images of each block, if a run has regularisation images.
 
     Args:
-        order: the run.
-        files: those of `deployed`.
-        directory: gives the place of a path below the folder, as the machine that trains names it.
-        folder: of these files, below the folder.
+        order: order of the run.
+        files: files that `deployed` returned.
+        directory: function that returns the path of a name below the folder, on the machine that
+            trains.
+        folder: name, below the folder, of the folder of these files.
     """
-    found: Files = {}
+    listings: Files = {}
     for name, content in files.items() if is_regularised(order) else ():
         block, _, base = name.rpartition("/")
         if base == METADATA and isinstance(content, bytes):
@@ -127,17 +131,17 @@ def listings(
                 for image, entry in json.loads(content).items()
             }
             text = json.dumps(listed, indent=1, ensure_ascii=False)
-            found[f"{folder}/{block}/{_LISTING}"] = f"{text}\n".encode()
-    return found
+            listings[f"{folder}/{block}/{_LISTING}"] = f"{text}\n".encode()
+    return listings
 
 
 def _texts(order: SdScriptsOrder, row: Row) -> list[str]:
-    """Return an item's texts, each in one line: of several sd-scripts would take the first."""
+    """Return an item's texts, each in one line, because sd-scripts reads only the first line."""
     texts = row.texts
     if texts is None:
         settings = order.datasets[row.dataset]
-        known = row.caption and caption_of(read_text(row.caption), row.caption, settings)
-        texts = [known or ""]
+        caption = row.caption and caption_of(read_text(row.caption), row.caption, settings)
+        texts = [caption or ""]
     return [" ".join(text.splitlines()) for text in texts]
 
 
@@ -162,8 +166,8 @@ def dataset_toml(
 ) -> str:
     """Return the TOML of a run: a `[[datasets]]` block for each dataset and resolution.
 
-    With regularisation images, datasets of the same buckets are subsets of one block. `directory`
-    and `folder` are those of `listings`, `named` is that of `deployed`.
+    With regularisation images, datasets with the same buckets are subsets of one block. See
+    `listings` for `directory` and `folder`, and `deployed` for `named`.
     """
     sections: list[dict[str, Any]] = []
     groups: dict[str, list[str]] = {}
@@ -177,7 +181,8 @@ def dataset_toml(
             subsets = []
             for name in names:
                 dataset, block = order.datasets[name], named(name, resolution)
-                masked = {"alpha_mask": True} if dataset.alpha_mask else {}  # no key of older ones
+                # Older versions of sd-scripts do not have this key.
+                masked = {"alpha_mask": True} if dataset.alpha_mask else {}
                 place = directory(f"{folder}/{block}" if regularised else block)
                 listed: dict[str, Any] = {"metadata_file": f"{place}/{METADATA}"}
                 if regularised:
@@ -192,8 +197,8 @@ def dataset_toml(
 def _held_out_sections(
     order: SdScriptsOrder, directory: Callable[[str], str], named: Blocks
 ) -> Iterator[dict[str, Any]]:
-    """Yield the blocks of a TOML for items that are held out; one that has none is passed over."""
-    names = [name for name, each in order.datasets.items() if not each.is_reg]
+    """Yield the blocks of a TOML for held-out items; sd-scripts skips a block without images."""
+    names = [name for name, dataset in order.datasets.items() if not dataset.is_reg]
     for name in names if order.validation else ():
         masked = {"alpha_mask": True} if order.datasets[name].alpha_mask else {}
         for resolution in order.resolutions:
@@ -208,5 +213,5 @@ def _held_out_sections(
 
 
 def buckets_of(order: SdScriptsOrder, name: str) -> dict[str, Any]:
-    """Return the keys of a block that say how images are brought to size."""
+    """Return the keys of a block that decide how images are resized."""
     return order.datasets[name].sdscripts_buckets(order.model.spec)

@@ -1,4 +1,7 @@
-"""Encoding by sd-scripts' own strategies, which the driver calls: its tools cache few models."""
+"""Encoding by sd-scripts' own caching strategies.
+
+The driver calls the strategies themselves, because sd-scripts' caching tools support few models.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,33 @@ from latentmake.config.models import Model
 from latentmake.files import npz
 from latentmake.geometry.buckets import Placement
 from latentmake.models.recipe import encoder_of, options_of
-from latentmake.training.external.encode import Content, Encoding, Wanted
+from latentmake.training.external.encode import Content, Encoding, PendingTarget
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import absolute
 from latentmake.training.external.sdscripts.order import find
 
 
 class StrategiesEncoding(Encoding):
-    """Encoding by sd-scripts' strategies: each target is an item of the driver's."""
+    """Encoding by sd-scripts' strategies; each target is one item of the driver's job."""
 
     program = "sd-scripts"
 
-    def amount(self, wanted: Wanted) -> int:
-        """Return the pixels or letters of a target."""
-        if wanted.caption is not None:
-            return len(wanted.caption)
-        bucket = self._fitted_size(wanted).target
+    def amount(self, pending: PendingTarget) -> int:
+        """Return the pixels of a target's bucket, or the letters of its caption."""
+        if pending.caption is not None:
+            return len(pending.caption)
+        bucket = self._fitted_size(pending).target
         return bucket.width * bucket.height
 
-    def place(self, wanted: Wanted) -> Path:
-        return self.folder / f"{wanted.key}.npz"
+    def place(self, pending: PendingTarget) -> Path:
+        return self.folder / f"{pending.key}.npz"
 
     def start(self) -> tuple[Installation, dict[str, Any]]:
         order, model = self.order, self.order.model_settings
         assert order.sd_scripts is not None and model.spec.strategies is not None
         program = find(model.spec.strategies.scripts[0], order.sd_scripts)
         items = [
-            (self.amount(wanted), self._item(path, wanted)) for path, wanted in self.left.items()
+            (self.amount(pending), self._item(path, pending)) for path, pending in self.left.items()
         ]
         items.sort(key=lambda pair: (pair[0], pair[1].get("bucket", ()), pair[1]["file"]))
         return program, {
@@ -51,33 +54,37 @@ class StrategiesEncoding(Encoding):
             "items": [item for _, item in items],
         }
 
-    def content(self, path: Path, wanted: Wanted) -> Content:
+    def content(self, path: Path, pending: PendingTarget) -> Content:
         arrays = {name: torch.from_numpy(array) for name, array in npz.load(path).items()}
         names = encoder_of(self.order.model_settings, self.order.kind).arrays
-        if lacks := [x for x in names if not any(name.startswith(x) for name in arrays)]:
-            raise ValueError(f"holds {', '.join(sorted(arrays))}, not {', '.join(lacks)}")
-        if wanted.caption is None:
+        missing = [
+            prefix for prefix in names if not any(name.startswith(prefix) for name in arrays)
+        ]
+        if missing:
+            raise ValueError(f"holds {', '.join(sorted(arrays))}, not {', '.join(missing)}")
+        if pending.caption is None:
             return arrays, {}, None
-        # Masks of a short caption may be zeros; of an empty one, so may its embedding.
-        return arrays, {}, names[: bool(wanted.caption)]
+        # The masks of a short caption may be all zeros, so only the first array is checked; the
+        # embedding of an empty caption may be all zeros, too.
+        return arrays, {}, names[:1] if pending.caption else names[:0]
 
-    def _item(self, path: str, wanted: Wanted) -> dict[str, Any]:
-        seed = (int(wanted.key[:15], 16) + self.order.model_settings.posterior_seed) % 2**63
-        found: dict[str, Any] = {"file": path, "seed": seed}
-        if wanted.caption is not None:
-            return found | {"caption": wanted.caption}
-        fitted = self._fitted_size(wanted)
-        return found | {
-            "image": absolute(wanted.item.source or ""),
-            "size": list(stored_size(wanted.item)),
+    def _item(self, path: str, pending: PendingTarget) -> dict[str, Any]:
+        seed = (int(pending.key[:15], 16) + self.order.model_settings.posterior_seed) % 2**63
+        entry: dict[str, Any] = {"file": path, "seed": seed}
+        if pending.caption is not None:
+            return entry | {"caption": pending.caption}
+        fitted = self._fitted_size(pending)
+        return entry | {
+            "image": absolute(pending.item.source or ""),
+            "size": list(stored_size(pending.item)),
             "bucket": list(fitted.target),
             "resized": list(fitted.resized),
         }
 
-    def _fitted_size(self, wanted: Wanted) -> Placement:
-        size, path = stored_size(wanted.item), wanted.item.source or ""
+    def _fitted_size(self, pending: PendingTarget) -> Placement:
+        size, path = stored_size(pending.item), pending.item.source or ""
         settings = self.order.dataset_settings
-        return self.order.layout.place(size, wanted.target.size or size, settings, path)
+        return self.order.layout.place(size, pending.target.size or size, settings, path)
 
 
 def _encoder(model: Model, encoder: Encoder, kind: str) -> dict[str, Any]:
@@ -92,14 +99,14 @@ def _encoder(model: Model, encoder: Encoder, kind: str) -> dict[str, Any]:
         _network(model, network, dtype, {} if encoder.tokenizer else options)
         for network in encoder.networks
     ]
-    found: dict[str, Any] = {"strategy": encoder.strategy, "networks": networks}
+    values: dict[str, Any] = {"strategy": encoder.strategy, "networks": networks}
     if encoder.tokenizer is not None:
         paths = {argument: _path(model, key) for argument, key in encoder.paths.items()}
-        found["tokenizer"] = _call(encoder.tokenizer, {**paths, **options})
-        found["encoding"] = encoder.encoding
+        values["tokenizer"] = _call(encoder.tokenizer, {**paths, **options})
+        values["encoding"] = encoder.encoding
         autocast = encoder.autocast and dtype != "float32"
-        found["autocast"] = dtype if autocast else None
-    return found
+        values["autocast"] = dtype if autocast else None
+    return values
 
 
 def _network(
@@ -119,5 +126,5 @@ def _call(call: Call, further: Mapping[str, Any]) -> dict[str, Any]:
 
 def _path(model: Model, key: str) -> str:
     weights = model.weights(key)
-    assert weights is not None  # the configuration was checked
+    assert weights is not None  # the checks of the configuration demand it
     return absolute(weights.local)

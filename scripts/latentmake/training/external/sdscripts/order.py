@@ -1,6 +1,6 @@
-"""Order of a run of sd-scripts, the command lines of its scripts, and its installation.
+"""Order of a run of sd-scripts, command lines of its scripts, and search for its installation.
 
-Paths in a command line come as the machine that runs it names them.
+Paths in a command line are those of the machine that runs it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from latentmake.training.external.order import (
     sampling,
 )
 
-_EPOCHS = 10  # where neither epochs nor steps are asked for
+_EPOCHS = 10  # default if neither epochs nor steps are set
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
 
 
@@ -64,24 +64,28 @@ class SdScriptsOrder(ExternalOrder):
         return row.recommended(trainer.script or row.scripts[0])
 
     def settled(self, where: str) -> Self:
-        if not self.trained or (found := self.parameterization(where)) is None:
+        if not self.trained or (network := self.parameterization(where)) is None:
             return self
-        told = zip(PREDICTING, (found.prediction == VELOCITY, found.zero_terminal_snr), strict=True)
+        is_velocity = network.prediction == VELOCITY
+        switches = zip(PREDICTING, (is_velocity, network.zero_terminal_snr), strict=True)
         given = flags_of(self.trainer.arguments)
-        keys = {key: True for key, is_set in told if is_set and f"--{key}" not in given}
+        keys = {key: True for key, is_set in switches if is_set and f"--{key}" not in given}
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=keys)})
 
     def described(self) -> str:
-        told = ", ".join(key for key in PREDICTING if getattr(self.trainer, key))
-        told = told and f"training of {self.run}: by the files of the model or its keys: {told}"
-        return "; ".join(filter(None, (super().described(), told)))
+        lines = [super().described()]
+        if keys := ", ".join(key for key in PREDICTING if getattr(self.trainer, key)):
+            lines.append(f"training of {self.run}: by the files of the model or its keys: {keys}")
+        return "; ".join(filter(None, lines))
 
     def parameterization(
         self, where: str = "trainer", *, keys: bool = True
     ) -> Parameterization | None:
-        """Return what its network predicts, by the user's keys and arguments or by files alone.
+        """Return the prediction type of the network; None for a model of flow matching.
 
-        None where the model is one of flow matching.
+        Args:
+            where: section of the trainer in the configuration, for messages.
+            keys: whether the user's keys and arguments count; otherwise only the files do.
         """
         given = Given(where=where, names=PREDICTING)
         if keys:
@@ -99,7 +103,7 @@ class SdScriptsOrder(ExternalOrder):
     def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
         files = [path := Path(self.model.checkpoint or "")]
         if path.is_dir():
-            files = sorted(each for each in path.rglob("*") if each.suffix in _WEIGHTS)
+            files = sorted(file for file in path.rglob("*") if file.suffix in _WEIGHTS)
         return digest.of_value([*map(file_digest, files)])
 
     @property
@@ -122,11 +126,12 @@ class SdScriptsOrder(ExternalOrder):
         return self.script.endswith("_network")
 
     def can_resume(self, resume: Resume) -> bool:
-        """Whether a training resumed from a state takes just the steps that are left.
+        """Whether a training resumed from a state takes exactly the remaining steps.
 
-        Scripts that train a LoRA note in a state how far it came, and count epochs on from the step
-        that they are told; but the last epoch is then trained to its end, whatever the number of
-        steps. Those that train a complete network count from one again, and cannot end at once.
+        Scripts for a LoRA record their progress in a state, and count epochs on from the step of
+        `--initial_step`. But they train the last epoch to its end, even if fewer steps are asked
+        for. Scripts for a complete network count epochs from one again, and cannot end at once, so
+        an epoch must be left.
         """
         trainer, epochs = self.trainer, self.epochs
         if resume.counted:
@@ -142,26 +147,26 @@ class SdScriptsOrder(ExternalOrder):
 
     @property
     def architecture(self) -> ArchitectureName:
-        """Which model is trained."""
+        """Architecture of the model."""
         assert self.model.architecture is not None
         return self.model.architecture
 
     @property
     def strategies(self) -> Strategies:
-        """What sd-scripts knows about it."""
+        """Scripts, encoders and flags of sd-scripts for the architecture."""
         assert self.model.spec.strategies is not None
         return self.model.spec.strategies
 
     @property
     def script(self) -> TrainingScript:
-        """Which of its scripts trains it."""
+        """Training script, without its ending."""
         return self.trainer.script or self.strategies.scripts[0]
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
         trainer, model = shaping_settings(self.trainer, self.lora_module), self.model
-        del trainer["script"]  # whose default follows from the architecture
-        # Keys that earlier releases did not have.
+        del trainer["script"]  # `self.script` below has the default of the architecture, too
+        # Earlier releases did not have these keys: their defaults must not change the digest.
         for key in PREDICTING:
             if not trainer[key]:
                 del trainer[key]
@@ -172,14 +177,17 @@ class SdScriptsOrder(ExternalOrder):
         return digest.of_value([*own, *([further] if further else []), *sorted(self.flags.items())])
 
     def settings(self) -> dict[str, object]:
-        """Return the same by name."""
+        """Return all settings that shape the trained weights, by name."""
         keys = ("clip_skip", "max_token_length", "latents_arguments", "text_arguments")
-        model = {"architecture": self.architecture} | {x: getattr(self.model, x) for x in keys}
+        model = {
+            "architecture": self.architecture,
+            **{key: getattr(self.model, key) for key in keys},
+        }
         return {**shaping(self.trainer, "weights"), "script": self.script, **model, **self.flags}
 
 
 def find(script: str, settings: ExternalProgram, memory: Memo | None = None) -> Installation:
-    """Find a training script, named without its ending; raises TrainingError."""
+    """Find a training script of sd-scripts by its name without ending; raises TrainingError."""
     name = f"{script}.py"
     program = Program("sd-scripts", "sd_scripts", "", name, f"an sd-scripts that has {name}")
     return Installation.locate(program, settings.path, settings.venv, memory)
@@ -188,24 +196,28 @@ def find(script: str, settings: ExternalProgram, memory: Memo | None = None) -> 
 def program_digest(
     settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
 ) -> str:
-    """Return the digest of its own sources of `latents` or `text`; raises TrainingError."""
+    """Return the digest of sd-scripts' sources that encode `latents` or `text` of a model.
+
+    Raises:
+        TrainingError: sd-scripts or one of the sources is missing.
+    """
     strategies, encoder = model.spec.strategies, encoder_of(model, kind)
     assert strategies is not None
     installation = find(strategies.scripts[0], settings, memory)
     modules = [f"{module.replace('.', '/')}.py" for module in encoder.modules]
     for module in modules:
         installation.script(module)
-    folders = [installation.folder / each for each in encoder.folders]
+    folders = [installation.folder / name for name in encoder.folders]
     files = sorted(file for folder in folders for file in folder.rglob("*") if file.is_file())
     sources = [installation.sources_of(module) for module in modules]
     beside = [installation.memory.digest_of_file(file) for file in files]
-    return digest.of_value([*(each.digest for each in sources), *beside])
+    return digest.of_value([*(facts.digest for facts in sources), *beside])
 
 
 def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
-    """Return flag -> path of the weights that a script is given besides its network.
+    """Return flag -> path of the weights that a script gets besides its network.
 
-    Some scripts load them even with caches. Flags among the user's own arguments are left out.
+    Some scripts load them even if caches exist. Flags in the user's own arguments are left out.
     """
     given = flags_of(order.trainer.arguments)
     places = {file.flag: order.model.weights(file.key) for file in order.strategies.files}
@@ -217,10 +229,10 @@ def encoder_places(order: SdScriptsOrder) -> dict[str, str]:
 
 
 def caching_arguments(order: SdScriptsOrder, named: Callable[[str], str] = str) -> list[str]:
-    """Return the arguments for caches made by the training script itself.
+    """Return the arguments with which the training script makes the caches itself.
 
-    A VAE with a flag of its own is among `encoder_places`. Flags among the user's own arguments are
-    left out. `named` gives a path as the machine that trains names it.
+    Flags in the user's own arguments are left out. `named` gives the name of a path on the machine
+    that trains. A VAE whose architecture has another flag for it is in `encoder_places`.
     """
     model, size, strategies = order.model, order.publish.batch_size, order.strategies
     vae = model.vae.hub if model.vae.path is None else named(model.vae.path)
@@ -240,10 +252,10 @@ def training_arguments(
     """Return the arguments of a training script.
 
     Args:
-        order: the run.
+        order: order of the run.
         places: paths on the machine that trains.
-        attention: that of this machine.
-        resume: where the training is resumed.
+        attention: attention to train with.
+        resume: state to resume from.
     """
     order = located(order.left(resume), places.of)
     trainer = order.trainer
@@ -293,7 +305,7 @@ def training_arguments(
             "--zero_stage": trainer.zero_stage if trainer.deepspeed else None,
             "--save_every_n_epochs": trainer.save_every_n_epochs,
             "--save_state": saves,
-            # States of a complete network take tens of gigabytes: the last one is enough.
+            # The state of a complete network takes tens of gigabytes, so only the last is kept.
             "--save_last_n_epochs_state": 1 if saves else None,
             "--save_model_as": "safetensors",
             "--output_dir": places.output,
@@ -318,7 +330,7 @@ def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
     options = {flag: value for flag, value in options.items() if flag not in given}
     if spec.chunks_captions and model.max_token_length != 75:
         options["--max_token_length"] = model.max_token_length
-    if not spec.caches_text:  # sd-scripts encodes captions while it trains
+    if not spec.caches_text:  # sd-scripts encodes captions during the training
         return options | {"--clip_skip": model.clip_skip}
     return options | {
         "--cache_text_encoder_outputs": True,
@@ -330,7 +342,10 @@ def _text(order: SdScriptsOrder) -> dict[str, str | float | bool | None]:
 
 
 def _validating(order: SdScriptsOrder) -> dict[str, Setting]:
-    """Return the options about the loss of held-out items; it ends each epoch, or the training."""
+    """Return the options for the loss of held-out items.
+
+    It is computed after each epoch, or, with `every`, after so many steps and once at the end.
+    """
     if order.validation is None:
         return {}
     every, last = order.validation.every, order.epochs or order.trainer.max_train_steps
