@@ -1,9 +1,9 @@
 """Bucket sizes, and the placement of an image in a bucket.
 
 Trainers compute both again from an image's size. So every rule repeats the arithmetic of its
-source, including the rounding: musubi-tuner's dataset/bucket.py and `ImageDataset.retrieve_latent_cache_batches`
-(dataset/image_video_dataset.py); sd-scripts' `BucketManager` (library/train_util.py) and
-`make_bucket_resolutions` (library/model_util.py).
+source, including the rounding: musubi-tuner's dataset/bucket.py and
+`ImageDataset.retrieve_latent_cache_batches` (dataset/image_video_dataset.py); sd-scripts'
+`BucketManager` (library/train_util.py) and `make_bucket_resolutions` (library/model_util.py).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def cover(image: Size, target: Size, limit: int, path: str = "") -> Placement:
         path: path of the image, for the message.
 
     Raises:
-        SourceError: the image would be scaled up to more than `limit` pixels.
+        SourceError: the image would be scaled up, and to more than `limit` pixels.
     """
     if image == target:
         return Placement(image, 0, 0, target)
@@ -202,7 +202,7 @@ def control_size(control: Size, area: int | None, step: int, *, keeps: bool) -> 
         widths = [exact + number * step for number in range(-2, 3)]
         try:
             sizes = [Size(width, area // width // step * step) for width in widths]
-            size = min(sizes, key=lambda near: abs(near.width / near.height - aspect))
+            size = min(sizes, key=lambda other: abs(other.width / other.height - aspect))
         except ZeroDivisionError:  # as in the source, for a width of at most two steps
             size = Size(0, 0)
     if min(size) <= 0:

@@ -69,7 +69,7 @@ class Timing(NamedTuple):
         return self.base * sum(step * number for step, number in self.runs)
 
     def simplified(self) -> Timing:
-        """Return a timing with the mean duration, if all durations are equal except for rounding."""
+        """Return the timing with one mean duration, if durations differ only by rounding."""
         starts = _starts(self)
         frames = len(starts) - 1
         # The last duration does not count, because containers do not agree about it.
