@@ -103,7 +103,7 @@ class Scripts(NamedTuple):
     batch: int | None = None  # largest batch size of the training; None: any
     precisions: tuple[str, ...] = ("bf16", "fp16", "no")
     settings: Mapping[str, Setting] = {}  # values in the guide: the trainer's keys, further flags
-    sections: bool = False  # whether a clip has latents for each `fp_latent_window_size` frames
+    sections: bool = False  # whether a clip has latents for each of its sections
     layers: bool = False  # whether an item has several target images
     mark: str = "$^"  # pattern that matches only names of tensors of its DiT
     inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
@@ -312,9 +312,8 @@ class Architecture(NamedTuple):
 GENERIC = Architecture("", checkpoints=True)
 """Facts for a model without `architecture`: caches keep the last layer of each text encoder."""
 
-_SafeLoader = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # the C version is much faster, but not always there
+# The C version is much faster, but some installations of PyYAML lack it.
+_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _rows(file: str) -> dict[str, dict[str, Any]]:

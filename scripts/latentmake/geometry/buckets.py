@@ -64,10 +64,9 @@ def bucket_sizes(resolution: Size, widths: range, most: int | None = None) -> tu
 
 @lru_cache(maxsize=4096)
 def nearest_bucket(image: Size, resolution: Size, widths: range, most: int | None = None) -> Size:
-    """Return the bucket whose aspect ratio is nearest to that of an image.
+    """Return the bucket with the aspect ratio nearest to that of an image; of equals, the first.
 
-    An image that has the size of a bucket belongs to that bucket. If several buckets are equally
-    near, the first one is taken. For the other arguments, see `bucket_sizes`.
+    An image that has the size of a bucket belongs to it. For arguments, see `bucket_sizes`.
     """
     sizes, aspect = bucket_sizes(resolution, widths, most), image.width / image.height
     if image in sizes:
