@@ -195,7 +195,7 @@ class Contents:
             return None
 
     def known_digest(self, item: Item) -> str | None:
-        """Return the digest of inputs that are one file, if it need not be read for that."""
+        """Return the digest of inputs that are one unchanged file, without reading it; or None."""
         if item.texts is not None or len(item.files) != 1:
             return None
         value = self._learnt(item.files[0])
@@ -227,7 +227,7 @@ class Contents:
         return caption_of(text, file.path, self.settings)
 
     def _learnt(self, file: File) -> str | None:
-        """Return the digest of a file, or the text of a caption, if its stat is unchanged."""
+        """Return the digest of a file, or the text of a caption; None if its stat is new."""
         entry = (self._texts if file.role == CAPTION else self._digests).get(file.path)
         return entry[1] if entry is not None and entry[0] == file.stat else None
 
@@ -348,9 +348,9 @@ class Contents:
     def _presumed(self, file: File) -> list[str]:
         """Return the digest of a small file, or guess the digests of a large one.
 
-        Large files are read only if the memo is new. Else a file is presumed to equal files in the
-        memo that have its size and inode (it was renamed), its size and mtime (it was copied) or,
-        if only few have it, its size.
+        A large file is read only if the memo is new. Else it is presumed to equal one or two files
+        in the memo of the same size: those with the same inode (it was renamed), else those with
+        the same mtime (it was copied), else any.
         """
         role, path, stat = file
         is_known = self._learnt(file) is not None

@@ -76,16 +76,11 @@ def nearest_bucket(image: Size, resolution: Size, widths: range, most: int | Non
 
 
 def widths(resolution: Size, step: int, beyond: int) -> range:
-    """Return the widths of musubi-tuner's buckets.
+    """Return the widths of musubi-tuner's buckets, from s // 2 to s = int(sqrt(area)), by `step`.
 
-    With s = int(sqrt(area)), the widths begin at s // 2, rounded down to the step. By its
-    documented rule they end at s. By its code they end at the first multiple of the step that is
-    not less than s, which may add a pair of buckets: 160 x 176 and 176 x 160 for 160 x 192.
-
-    Args:
-        resolution: size in pixels.
-        step: step between widths, in pixels.
-        beyond: `step` to follow the code, 1 to follow the rule.
+    By its documented rule, they end at s (`beyond` is 1). By its code, they end at the first
+    multiple of the step from s on (`beyond` is the step). This may add a pair: 160 x 176 and
+    176 x 160 for 160 x 192.
     """
     side = math.isqrt(resolution.width * resolution.height)
     return range(max(side // 2 // step * step, step), side + beyond, step)
