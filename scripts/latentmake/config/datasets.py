@@ -92,7 +92,7 @@ class Captions(Closed, shapes=TEXT):
 
     @property
     def joint(self) -> str:
-        """Text that joins shuffled tags: `caption_separator` and a space."""
+        """Text that joins shuffled tags: `caption_separator`, with a space at its end."""
         separator = self.caption_separator
         return separator if separator[-1].isspace() else f"{separator} "
 

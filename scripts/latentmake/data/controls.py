@@ -58,7 +58,7 @@ def controls_of(
     if counts == (0, 0) or (counts is None and not control.root):
         return lambda item: ()
     stats = {} if scan.items is None else {path: SourceStat(*stat) for path, *stat in scan.entries}
-    prefix, there = f"{scan.root}/", dict[str, list[File]]()
+    prefix, by_name = f"{scan.root}/", dict[str, list[File]]()
     images = (path for path, *_ in scan.entries if _is(IMAGE_EXTENSIONS, path))
     layers = {_stem(path, prefix) for item in items for path in item.layers}
     stems = {_stem(path, prefix) for path in images} - layers
@@ -68,18 +68,19 @@ def controls_of(
             name = _stem(path) if counts is None else owner(path, stems, "._")
             if name is not None:
                 file = File(CONTROL, f"{control.root}/{path}", SourceStat(*stat))
-                there.setdefault(name, []).append(file)
+                by_name.setdefault(name, []).append(file)
 
     def find(item: Item) -> Sequence[File]:
         place = "its dataset" if scan.items is None else "its row"
         controls = [] if counts is None else _listed(item, scan.root, stats)
         if not controls and control.root:
             name, place = _stem(item.image, prefix), control.root
-            if name not in there:
+            if name not in by_name:
                 ending = "" if counts is None else "_0.png"
                 hint = f"put {control.root}/{name}{ending} there, or remove the item"
                 raise SourceError(f"has no control in {control.root}", hint=hint)
-            controls = there[name][:1] if counts is None else in_order(name, there[name], "control")
+            controls = by_name[name]
+            controls = controls[:1] if counts is None else in_order(name, controls, "control")
         if counts is not None:
             least, most = counts
             if len(controls) < least or (most is not None and len(controls) > most):

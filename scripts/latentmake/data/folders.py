@@ -76,7 +76,7 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     pairs = ((dataset.caption_extension, CAPTION), (dataset.tags_extension, TAGS))
     endings = [(ending, role) for ending, role in pairs if ending]
     endings.sort(key=lambda pair: -len(pair[0]))
-    left = left_out(dataset, [path for path, *_ in scanned.entries])
+    ignored = left_out(dataset, [path for path, *_ in scanned.entries])
     for entry in sorted(scanned.entries):
         below, *values = entry
         path, stat = f"{root}/{below}", SourceStat(*values)
@@ -84,12 +84,12 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         extension = f"{dot}{extension.lower()}"
         is_image = dot and extension in extensions and not below.endswith(PREVIEWS)
         ending, role = next((pair for pair in endings if below.endswith(pair[0])), ("", ""))
-        if below in left and stat != NO_FILE:
-            left.add(stem)
+        if below in ignored and stat != NO_FILE:
+            ignored.add(stem)
         elif not is_image and not ending:
             faults.update(broken_links(root, [entry], flat=dataset.flat))
-            if (unfit := unread_fault(extension)) is not None:
-                faulty[stem] = path, unfit
+            if (problem := unread_fault(extension)) is not None:
+                faulty[stem] = path, problem
         elif fault := unusable_name(below):
             shown = repr(below)[1:-1]
             faults.add(Fault(f"{root}/{shown}", shown, fault, "rename it"))
@@ -99,9 +99,8 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             images.setdefault(stem, []).append(File(IMAGE, path, stat))
     if not images and not faults:
         hint = f"put {kind}s there ({', '.join(sorted(extensions))})"
-        if not dataset.video and any(
-            path.lower().endswith(_VIDEOS) for path, *_ in scanned.entries
-        ):
+        names = [path.lower() for path, *_ in scanned.entries]
+        if not dataset.video and any(path.endswith(_VIDEOS) for path in names):
             hint = "it holds videos: set target_frames, for a model that takes them"
         elif line := unread(dataset, (), [path for path, *_ in scanned.entries]):
             hint = line
@@ -110,23 +109,23 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     made: list[Item] = []
     layers = _layers(images, texts[CAPTION]) if dataset.multiple_target else {}
     span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
-    for stem, several in images.items():
-        own = [file for role in texts.values() if (file := role.pop(stem, None))]
+    for stem, candidates in images.items():
+        own = [file for by_stem in texts.values() if (file := by_stem.pop(stem, None))]
         try:
-            if len(several) > 1:
-                others = ", ".join(file.path[len(root) + 1 :] for file in several[1:])
+            if len(candidates) > 1:
+                others = ", ".join(file.path[len(root) + 1 :] for file in candidates[1:])
                 what = f"has the same name as {others}, so their caches would overwrite each other"
                 raise SourceError(what, hint="rename or remove one of them")
-            further = in_order(stem, layers[stem], "layer") if stem in layers else ()
-            made.append(Item(stem, (several[0], *own, *further), span=span))
+            layer_files = in_order(stem, layers[stem], "layer") if stem in layers else ()
+            made.append(Item(stem, (candidates[0], *own, *layer_files), span=span))
         except SourceError as error:
-            faults.add(Fault(several[0].path, stem, error.what, error.hint))
+            faults.add(Fault(candidates[0].path, stem, error.what, error.hint))
     hint = f"add the {kind} it describes, or remove it"
     for role, noun in ((CAPTION, "caption"), (TAGS, "file of tags")):
-        unfit = f"is a {noun} without {'a video' if dataset.video else 'an image'}", hint
+        problem = f"is a {noun} without {'a video' if dataset.video else 'an image'}", hint
         for stem, file in texts[role].items():
-            if stem in faulty or stem not in left:
-                path, (what, how) = faulty.get(stem, (file.path, unfit))
+            if stem in faulty or stem not in ignored:
+                path, (what, how) = faulty.get(stem, (file.path, problem))
                 faults.add(Fault(path, stem, what, how))
     return sorted(made), sorted(faults)
 
@@ -156,8 +155,8 @@ def owner(path: str, stems: Collection[str], ends: str) -> str | None:
     `cat_2.png` belongs to `cat_2`; it belongs to `cat` only if there is no item `cat_2`.
     """
     folder = path.rfind("/") + 1
-    at = (n for n in range(len(path) - 1, folder, -1) if path[n] in ends)
-    return next((path[:n] for n in at if path[:n] in stems), None)
+    positions = (at for at in range(len(path) - 1, folder, -1) if path[at] in ends)
+    return next((path[:at] for at in positions if path[:at] in stems), None)
 
 
 def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:

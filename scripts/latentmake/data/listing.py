@@ -64,10 +64,10 @@ def _entries(root: str, *, flat: bool) -> list[Entry]:
     while pending or links:
         # Links come last: a folder that a link leads to is listed under its own name.
         prefix, folder = (pending or links).pop()
-        there = os.stat(folder)  # noqa: PTH116
-        if (there.st_dev, there.st_ino) in seen:
+        status = os.stat(folder)  # noqa: PTH116
+        if (status.st_dev, status.st_ino) in seen:
             continue
-        seen.add((there.st_dev, there.st_ino))
+        seen.add((status.st_dev, status.st_ino))
         # Plain tuples and few calls: a plan with nothing to do spends most of its time here.
         with os.scandir(folder) as listing:
             for entry in listing:

@@ -206,9 +206,8 @@ def _records(kind: str, data: bytes) -> Iterable[tuple[int, object]]:
     """Return the objects of a file with their line numbers; a ValueError for a damaged line."""
     if kind == ".jsonl":
         lines = enumerate(data.split(b"\n"), 1)
-        return (
-            (number, _value(line)) for number, line in lines if line.strip(b"\xef\xbb\xbf \t\r")
-        )
+        blank = b"\xef\xbb\xbf \t\r"  # byte order marks and space
+        return ((number, _value(line)) for number, line in lines if line.strip(blank))
     if kind in (".csv", ".tsv"):
         return _table(data.decode("utf-8-sig", "surrogateescape"))
     if kind == ".parquet":
@@ -533,18 +532,18 @@ def scan(name: str, dataset: Dataset) -> Scan:
         DatasetError: the list cannot be read, or is empty.
     """
     where = f"datasets.{name}.path"
-    made = _List(dataset)
-    made.stat(str(Path(dataset.path)))
+    contents = _List(dataset)
+    contents.stat(str(Path(dataset.path)))
     separator = dataset.captions.joint if dataset.captions else ", "
     for number, row in read_rows(dataset.path, where, separator=separator):
-        made.add(number, row)
-    if not made.items and not made.faults:
+        contents.add(number, row)
+    if not contents.items and not contents.faults:
         what = f"the list {dataset.path} has no row"
         hint = 'write an object a line, such as {"video": "a.mp4", "prompt": "a cat"}'
         raise DatasetError(what, where=where, hint=hint)
-    entries, items = [(path, *stat) for path, stat in made.stats.items()], made.items.values()
-    mark = digest.of_entries(entries)
-    return Scan(made.root, entries, mark, sorted(items), made.faults, made.rows)
+    entries = [(path, *stat) for path, stat in contents.stats.items()]
+    mark, items = digest.of_entries(entries), sorted(contents.items.values())
+    return Scan(contents.root, entries, mark, items, contents.faults, contents.rows)
 
 
 # -- columns of paths -----------------------------------------------------------------------------

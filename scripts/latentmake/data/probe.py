@@ -146,7 +146,7 @@ def measured(
     Returns:
         The items, the faults of others, and notes for the user about items that are left out.
     """
-    made, owners = list[Item](), dict[str, Item]()
+    complete, owners = list[Item](), dict[str, Item]()
     faults = [*lost_controls(settings, control)]
     notes: dict[str, dict[str, None]] = {}  # note -> names of items, in order
     sizes = probed([item.files[0] for item in items], memo, video=settings.video)
@@ -182,14 +182,14 @@ def measured(
             rest = [file for file in item.files if file.role != LAYER]
             layers = [file for file in item.files if file.role == LAYER]
             item = item._replace(files=(*rest, *files, *layers), control_sizes=control_sizes)
-        made.append(item._replace(media=media, span=span))
+        complete.append(item._replace(media=media, span=span))
     if settings.multiple_target:
-        made = [*_even(made, faults)]
+        complete = [*_even(complete, faults)]
     lines = []
     for note, names in notes.items():
         more = f", and {len(names) - 1} more" if len(names) > 1 else ""
         lines.append(f"{min(names)} {note}{more}")
-    return made, faults, lines
+    return complete, faults, lines
 
 
 def _with_unique_names(items: Sequence[Item], layout: Layout) -> Sequence[Item]:

@@ -247,12 +247,10 @@ def with_texts(
         rows, faults = _listed(name, settings, scan, items)
     reads = settings.composed or like_sdscripts
     read = _reader(memo, items if reads else ())
-    made: list[Item] = []
+    complete: list[Item] = []
     for item in Progress(items, desc="captions", unit="item") if reads else items:
-        row, files = (
-            rows.get(item.stem),
-            [file for file in item.files if file.role in (CAPTION, TAGS)],
-        )
+        row = rows.get(item.stem)
+        files = [file for file in item.files if file.role in (CAPTION, TAGS)]
         try:
             for _, path, stat in item.files:
                 if stat == NO_FILE:
@@ -265,12 +263,12 @@ def with_texts(
             error.where = error.where or (files[0].path if files else "")
             faults.append(fault_of(item, error))
         else:
-            made.append(item if texts is None else item._replace(texts=texts))
+            complete.append(item if texts is None else item._replace(texts=texts))
     lists = dict[str, int]()
     if settings.captions is None or not settings.captions.enable_wildcard:
         several = {stem: row.captions for stem, row in rows.items() if row.captions > 1}
-        lists = {item.where: several[item.stem] for item in made if item.stem in several}
-    return made, faults, [*_of_lists(lists, like_sdscripts=like_sdscripts)]
+        lists = {item.where: several[item.stem] for item in complete if item.stem in several}
+    return complete, faults, [*_of_lists(lists, like_sdscripts=like_sdscripts)]
 
 
 def _of_lists(lists: Mapping[str, int], *, like_sdscripts: bool) -> Iterator[str]:
@@ -305,16 +303,14 @@ def _listed(
         if key in listed and (key == below or key not in names)
     }
     rows = {stem: listed[key] for stem, key in used.items()}
-    strangers = listed.keys() - used.values()
-    if strangers:
-        left = left_out(settings, [path for path, *_ in scan.entries])
-        strangers -= left | {splitext(path)[0] for path in left}
-    if not strangers:
+    unmatched = listed.keys() - used.values()
+    if unmatched:
+        ignored = left_out(settings, [path for path, *_ in scan.entries])
+        unmatched -= ignored | {splitext(path)[0] for path in ignored}
+    if not unmatched:
         return rows, faults
-    more, first = (
-        len(strangers) - 1,
-        min(strangers),
-    )  # one line: there may be a million
+    # One fault for all of them, because there may be a million.
+    more, first = len(unmatched) - 1, min(unmatched)
     who = f"{first} and {more} more name" if more else f"{first} names"
     hint = "a key is the image's path below the dataset's folder, or from here: correct it or "
     hint += "take it out"
@@ -368,26 +364,26 @@ def _texts(
         SourceError: the text is empty, or caption file and row have different captions.
     """
     files = item.file(CAPTION), item.file(TAGS)
-    given = _with_folder(settings.class_tokens, item) or ""
+    class_caption = _with_folder(settings.class_tokens, item) or ""
     plain = not settings.composed and row is None
-    if plain and not (like_sdscripts and (files[0] or "\n" in given.strip())):
-        return [given] if given and not files[0] else None
-    making = settings.captions or _NO_CHANGES
-    around = making.caption_prefix, making.caption_suffix
-    if any(_FOLDER in (part or "") for part in around):
-        prefix, suffix = (_with_folder(part, item) for part in around)
-        making = making.model_copy(update={"caption_prefix": prefix, "caption_suffix": suffix})
+    if plain and not (like_sdscripts and (files[0] or "\n" in class_caption.strip())):
+        return [class_caption] if class_caption and not files[0] else None
+    captions = settings.captions or _NO_CHANGES
+    affixes = captions.caption_prefix, captions.caption_suffix
+    if any(_FOLDER in (part or "") for part in affixes):
+        prefix, suffix = (_with_folder(part, item) for part in affixes)
+        captions = captions.model_copy(update={"caption_prefix": prefix, "caption_suffix": suffix})
     contents = [read(file) for file in files]
     if not (any(files) or row):
-        contents[0] = given
+        contents[0] = class_caption
     listed_texts = (row.caption, row.tags if settings.composed else None) if row else ()
-    drawn = making.enable_wildcard  # takes one of the lines, so they must be clean
-    if drawn:
+    wildcards = captions.enable_wildcard  # one line is taken, so lines must be clean
+    if wildcards:
         texts = [clean(text) for text in contents]
     else:
         texts = [(text.partition("\n")[0] if like_sdscripts else text).strip() for text in contents]
     for number, text in enumerate(listed_texts):
-        listed = clean(text or "") if drawn else newlines(text or "").strip()
+        listed = clean(text or "") if wildcards else newlines(text or "").strip()
         own = texts[number]
         if not own or not listed or clean(contents[number]) == clean(listed):
             texts[number] = listed or own
@@ -399,13 +395,13 @@ def _texts(
         elif settings.metadata_captions == "override":
             texts[number] = listed
         else:
-            separator, lines = making.caption_separator, [own]
-            if drawn:
+            separator, lines = captions.caption_separator, [own]
+            if wildcards:
                 listed, lines = listed.replace("\n", separator), own.split("\n")
             texts[number] = "\n".join(f"{line}{separator}{listed}" for line in lines)
     caption, tags = texts
     if not (caption or tags) and (any(files) or row) and settings.empty_caption == "error":
         what, hint = _EMPTY_FIRST_LINE if "".join(contents).strip() else EMPTY
         raise SourceError(what if any(files) else "has an empty caption", hint=hint)
-    made = variants(item.stem, caption, tags, making, like_sdscripts=like_sdscripts)
-    return None if plain and files[0] and made == [contents[0].strip()] else made
+    result = variants(item.stem, caption, tags, captions, like_sdscripts=like_sdscripts)
+    return None if plain and files[0] and result == [contents[0].strip()] else result

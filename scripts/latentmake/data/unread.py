@@ -52,8 +52,8 @@ def left_out(settings: Dataset, paths: Collection[str]) -> set[str]:
     }
 
 
-def _endings(several: Iterable[Dataset]) -> tuple[str, ...]:
-    pairs = ((section.caption_extension, section.tags_extension) for section in several)
+def _endings(sections: Iterable[Dataset]) -> tuple[str, ...]:
+    pairs = ((section.caption_extension, section.tags_extension) for section in sections)
     return tuple(ending for pair in pairs for ending in pair if ending)
 
 
@@ -70,23 +70,23 @@ def unread(settings: Dataset, others: Sequence[Dataset], paths: Collection[str])
         others: sections of further datasets with the same folder.
         paths: files of the folder, as paths below it.
     """
-    several, root = (settings, *others), abspath(settings.path)
-    endings = _endings(several)
-    listed = {abspath(section.metadata_file) for section in several if section.metadata_file}
-    kinds = {section.video for section in several}
+    sections, root = (settings, *others), abspath(settings.path)
+    endings = _endings(sections)
+    listed = {abspath(section.metadata_file) for section in sections if section.metadata_file}
+    kinds = {section.video for section in sections}
     hidden = masks(paths, endings)
     own = VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS
     usual = (*own, *endings)  # one `endswith` skips most files fast
-    if not (odd := [path for path in paths if path in hidden or not path.endswith(usual)]):
+    if not (unusual := [path for path in paths if path in hidden or not path.endswith(usual)]):
         return ""
-    there = {*paths}
+    existing = {*paths}
     stems = {_stem(path) for path in paths if _ending(path).lower() in own}
     counts: dict[str, Counter[str]] = {}
-    for path in sorted(odd):
+    for path in sorted(unusual):
         stem, ending = _stem(path), _ending(path)
         kind, label = ending.lower(), ending
         # With a caption, it is reported as a faulty item, unless the folder has no items at all.
-        has_caption = any(f"{stem}{ending}" in there for ending in endings)
+        has_caption = any(f"{stem}{ending}" in existing for ending in endings)
         faulty = bool(stems) and stem not in stems and has_caption
         if path in hidden:
             label = path[path.rindex("-") :] if _LABEL.search(path) else f"*{ending} in masks/"

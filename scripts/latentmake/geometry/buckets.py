@@ -78,7 +78,7 @@ def nearest_bucket(image: Size, resolution: Size, widths: range, most: int | Non
 def widths(resolution: Size, step: int, beyond: int) -> range:
     """Return the widths of musubi-tuner's buckets, from s // 2 to s = int(sqrt(area)), by `step`.
 
-    By its documented rule, they end at s (`beyond` is 1). By its code, they end at the first
+    By its rule, they end at s (`beyond` is 1). By its code, they end at the first
     multiple of the step from s on (`beyond` is the step). This may add a pair: 160 x 176 and
     176 x 160 for 160 x 192.
     """

@@ -229,28 +229,28 @@ def clips(
 
     For arguments and errors, see `kept_indices`.
     """
-    way = settings.frame_extraction
+    extraction = settings.frame_extraction
     kept = kept_indices(count, settings.source_fps, span, timing, rate)
     if span.single:
         return [Clip(0, len(kept))] if len(kept) == span.frames else []
-    if way == "full":
+    if extraction == "full":
         length = (min(len(kept), settings.max_frames) - 1) // 4 * 4 + 1
         return [Clip(0, length)] if length > 0 else []
     lengths = sorted({(length - 1) // 4 * 4 + 1 for length in settings.target_frames or ()})
-    if way == "uniform" and settings.frame_sample == 1:
-        way = "head"
-    if way == "head" and lengths:
+    if extraction == "uniform" and settings.frame_sample == 1:
+        extraction = "head"
+    if extraction == "head" and lengths:
         # musubi-tuner stops reading by time, so a file of a lower rate gives too few frames.
         kept = [(index, time) for index, time in kept if time < lengths[-1] * span.stride]
     results: list[Clip] = []
     for length in lengths:
         last = len(kept) - length
         starts: Sequence[int] = [0]
-        if way == "chunk":
+        if extraction == "chunk":
             starts = range(0, last + 1, length)
-        elif way == "slide":
+        elif extraction == "slide":
             starts = range(0, last + 1, settings.frame_stride)
-        elif way == "uniform":  # numpy.linspace(0, last, settings.frame_sample, dtype=int)
+        elif extraction == "uniform":  # numpy.linspace(0, last, settings.frame_sample, dtype=int)
             step = last / (settings.frame_sample - 1)
             starts = [*(int(index * step) for index in range(settings.frame_sample - 1)), last]
         results += [Clip(start, length) for start in starts if last >= 0]

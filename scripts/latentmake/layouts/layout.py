@@ -239,9 +239,9 @@ class Layout:
 
     def clips(self, media: Media, settings: Dataset, span: Span | None = None) -> list[Clip]:
         """Return the clips of a video or a span of it; with sections, only clips that have one."""
-        made = clips(media.frames, settings, span or Span(), media.timing, self.rate)
+        cut = clips(media.frames, settings, span or Span(), media.timing, self.rate)
         window = settings.fp_latent_window_size
-        return [clip for clip in made if not self.sections or sections(clip, window)]
+        return [clip for clip in cut if not self.sections or sections(clip, window)]
 
     def view(
         self,
