@@ -242,40 +242,40 @@ def _entries(text: str) -> Iterator[tuple[int, object]]:
     sd-scripts writes an object instead of a list: file names as keys, and objects as values.
     """
     decode, line, counted = json.JSONDecoder().raw_decode, 1, 0
-    at, opening = _sign(text, 0)
+    at, opening = _next_character(text, 0)
     if opening not in ("[", "{"):
         json.loads(text)
         raise ValueError("is no JSON object or list")
     closing = "]" if opening == "[" else "}"
-    at, sign = _sign(text, at + 1)
+    at, sign = _next_character(text, at + 1)
     while sign != closing:
         line, counted, named = line + text.count("\n", counted, at), at, {}
         if opening == "{":
             if sign != '"':
                 raise json.JSONDecodeError("Expecting property name in double quotes", text, at)
             named[NAMES[0]], at = decode(text, at)
-            at, sign = _sign(text, at)
+            at, sign = _next_character(text, at)
             if sign != ":":
                 raise json.JSONDecodeError("Expecting ':' delimiter", text, at)
-            at, _ = _sign(text, at + 1)
+            at, _ = _next_character(text, at + 1)
         value, at = decode(text, at)
         yield line, {**value, **named} if named and isinstance(value, dict) else value
-        at, sign = _sign(text, at)
+        at, sign = _next_character(text, at)
         if sign == ",":
-            at, sign = _sign(text, at + 1)
+            at, sign = _next_character(text, at + 1)
         elif sign != closing:
             raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
-    at, sign = _sign(text, at + 1)
+    at, sign = _next_character(text, at + 1)
     if sign:
         raise json.JSONDecodeError("Extra data", text, at)
 
 
-_SIGN = re.compile(r"[ \t\r\n]*(.?)", re.DOTALL)
+_NEXT_CHARACTER = re.compile(r"[ \t\r\n]*(.?)", re.DOTALL)
 
 
-def _sign(text: str, at: int) -> tuple[int, str]:
+def _next_character(text: str, at: int) -> tuple[int, str]:
     """Return position and character of the next non-space character; "" at the end of the text."""
-    match = _SIGN.match(text, at)
+    match = _NEXT_CHARACTER.match(text, at)
     assert match is not None
     return match.start(1), match[1]
 
