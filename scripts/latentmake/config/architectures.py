@@ -328,15 +328,15 @@ def _rows(file: str) -> dict[str, dict[str, Any]]:
     def values(name: str) -> dict[str, Any]:
         row = dict(written[name])
         like = row.pop("like", None)
-        return _laid_over(row, values(like)) if like else row
+        return _merged(row, values(like)) if like else row
 
     return {name: values(name) for name in written if name[0] != "_"}
 
 
-def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """Merge values over those of a base, also in mappings below them."""
     inner = {
-        key: _laid_over(values[key], base[key])
+        key: _merged(values[key], base[key])
         for key in values.keys() & base.keys()
         if isinstance(values[key], dict) and isinstance(base[key], dict)
     }
@@ -348,7 +348,7 @@ def _scripts(name: str, row: dict[str, Any]) -> Scripts:
     named: dict[str, Any] = {"header": name}
     if program := row.pop("program", None):
         named |= {part: {"name": f"{program}_{ending}.py"} for part, ending in _ENDINGS.items()}
-    return _of_scripts(_laid_over(row, named))
+    return _of_scripts(_merged(row, named))
 
 
 _of_scripts = TypeAdapter(Scripts).validate_python
@@ -365,7 +365,7 @@ SDSCRIPTS = {name: _of_strategies(row) for name, row in _rows("sdscripts.yaml").
 """Architectures that sd-scripts trains."""
 
 
-def _of_row(name: str, row: Scripts | Strategies) -> Architecture:
+def _architecture(name: str, row: Scripts | Strategies) -> Architecture:
     if isinstance(row, Strategies):
         return _of_facts({"name": name, **row.architecture})._replace(strategies=row)
     side = max(row.pixels, 16)
@@ -375,8 +375,8 @@ def _of_row(name: str, row: Scripts | Strategies) -> Architecture:
 
 
 ARCHITECTURES = {
-    **{name: _of_row(name, row) for name, row in SDSCRIPTS.items()},
-    **{name: _of_row(name, row) for name, row in MUSUBI.items()},
+    **{name: _architecture(name, row) for name, row in SDSCRIPTS.items()},
+    **{name: _architecture(name, row) for name, row in MUSUBI.items()},
 }
 """Name in the configuration -> facts, without Wan: its models have only a `task`."""
 WAN = ARCHITECTURES.pop("wan")

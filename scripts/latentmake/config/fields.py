@@ -72,7 +72,7 @@ MAX_SIDE = 8192
 """Longest side of a resolution in pixels; larger values are typing errors."""
 
 
-def _no_truth(value: object) -> object:
+def _refuse_bool(value: object) -> object:
     """Refuse `rank: yes`, which would otherwise be 1."""
     if isinstance(value, bool):
         raise ValueError("should be a number")
@@ -83,14 +83,14 @@ _Numeric = TypeVar("_Numeric", int, float)
 _MAX_INTEGER, _MAX_FLOAT = 2**63 - 1, 3.4e38  # limits of a generator's seed and of float32
 
 
-def _in_reach(value: _Numeric) -> _Numeric:
+def _refuse_huge(value: _Numeric) -> _Numeric:
     if abs(value) > (_MAX_INTEGER if isinstance(value, int) else _MAX_FLOAT):
         raise ValueError("is too large a number; use a smaller one")
     return value
 
 
-Number = Annotated[int, BeforeValidator(_no_truth), AfterValidator(_in_reach)]
-Real = Annotated[float, BeforeValidator(_no_truth), AfterValidator(_in_reach)]
+Number = Annotated[int, BeforeValidator(_refuse_bool), AfterValidator(_refuse_huge)]
+Real = Annotated[float, BeforeValidator(_refuse_bool), AfterValidator(_refuse_huge)]
 
 # Upper bounds refuse typing errors: no network has wider layers, no device holds such a batch, and
 # a thousand steps a second would take eleven days.

@@ -87,7 +87,7 @@ _TEXT_DTYPE = Applies(_FIXED, when=lambda model: model.takes_dtype("text"))
 _PLACE: TypeAdapter[str] = TypeAdapter(LocalPlace)
 
 
-def _of_checkpoint(values: dict[str, Any], row: Architecture) -> dict[str, Any]:
+def _with_checkpoint(values: dict[str, Any], row: Architecture) -> dict[str, Any]:
     """Return the keys of a model, with places in its `checkpoint` for parts that no key names.
 
     With `layout: sdscripts`, `unet` stays unset, because sd-scripts trains the `checkpoint` itself.
@@ -100,16 +100,16 @@ def _of_checkpoint(values: dict[str, Any], row: Architecture) -> dict[str, Any]:
     own = {key: {"path": path, "subfolder": key} for key in keys if values.get(key) is None}
     number = max(1, len(row.text_encoders))
     text = values.get("text") or {}
-    texts = text if isinstance(text, list) else [text] * number if _no_place(text) else [text]
+    texts = text if isinstance(text, list) else [text] * number if _lacks_place(text) else [text]
     names = ["text_encoder", *(f"text_encoder_{index}" for index in range(2, len(texts) + 1))]
     filled = [
-        {"path": path, "subfolder": name, **section} if _no_place(section) else section
+        {"path": path, "subfolder": name, **section} if _lacks_place(section) else section
         for section, name in zip(texts, names, strict=False)
     ]
     return {**values, **own, "text": filled}
 
 
-def _no_place(text: object) -> bool:
+def _lacks_place(text: object) -> bool:
     """Whether a text encoder's section has neither `path` nor `hub`."""
     return isinstance(text, dict) and not text.get("path") and not text.get("hub")
 
@@ -289,7 +289,7 @@ class Model(Closed):
             name, values = None, {key: values[key] for key in values if key != "architecture"}
         row = ARCHITECTURES.get(name, GENERIC) if isinstance(name, str) else GENERIC
         if row.checkpoints and values.get("checkpoint") and task is None:
-            values = _of_checkpoint(values, row)
+            values = _with_checkpoint(values, row)
         if row.scripts is not None:
             (only, *others) = row.scripts.versions
             given = {} if others or not only else {"task": only}

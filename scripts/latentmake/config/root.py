@@ -103,13 +103,13 @@ Fault: TypeAlias = tuple[str, str, str]
 _LEAVE = "leave it out"
 
 
-def _not_for(section: Closed, where: str, model: Model) -> Iterator[Fault]:
+def _faults_of_section(section: Closed, where: str, model: Model) -> Iterator[Fault]:
     """Yield a fault for the first key of a section that has no effect with a model."""
     if refused := section.refused(model):
-        yield f"{where}.{refused[0]}", f"{_titled(model)} {refused[1]}", _LEAVE
+        yield f"{where}.{refused[0]}", f"{_title_of(model)} {refused[1]}", _LEAVE
 
 
-def _titled(model: Model) -> str:
+def _title_of(model: Model) -> str:
     title = model.title or "a model without `task` or `architecture`"
     return f"{title} ({model.task})" if model.task else title
 
@@ -231,7 +231,7 @@ def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
 
 def _faults_of_row(dataset: str, settings: Dataset, model: Model) -> Iterator[Fault]:
     """Yield faults of a dataset that the architecture of a model cannot use."""
-    version, scripts, title = model.version, model.spec.scripts, _titled(model)
+    version, scripts, title = model.version, model.spec.scripts, _title_of(model)
     assert scripts is not None
     where = f"datasets.{dataset}"
     listed = settings.is_list and not model.spec.encodes  # the list has columns for controls
@@ -260,7 +260,7 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
     scripts = model.spec.scripts
     assert scripts is not None
     title = scripts.title
-    yield from _not_for(trainer, where, model)
+    yield from _faults_of_section(trainer, where, model)
     if trainer.mixed_precision not in scripts.precisions:
         what = f"{title} is not trained in {trainer.mixed_precision}"
         yield f"{where}.mixed_precision", what, f"use {' or '.join(scripts.precisions)}"
@@ -298,7 +298,7 @@ def _faults_of_wan(where: str, trainer: WanTrainer, model: Model) -> Iterator[Fa
     if not model.spec.encodes or task.endswith("-FC") or task.startswith("flf2v"):
         what = f"the trainer wan does not train {model.task or model.title}"
         yield f"{where}.kind", what, "use kind: musubi"
-    yield from _not_for(trainer, where, model)
+    yield from _faults_of_section(trainer, where, model)
     if samples.prompts and model.image_to_video:
         what = f"{task} draws from a picture, and sample clips are drawn from prompts only"
         yield f"{where}.samples", what, "leave them out"
@@ -318,7 +318,7 @@ def _faults_of_generation(
     if settings.resolution is not None:
         side, place = model.spec.side, f"{where}.resolution"
         check_sides([settings.resolution], side, place, f"{side}, as the model needs")
-    yield from _not_for(settings, where, model)
+    yield from _faults_of_section(settings, where, model)
 
 
 # -- sd-scripts ------------------------------------------------------------------------------------
@@ -504,7 +504,7 @@ class Config(Closed):
         if model.layout == "musubi":
             yield from _faults_of_musubi(where, run, model, datasets)
         for dataset, settings in datasets.items():
-            yield from _not_for(settings, f"datasets.{dataset}", model)
+            yield from _faults_of_section(settings, f"datasets.{dataset}", model)
         samples = getattr(trainer, "samples", None)
         for key, section in (("trainer.samples", samples), ("generate", run.generate)):
             if section and "prompts" in section.model_fields_set and not section.prompts:

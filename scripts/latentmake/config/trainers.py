@@ -31,9 +31,9 @@ from latentmake.config.fields import (
 )
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
-_NO = BeforeValidator(lambda value: "no" if value is False else value)  # YAML's `no`
-Precision = Annotated[Literal["no", "bf16", "fp16"], _NO]
-AutoPrecision = Annotated[Literal["auto", "no", "bf16", "fp16"], _NO]
+_NO_AS_TEXT = BeforeValidator(lambda value: "no" if value is False else value)  # YAML's `no`
+Precision = Annotated[Literal["no", "bf16", "fp16"], _NO_AS_TEXT]
+AutoPrecision = Annotated[Literal["auto", "no", "bf16", "fp16"], _NO_AS_TEXT]
 Alpha = Annotated[Real | None, Field(gt=0)]
 Logging = Annotated[bool, Field(json_schema_extra=MACHINE)]
 AccelerateConfig = Annotated[DiskPath | None, Field(json_schema_extra=MACHINE)]
@@ -292,13 +292,13 @@ class SdTrainer(LoopTrainer):
     """Factor of the loss of images of datasets with [`is_reg`](datasets.md#is_reg)."""
 
 
-def _no_blank(prompt: str) -> str:
+def _refuse_blank(prompt: str) -> str:
     if not prompt.strip():
         raise ValueError("is an empty prompt: say what to draw")
     return prompt
 
 
-Prompt = Annotated[str, AfterValidator(_no_blank)]
+Prompt = Annotated[str, AfterValidator(_refuse_blank)]
 
 
 def whole_latents(frames: int) -> int:

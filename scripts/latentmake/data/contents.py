@@ -25,8 +25,8 @@ from latentmake.regular import read_regular
 
 _SMALL = 16_384  # bytes; smaller files, such as captions, are read instead of guessed
 _LARGEST = 1 << 32  # bytes of an image; the complete file is read into memory
-_ALIKE = 2  # most digests to guess for one unread file
-_FORMER = 4  # most digests of earlier releases to guess for one text
+_MOST_LOOKALIKES = 2  # most digests to guess for one unread file
+_MOST_FORMER = 4  # most digests of earlier releases to guess for one text
 _MOST_PRESUMED = 16  # most digests to guess for inputs that are several unread files
 
 
@@ -173,7 +173,7 @@ class Contents:
     _texts: dict[str, tuple[SourceStat, str]] = field(default_factory=dict)
     unreadable: dict[str, Fault] = field(default_factory=dict)
     # (Size in bytes, property, its value) -> digests of files in the memo that have both.
-    _alike: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
+    _lookalikes: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
     _sizes: dict[str, Size] = field(default_factory=dict)
 
     @classmethod
@@ -198,7 +198,7 @@ class Contents:
         """Return the digest of inputs that are one unchanged file, without reading it; or None."""
         if item.texts is not None or len(item.files) != 1:
             return None
-        value = self._learnt(item.files[0])
+        value = self._cached(item.files[0])
         if value is None or item.files[0].role != CAPTION:
             return value
         return digest.of_bytes(encoded(value).encode())
@@ -221,17 +221,17 @@ class Contents:
         return formerly(item, self.text(item), [*map(self._file, item.read)])
 
     def _caption(self, file: File) -> str:
-        if (text := self._learnt(file)) is None:
+        if (text := self._cached(file)) is None:
             text = read_text(file.path)
-            self._learn(file, text)
+            self._store(file, text)
         return caption_of(text, file.path, self.settings)
 
-    def _learnt(self, file: File) -> str | None:
+    def _cached(self, file: File) -> str | None:
         """Return the digest of a file, or the text of a caption; None if its stat is new."""
         entry = (self._texts if file.role == CAPTION else self._digests).get(file.path)
         return entry[1] if entry is not None and entry[0] == file.stat else None
 
-    def _learn(self, file: File, value: str) -> None:
+    def _store(self, file: File, value: str) -> None:
         entries, memo = self._digests, self._memo.sources
         if file.role == CAPTION:
             entries, memo = self._texts, self._memo.texts
@@ -243,20 +243,20 @@ class Contents:
         from latentmake.data import remote
 
         remote_files = {file.path: file for file in files if is_remote(file.path)}
-        new = [file for file in remote_files.values() if self._learnt(file) is None]
+        new = [file for file in remote_files.values() if self._cached(file) is None]
         captions = [file for file in new if file.role == CAPTION]
         others = [file for file in new if file.role != CAPTION]
         for several, *value in (others,), (captions, decode_text):
             contents = remote.contents([file.path for file in several], *value)
             for file, content in zip(several, contents, strict=True):
                 if content is not None:  # else `_file` reads it again and reports the error
-                    self._learn(file, content)
+                    self._store(file, content)
 
     def _file(self, file: File) -> str:
         role, path, stat = file
         if role == CAPTION:
             return digest.of_bytes(self._caption(file).encode())
-        if (content := self._learnt(file)) is not None:
+        if (content := self._cached(file)) is not None:
             return content
         if self.settings is None or not self.settings.video:
             check_length(path, stat.size)
@@ -269,7 +269,7 @@ class Contents:
                 content = digest.of_file(Path(path))
         except OSError as error:
             raise unreadable(error, path) from None
-        self._learn(file, content)
+        self._store(file, content)
         return content
 
     # -- sizes of images ----------------------------------------------------------------------
@@ -302,21 +302,21 @@ class Contents:
     def prepare_presumed(self, items: Iterable[Item]) -> None:
         """Look up in the memo, in few queries, the data that `presumed` needs for these inputs."""
         wanted = list(items)
-        files = (file for item in wanted for file in item.read)
+        files = [file for item in wanted for file in item.read]
         changed = (file for file in files if self._digests.get(file.path, (None,))[0] != file.stat)
         sizes = {file.stat.size for file in changed}
         for _, stat, content in self._memo.sources.where("size", sizes):
             for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
-                self._alike.setdefault((stat.size, kind, number), set()).add(content)
-        self._prepare_texts([file for item in wanted for file in item.read if self._is_away(file)])
+                self._lookalikes.setdefault((stat.size, kind, number), set()).add(content)
+        self._prepare_remote_texts(filter(self._is_unread_remote, files))
         self.prepare_sizes({content for item in wanted for content in self.presumed(item)})
 
-    def _is_away(self, file: File) -> bool:
+    def _is_unread_remote(self, file: File) -> bool:
         """Whether a file is a caption at a URL that has not been read with this stat."""
         is_caption = file.role == CAPTION and is_remote(file.path)
-        return is_caption and self._learnt(file) is None
+        return is_caption and self._cached(file) is None
 
-    def _prepare_texts(self, files: Iterable[File]) -> None:
+    def _prepare_remote_texts(self, files: Iterable[File]) -> None:
         """Look up texts in the memo that are as long as these unread captions at URLs."""
         sizes: dict[str, set[int]] = {}
         for file in files:
@@ -327,7 +327,7 @@ class Contents:
                     content = digest.of_bytes(encoded(text).encode())
                     # The same file name: its folder was renamed. Any name: the file was.
                     for like in (Path(path).name, CAPTION):
-                        self._alike.setdefault((size, like, 0), set()).add(content)
+                        self._lookalikes.setdefault((size, like, 0), set()).add(content)
 
     def presumed(self, item: Item) -> list[str]:
         """Guess digests of inputs, to find targets that can be used again.
@@ -338,11 +338,11 @@ class Contents:
         combinations = [[*contents] for contents in islice(product(*guesses), _MOST_PRESUMED)]
         digests = [joined(item, contents) for contents in combinations]
         has_text = item.text is not None or item.file(CAPTION)
-        if has_text and combinations and not any(map(self._is_away, item.read)):
+        if has_text and combinations and not any(map(self._is_unread_remote, item.read)):
             with contextlib.suppress(SourceError):
                 text = self.text(item)
                 for contents in combinations:
-                    digests += formerly(item, text, contents)[:_FORMER]
+                    digests += formerly(item, text, contents)[:_MOST_FORMER]
         return [*dict.fromkeys(digests)]
 
     def _presumed(self, file: File) -> list[str]:
@@ -353,7 +353,7 @@ class Contents:
         the same mtime (it was copied), else any.
         """
         role, path, stat = file
-        is_known = self._learnt(file) is not None
+        is_known = self._cached(file) is not None
         if is_known or ((stat.size <= _SMALL or self._memo.is_new) and not is_remote(path)):
             with contextlib.suppress(SourceError):  # the job that encodes it reports the error
                 return [self._file(file)]
@@ -363,10 +363,10 @@ class Contents:
             if entry is not None and entry[0][0] == stat.size:  # deleted and restored
                 return [digest.of_bytes(encoded(entry[1]).encode())]
             likes = (Path(path).name, CAPTION)
-            alike = chain(*(sorted(self._alike.get((stat.size, like, 0), ())) for like in likes))
-            return [*dict.fromkeys(alike)][:_ALIKE]
+            alike = [sorted(self._lookalikes.get((stat.size, like, 0), ())) for like in likes]
+            return [*dict.fromkeys(chain(*alike))][:_MOST_LOOKALIKES]
         for like in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
-            contents = self._alike.get((stat.size, *like), ())
-            if 0 < len(contents) <= _ALIKE:
+            contents = self._lookalikes.get((stat.size, *like), ())
+            if 0 < len(contents) <= _MOST_LOOKALIKES:
                 return sorted(contents)
         return []

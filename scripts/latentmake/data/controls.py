@@ -59,11 +59,11 @@ def controls_of(
         return lambda item: ()
     stats = {} if scan.items is None else {path: SourceStat(*stat) for path, *stat in scan.entries}
     prefix, by_name = f"{scan.root}/", dict[str, list[File]]()
-    images = (path for path, *_ in scan.entries if _is(IMAGE_EXTENSIONS, path))
+    images = (path for path, *_ in scan.entries if _has_ending(IMAGE_EXTENSIONS, path))
     layers = {_stem(path, prefix) for item in items for path in item.layers}
     stems = {_stem(path, prefix) for path in images} - layers
     for path, *stat in sorted(control.entries):
-        if _is(_endings(settings), path):
+        if _has_ending(_endings(settings), path):
             # `stems` has faulty items too: `cat_2_0.png` must not go to `cat` if `cat_2` is faulty.
             name = _stem(path) if counts is None else owner(path, stems, "._")
             if name is not None:
@@ -72,7 +72,7 @@ def controls_of(
 
     def find(item: Item) -> Sequence[File]:
         place = "its dataset" if scan.items is None else "its row"
-        controls = [] if counts is None else _listed(item, scan.root, stats)
+        controls = [] if counts is None else _controls_in_row(item, scan.root, stats)
         if not controls and control.root:
             name, place = _stem(item.image, prefix), control.root
             if name not in by_name:
@@ -105,7 +105,7 @@ def lost_controls(settings: Dataset, control: Scan) -> Iterator[Fault]:
     The link may stand for a folder of controls. An item that takes any number of controls would be
     encoded without them.
     """
-    others = (entry for entry in control.entries if not _is(_endings(settings), entry[0]))
+    others = (entry for entry in control.entries if not _has_ending(_endings(settings), entry[0]))
     return broken_links(control.root, others, flat=settings.flat)
 
 
@@ -113,7 +113,7 @@ def _endings(settings: Dataset) -> Collection[str]:
     return VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS
 
 
-def _is(extensions: Iterable[str], path: str) -> bool:
+def _has_ending(extensions: Iterable[str], path: str) -> bool:
     return splitext(path)[1].lower() in extensions
 
 
@@ -121,7 +121,7 @@ def _stem(path: str, prefix: str = "") -> str:
     return splitext(path.removeprefix(prefix))[0]
 
 
-def _listed(item: Item, root: str, stats: Mapping[str, SourceStat]) -> list[File]:
+def _controls_in_row(item: Item, root: str, stats: Mapping[str, SourceStat]) -> list[File]:
     try:
         paths = columns_of(item.row or {}, root, "control_path")
     except ValueError as error:

@@ -59,9 +59,9 @@ Window = tuple[float, float | None]
 NO_FILE = SourceStat(-1, 0, 0, 0)
 """Stat of a path that is not a readable file: missing, a folder, a pipe; see `missing_file`."""
 
-_MOST_BYTES = 1_000_000  # size of a caption; a tokenizer needs hundreds of times this memory
-_OF_LATENTS = (IMAGE, CONTROL, LAYER)
-_SOURCES = (IMAGE, BUCKET, CAPTION)
+_LARGEST_TEXT = 1_000_000  # bytes; a tokenizer needs hundreds of times this memory
+_LATENTS_ROLES = (IMAGE, CONTROL, LAYER)
+_SOURCE_ROLES = (IMAGE, BUCKET, CAPTION)
 _NO_STAT = SourceStat(0, 0, 0, 0)
 _LONGEST_STEM = 235  # bytes: a name has at most 255, of which `.latents.safetensors` takes 20
 _SHOWN = 60  # characters of a text that a message repeats
@@ -133,7 +133,7 @@ class Item(NamedTuple):
     @property
     def where(self) -> str:
         """Name of its file in messages, with the line of its list, if any."""
-        file = next((path for role, path, _ in self.files if role in _SOURCES), "")
+        file = next((path for role, path, _ in self.files if role in _SOURCE_ROLES), "")
         return ": ".join(filter(None, (self.place, file)))
 
     def inputs(self, part: str, layout: Layout) -> Item:
@@ -142,7 +142,7 @@ class Item(NamedTuple):
         All parts of latents have the same inputs.
         """
         if parsed(part).kind == "latents":
-            files = tuple(file for file in self.files if file.role in _OF_LATENTS)
+            files = tuple(file for file in self.files if file.role in _LATENTS_ROLES)
             sizes = self.control_sizes
             made = Item(self.stem, files, None, self.media, self.span, control_sizes=sizes)
             return made if self.place is None else made._replace(place=self.place)
@@ -271,6 +271,6 @@ def text_fault(text: str) -> str | None:
     """Return the reason why a text cannot be a caption; None if it can."""
     if "\0" in text:
         return "holds NUL characters (is it UTF-16?)"
-    if len(text.encode("utf-8", "surrogatepass")) > _MOST_BYTES:
-        return f"is longer than {_MOST_BYTES} bytes"
+    if len(text.encode("utf-8", "surrogatepass")) > _LARGEST_TEXT:
+        return f"is longer than {_LARGEST_TEXT} bytes"
     return None

@@ -101,7 +101,7 @@ def read_rows(
         line = error.object.count(b"\n", 0, error.start) + 1
         what, hint = f"is not UTF-8 (line {line})", "save it as UTF-8"
     except json.JSONDecodeError as error:
-        what, hint = str(_no_json(error, str(error))), _REWRITE
+        what, hint = str(_json_error(error, str(error))), _REWRITE
     except RecursionError:
         what, hint = "is nested too deeply", _REWRITE
     except ValueError as error:
@@ -224,16 +224,16 @@ def _value(line: bytes) -> object:
     except UnicodeDecodeError as error:
         return ValueError(f"is not UTF-8 (byte {error.start + 1})")
     except json.JSONDecodeError as error:
-        return _no_json(error, f"column {error.colno}: {error.msg}")
+        return _json_error(error, f"column {error.colno}: {error.msg}")
     except RecursionError:
         return ValueError("is nested too deeply")
     except ValueError as error:
         return ValueError(f"is not JSON ({error})")
 
 
-def _no_json(error: json.JSONDecodeError, told: str) -> ValueError:
+def _json_error(error: json.JSONDecodeError, reason: str) -> ValueError:
     is_cut = not error.doc[error.pos :].strip() or error.msg.startswith("Unterminated")
-    return ValueError("ends in the middle" if is_cut else f"is not JSON ({told})")
+    return ValueError("ends in the middle" if is_cut else f"is not JSON ({reason})")
 
 
 def _entries(text: str) -> Iterator[tuple[int, object]]:
@@ -347,7 +347,7 @@ def _cells(text: str) -> Iterator[tuple[int, list[str] | ValueError]]:
 
 # -- datasets that are lists ----------------------------------------------------------------------
 
-_MOST = 2**31 - 1  # frames, or seconds
+_LARGEST = 2**31 - 1  # frames, or seconds
 _HINT = "correct the row, or take it out"
 _VIDEOS = VIDEO_EXTENSIONS | {NPZ}
 _encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
@@ -356,14 +356,14 @@ _encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 class _Part(BaseModel):
     """Columns that select a part of a video, in frames or in seconds."""
 
-    first_frame: Number = Field(0, ge=0, le=_MOST)
-    frames: Annotated[Number, AfterValidator(whole_latents)] | None = Field(None, ge=1, le=_MOST)
-    stride: Number | None = Field(None, ge=1, le=_MOST)
-    start: Real | None = Field(None, ge=0, le=_MOST)
-    end: Real | None = Field(None, ge=0, le=_MOST)
+    first_frame: Number = Field(0, ge=0, le=_LARGEST)
+    frames: Annotated[Number, AfterValidator(whole_latents)] | None = Field(None, ge=1, le=_LARGEST)
+    stride: Number | None = Field(None, ge=1, le=_LARGEST)
+    start: Real | None = Field(None, ge=0, le=_LARGEST)
+    end: Real | None = Field(None, ge=0, le=_LARGEST)
 
 
-def _part_of(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | None]:
+def _take_part(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | None]:
     """Remove the columns that select a part of a video from a row, and check them.
 
     Args:
@@ -471,7 +471,7 @@ class _List:
         stem = beside.removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
         stem = basename(stem) if dataset.flat else stem
         if dataset.video:  # musubi-tuner's caches lie flat in one folder
-            suffix, part, window = _part_of(columns, dataset.sample_stride)
+            suffix, part, window = _take_part(columns, dataset.sample_stride)
             stem = stem.replace("/", "_") + suffix
             span = None if part == Span() else part
         if fault := unusable_name(f"{stem}."):

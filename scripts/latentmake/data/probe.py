@@ -120,7 +120,7 @@ def prompt_of(item: Item) -> str:
 
 
 _SHORT = "has too few frames for any clip of target_frames"
-_TURNED = "has a rotation for display, which does not count; set `display_rotation: true`"
+_ROTATED = "has a rotation for display, which does not count; set `display_rotation: true`"
 
 
 def measured(
@@ -164,7 +164,7 @@ def measured(
                 if model.scripted:
                     refuse_parts(item)
                 if media.rotation and not settings.display_rotation:
-                    notes.setdefault(_TURNED, {})[item.image] = None
+                    notes.setdefault(_ROTATED, {})[item.image] = None
                 media, span = used_part(item, settings, media, layout.rate)
             _check_name(layout, item, owners, settings.text_variants)
             if settings.video and not layout.clips(media, settings, span):
@@ -184,7 +184,7 @@ def measured(
             item = item._replace(files=(*rest, *files, *layers), control_sizes=control_sizes)
         complete.append(item._replace(media=media, span=span))
     if settings.multiple_target:
-        complete = [*_even(complete, faults)]
+        complete = [*_with_usual_layers(complete, faults)]
     lines = []
     for note, names in notes.items():
         more = f", and {len(names) - 1} more" if len(names) > 1 else ""
@@ -209,7 +209,7 @@ def _with_unique_names(items: Sequence[Item], layout: Layout) -> Sequence[Item]:
     return sorted(item._replace(stem=name(item.stem)) for item in items)
 
 
-def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
+def _with_usual_layers(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
     """Yield the items with the usual number of layers, and add faults for the others."""
     counts = Counter(len(item.layers) for item in items if item.layers)
     usual = max(counts, key=lambda count: (counts[count], count), default=0)

@@ -115,6 +115,7 @@ def _file_system(url: str) -> Any:
     import fsspec
 
     protocol = url.partition("://")[0]
+    # Without the cache of listings, which would hide changes of files.
     try:
         return fsspec.filesystem(protocol, use_listings_cache=False, **_OPTIONS.get(protocol, {}))
     except ImportError as error:

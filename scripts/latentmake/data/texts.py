@@ -40,7 +40,7 @@ from latentmake.progress import Progress
 _WILDCARD = re.compile(r"\{([^{}]*)\}")
 _ATTEMPTS = 16  # attempts to draw a variant that differs from the earlier ones
 MARKER = "|||"  # the `keep_tokens_separator` that most captions for sd-scripts use
-_NAMED = 3  # most files that a line names
+_MOST_NAMES = 3  # most files that a line names
 _PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area: stand-ins for literal braces
 
 
@@ -48,7 +48,7 @@ _Draw = Callable[[], float]
 """Generator of the random numbers, from 0 to 1, for one attempt to draw a variant."""
 
 
-def _drawing(*parts: object) -> _Draw:
+def _generator(*parts: object) -> _Draw:
     # Only for `random()` does Python promise the same numbers in every version; `choice` and
     # `shuffle` may change.
     named = "\n".join(map(str, parts)).encode("utf-8", "surrogatepass")
@@ -94,9 +94,9 @@ def variants(
     texts: list[str] = []
     for number in range(settings.variants):
         rate = settings.caption_dropout_rate
-        text, dropped = "", rate > 0 and _drawing(settings.seed, stem, number)() < rate
+        text, dropped = "", rate > 0 and _generator(settings.seed, stem, number)() < rate
         for attempt in range(0 if dropped else _ATTEMPTS):
-            draw = _drawing(settings.seed, stem, number, attempt)
+            draw = _generator(settings.seed, stem, number, attempt)
             text = _variant(caption, tags, settings, draw, like_sdscripts)
             if text not in texts:
                 break
@@ -211,7 +211,9 @@ def marked(names: Collection[str]) -> Iterator[str]:
     """Yield a warning about texts in which `MARKER` is encoded; `names` are their items."""
     if names:
         many = "1 caption holds" if len(names) == 1 else f"{len(names)} captions hold"
-        shown = ", ".join(sorted(names)[:_NAMED]) + (" ..." if len(names) > _NAMED else "")
+        shown = ", ".join(sorted(names)[:_MOST_NAMES])
+        if len(names) > _MOST_NAMES:
+            shown += " ..."
         what = f"warning: {many} `{MARKER}`, which is encoded as it stands: {shown}"
         yield f"{what}; remove it, or set `keep_tokens_separator` of the dataset's `captions`"
 
@@ -244,7 +246,7 @@ def with_texts(
     """
     rows, faults = scan.rows, list[Fault]()
     if settings.metadata_file is not None:
-        rows, faults = _listed(name, settings, scan, items)
+        rows, faults = _rows_of_items(name, settings, scan, items)
     reads = settings.composed or like_sdscripts
     read = _reader(memo, items if reads else ())
     complete: list[Item] = []
@@ -268,10 +270,10 @@ def with_texts(
     if settings.captions is None or not settings.captions.enable_wildcard:
         several = {stem: row.captions for stem, row in rows.items() if row.captions > 1}
         lists = {item.where: several[item.stem] for item in complete if item.stem in several}
-    return complete, faults, [*_of_lists(lists, like_sdscripts=like_sdscripts)]
+    return complete, faults, [*_notes_on_lists(lists, like_sdscripts=like_sdscripts)]
 
 
-def _of_lists(lists: Mapping[str, int], *, like_sdscripts: bool) -> Iterator[str]:
+def _notes_on_lists(lists: Mapping[str, int], *, like_sdscripts: bool) -> Iterator[str]:
     """Yield a note about rows with lists of captions; `lists` is item -> number of captions."""
     if lists:
         where, number = next(iter(lists.items()))
@@ -281,7 +283,7 @@ def _of_lists(lists: Mapping[str, int], *, like_sdscripts: bool) -> Iterator[str
         yield f"{where} has a list of {number} captions, {use}{more}; {hint}"
 
 
-def _listed(
+def _rows_of_items(
     name: str, settings: Dataset, scan: Scan, items: Iterable[Item]
 ) -> tuple[dict[str, Row], list[Fault]]:
     """Return stem -> row of a metadata file, and its faults; rows without an item share one fault.

@@ -16,8 +16,8 @@ from latentmake.files.media import RENAMED, UNREAD_IMAGES, UNREAD_VIDEOS, VIDEO_
 
 _CAPTIONS = frozenset({".txt", ".text", ".caption", ".captions", ".cap", ".tags"})
 _LISTS = frozenset({".json", ".jsonl", ".csv", ".tsv", ".parquet"})
-_SHOWN = 3  # most endings or names that the line has for one kind
-_LONGEST = 40  # characters; longer names are shown by their endings
+_MOST_SHOWN = 3  # most endings or names that the line has for one kind
+_LONGEST_NAME = 40  # characters; longer names are shown by their endings
 # Names that OneTrainer gives to masks and to condition images.
 _LABEL = re.compile(r"-(?:mask|cond)label\.[^./]+$", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:^|(?<=/))masks?/", re.IGNORECASE)
@@ -107,7 +107,7 @@ def unread(settings: Dataset, others: Sequence[Dataset], paths: Collection[str])
             hint = "captions: see caption_extension"
         elif kind in _LISTS and f"{root}/{path}" not in listed:
             is_own = stem in stems or _stem(stem) in stems
-            label = ending if is_own or len(basename(path)) > _LONGEST else basename(path)
+            label = ending if is_own or len(basename(path)) > _LONGEST_NAME else basename(path)
             hint = "captions: see metadata_file"
         else:
             continue
@@ -121,7 +121,7 @@ def unread(settings: Dataset, others: Sequence[Dataset], paths: Collection[str])
 
 def _labels(counts: Counter[str]) -> str:
     """Return the most frequent endings with their counts, and names of files."""
-    most = counts.most_common(_SHOWN)
+    most = counts.most_common(_MOST_SHOWN)
     shown = (label if label[0] not in ".-*" else f"{number} {label}" for label, number in most)
     rest = counts.total() - sum(number for _, number in most)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
