@@ -1,1 +1,1 @@
-"""The configuration: typed, closed against typing errors, each error in one line."""
+"""Configuration: typed sections that refuse unknown keys, with one line for each error."""

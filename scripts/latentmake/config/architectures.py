@@ -1,7 +1,7 @@
-"""Model architectures: rows of facts, so that the rest of the package compares no names.
+"""Model architectures as rows of facts, so that other modules never compare names of models.
 
-The rows are `sdscripts.yaml` and `musubi.yaml`. One `Architecture` says all that differs between
-models; layout, recipe, launch, checks and publication ask it.
+The rows are in `sdscripts.yaml` and `musubi.yaml`. An `Architecture` holds all differences between
+models; layouts, recipes, launches, checks and publication read it.
 
 Sources: sd-scripts' library/strategy_sd.py, strategy_sdxl.py, strategy_sd3.py, strategy_flux.py and
 flux_models.py, `verify_bucket_reso_steps` in its training scripts; musubi-tuner's wan/configs,
@@ -19,31 +19,34 @@ import yaml
 from pydantic import TypeAdapter
 
 Setting: TypeAlias = str | int | float | bool | list[str] | None
-"""Value of a trainer's key, or of a flag of its script."""
+"""Value of a key of a trainer, or of a flag of its script."""
 
 Inputs: TypeAlias = Mapping[str, Mapping[str, int]]
-"""Key of an encoder -> layers of the trained network that take its output, by the ends of their
-weights' names; each with its inputs for one channel of the latents or number of an embedding."""
+"""Key of an encoder -> end of the name of a weight -> inputs of this weight's layer.
+
+The layers are those of the trained network that take the encoder's output. The number of inputs is
+that for one channel of the latents, or for one number of an embedding.
+"""
 
 _COMPLETE: Mapping[str, Setting] = {"learning_rate": 1e-5}
 """Source: sd-scripts, docs/fine_tune.md."""
 
 
 class Vae(NamedTuple):
-    """Sizes that tell one VAE from another."""
+    """Sizes that distinguish one VAE from another."""
 
     axes: int  # 2 for pictures, 3 for videos
-    channels: int  # of its latents
-    colours: int = 3  # channels of the pictures that it takes
+    channels: int  # channels of the latents
+    colours: int = 3  # channels of the input pictures
 
 
 class File(NamedTuple):
-    """A file or folder of weights that a script takes."""
+    """File or folder of weights that a script takes."""
 
     flag: str
-    key: str  # of the model; `text`, `text.1` for the first and second text encoder
+    key: str  # key of the model; `text` and `text.1` are the first and second text encoder
     required: bool = True
-    kind: str = ""  # as `models.headers` names it; "" where that is not checked
+    kind: str = ""  # kind of network in `models.headers`; "" if it is not checked
     vae: Vae | None = None
     form: Literal["file", "folder", "either"] = "file"
 
@@ -54,69 +57,69 @@ class File(NamedTuple):
 class Version(NamedTuple):
     """Version of an architecture: one value of the model's `task`."""
 
-    latents: tuple[str, ...] = ()  # arguments that it adds to the script of latents
-    text: tuple[str, ...] = ()
-    training: tuple[str, ...] = ()
-    controls: tuple[int, int | None] = (0, 0)  # fewest and most of an item; None: any number
+    latents: tuple[str, ...] = ()  # further arguments of the script that encodes latents
+    text: tuple[str, ...] = ()  # further arguments of the script that encodes captions
+    training: tuple[str, ...] = ()  # further arguments of the training script
+    controls: tuple[int, int | None] = (0, 0)  # fewest and most per item; None: any number
     images: bool = True  # whether items may be images
-    videos: bool = False
-    needs: tuple[str, ...] = ()  # keys of the model, besides those of the architecture
-    tensors: tuple[str, ...] = ()  # beginnings of names in latents, besides `latents_`
-    boundary: int | None = None  # thousandths; between networks for high and for low noise
-    one_frame: bool = False  # a dataset's `fp_1f_*` count, with a control image for each index
+    videos: bool = False  # whether items may be videos
+    needs: tuple[str, ...] = ()  # required keys of the model, besides those of the architecture
+    tensors: tuple[str, ...] = ()  # beginnings of tensor names in latents, besides `latents_`
+    boundary: int | None = None  # timestep, in thousandths, between the high and low noise networks
+    one_frame: bool = False  # `fp_1f_*` keys count, with a control image for each index
 
     def caching(self, kind: str) -> tuple[str, ...]:
-        """Return the arguments that it adds to the script of `latents` or `text`."""
+        """Return the further arguments of the script that encodes `latents` or `text`."""
         return self.text if kind == "text" else self.latents
 
 
 class Script(NamedTuple):
-    """One of musubi-tuner's scripts."""
+    """Script of musubi-tuner."""
 
     name: str
     files: tuple[File, ...] = ()
-    dtype_flag: str | None = None  # None where the dtype that it encodes in is fixed
-    switches: tuple[tuple[str, str], ...] = ()  # flags, each with the model's key that sets it
+    dtype_flag: str | None = None  # flag of the dtype to encode in; None if it is fixed
+    switches: tuple[tuple[str, str], ...] = ()  # pairs of a flag and the model's key that sets it
     reads_controls: bool = False
 
 
 class Scripts(NamedTuple):
-    """An architecture as musubi-tuner knows it."""
+    """An architecture as musubi-tuner's scripts support it."""
 
     title: str
-    suffix: str  # of the names of its cache files, without underscores
-    header: str  # its name in their headers
+    suffix: str  # suffix in names of cache files, without underscores
+    header: str  # name of the architecture in headers of cache files
     latents: Script
     text: Script
     training: Script
-    network: str  # module of its LoRA
-    tensors: tuple[str, ...]  # beginnings of names, all of which a cache of text holds
-    unknown_to: tuple[str, ...] = ()  # modules of other networks that do not know its layers
-    versions: Mapping[str, Version] = {"": Version()}  # by the model's `task`
-    pixels: int = 8  # side of a latent
-    rounded: Mapping[str, int] = {}  # arguments of the script of latents -> sides are multiples
-    frames: int = 4  # of a latent after the first
-    fps: float = 16.0  # which `source_fps` converts to
-    batch: int | None = None  # most items of a batch of its training
+    network: str  # module of the LoRA
+    tensors: tuple[str, ...]  # beginnings of tensor names; a text cache must have all of them
+    unknown_to: tuple[str, ...] = ()  # modules of other networks that do not support its layers
+    versions: Mapping[str, Version] = {"": Version()}  # the model's `task` -> version
+    pixels: int = 8  # pixels of the side of a latent
+    rounded: Mapping[str, int] = {}  # argument of the latents script -> multiple of the sides
+    frames: int = 4  # frames in each latent frame after the first
+    fps: float = 16.0  # frame rate that `source_fps` converts to
+    batch: int | None = None  # largest batch size of the training; None: any
     precisions: tuple[str, ...] = ("bf16", "fp16", "no")
-    settings: Mapping[str, Setting] = {}  # of its guide: keys of the trainer, and further flags
-    sections: bool = False  # a clip has latents for each section of `fp_latent_window_size`
-    layers: bool = False  # an item has several target images
-    mark: str = "$^"  # pattern that only names of tensors of its DiT match
+    settings: Mapping[str, Setting] = {}  # values in the guide: the trainer's keys, further flags
+    sections: bool = False  # whether a clip has latents for each of its sections
+    layers: bool = False  # whether an item has several target images
+    mark: str = "$^"  # pattern that matches only names of tensors of its DiT
     inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
     reads_scales: bool = False  # whether it reads a DiT in 8 bits with scales
-    fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))  # together
-    control_latents: bool = True  # each control has a tensor `latents_control`
-    # The largest batch of each attention without `--split_attn`; None: any.
+    fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))  # allowed sets
+    control_latents: bool = True  # whether each control has a tensor `latents_control`
+    # Kind of attention -> largest batch without `--split_attn`; None: any.
     attentions: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xformers"))
-    sized_controls: bool = False  # `no_resize_control` and `control_resolution` count
-    architecture: Mapping[str, Any] = {}  # fields of `Architecture`, where encoders are ours
-    scale: tuple[str, str] = ("", "")  # of its latents, for people; its file with these numbers
-    predicts: str = "flow matching"  # of its network, for people
+    sized_controls: bool = False  # whether `no_resize_control` and `control_resolution` count
+    architecture: Mapping[str, Any] = {}  # fields of `Architecture`, if Latentmake encodes
+    scale: tuple[str, str] = ("", "")  # scale of the latents, and its source file; for people
+    predicts: str = "flow matching"  # prediction of the network; for people
 
     @property
     def counts_controls(self) -> bool:
-        """Whether latents hold a tensor for each control image."""
+        """Whether latents contain a tensor for each control image."""
         return self.latents.reads_controls and self.control_latents
 
     def caching(self, kind: str) -> Script:
@@ -128,67 +131,71 @@ class Scripts(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of one of sd-scripts' own functions or classes."""
+    """Call of a function or class of sd-scripts."""
 
-    name: str  # with its module: `library.lumina_util.load_ae`
+    name: str  # name with its module, such as `library.lumina_util.load_ae`
     arguments: Mapping[str, str | bool | None] = {}
 
 
 class Network(NamedTuple):
     """A network that encodes, and the call that loads it."""
 
-    key: str  # of the model; `text.1` for the second text encoder
+    key: str  # key of the model; `text.1` is the second text encoder
     load: Call
     path: str  # name of the argument that gets the path
-    marks: tuple[str, ...]  # parts of names of tensors, one of which is in its file
-    dtype: str | None = None  # whatever the model says; None: the model's
+    marks: tuple[str, ...]  # parts of tensor names; a file of this network has one of them
+    dtype: str | None = None  # fixed dtype; None: the dtype of the model
     takes_dtype: bool = True  # whether the call has an argument `dtype`
-    place: int | None = None  # among the values that are returned; None: the network alone is
+    place: int | None = None  # index of the network in the returned tuple; None: no tuple
 
 
 class Option(NamedTuple):
     """A flag of the training script that changes caches."""
 
-    argument: str  # of the first network's call, or of the tokenizer's
-    # A `flag` has no value; the content of a `path` counts, of a `cache` nothing.
+    argument: str  # argument of the call that loads the first network or the tokenizer
+    # A `flag` has no value. The content of a `path` counts; a `cache` folder does not count.
     kind: Literal["number", "text", "path", "cache", "flag"] = "number"
 
 
-def options_in(arguments: Sequence[str], known: Mapping[str, Option]) -> dict[str, object]:
-    """Return flag -> value of the options among some arguments.
+def options_in(arguments: Sequence[str], options: Mapping[str, Option]) -> dict[str, object]:
+    """Parse arguments of an encoder into flag -> value.
+
+    Args:
+        arguments: arguments to parse.
+        options: flag -> option of the encoder.
 
     Raises:
-        ValueError: one is unknown, lacks its value, or has a wrong one.
+        ValueError: an argument is unknown, lacks its value, or has a wrong value.
     """
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag, option in known.items():
+    for flag, option in options.items():
         if option.kind == "flag":
             parser.add_argument(flag, dest=flag, action="store_true", default=SUPPRESS)
         else:
             kind = int if option.kind == "number" else str
             parser.add_argument(flag, dest=flag, type=kind, default=SUPPRESS)
     try:
-        found, others = parser.parse_known_args(list(arguments))
+        values, others = parser.parse_known_args(list(arguments))
     except ArgumentError as error:
         raise ValueError(str(error)) from None
     if others:
-        names = ", ".join(known) or "none"
+        names = ", ".join(options) or "none"
         raise ValueError(f"{others[0]} is no option that caches depend on; known: {names}")
-    return vars(found)
+    return vars(values)
 
 
 class Encoder(NamedTuple):
-    """Encoders of one kind of caches, by sd-scripts' own classes."""
+    """Encoders of one kind of caches, built from sd-scripts' own classes."""
 
     strategy: str  # class that makes a cache file
-    networks: tuple[Network, ...]  # in the order that the strategy takes them
-    arrays: tuple[str, ...]  # names in a file, without the size of latents
-    options: Mapping[str, Option] = {}  # by flag of the training script
+    networks: tuple[Network, ...]  # networks in the order of the strategy's arguments
+    arrays: tuple[str, ...]  # names of arrays in a file, without the size of latents
+    options: Mapping[str, Option] = {}  # flag of the training script -> option
     tokenizer: Call | None = None
     paths: Mapping[str, str] = {}  # argument of the tokenizer -> the model's key of its path
-    encoding: str | None = None  # class that makes embeddings of tokens
-    autocast: bool = False  # whether it computes under `torch.autocast` of the model's dtype
-    folders: tuple[str, ...] = ()  # of files that it reads besides its sources
+    encoding: str | None = None  # class that turns tokens into embeddings
+    autocast: bool = False  # whether it computes under `torch.autocast` with the model's dtype
+    folders: tuple[str, ...] = ()  # folders of sd-scripts with further files that it reads
 
     @property
     def fixed(self) -> bool:
@@ -197,55 +204,55 @@ class Encoder(NamedTuple):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Modules of sd-scripts that it calls, dotted, sorted."""
+        """Names of the modules of sd-scripts that it calls, sorted."""
         calls = [self.strategy, *(network.load.name for network in self.networks)]
         calls += [call.name for call in (self.tokenizer,) if call] + [self.encoding or ""]
-        return tuple(sorted({each.rpartition(".")[0] for each in calls if each}))
+        return tuple(sorted({name.rpartition(".")[0] for name in calls if name}))
 
 
 class Strategies(NamedTuple):
-    """An architecture as sd-scripts knows it."""
+    """An architecture as sd-scripts supports it."""
 
     title: str
     latents_ending: str
     scripts: tuple[str, ...]  # training scripts without endings, the default first
-    network: str  # module of its LoRA
-    marks: tuple[str, ...]  # parts of names of tensors, one of which is in the network's file
+    network: str  # module of the LoRA
+    marks: tuple[str, ...]  # parts of tensor names; a file of the network has one of them
     inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
-    reads_scales: bool = False
-    text_ending: str | None = None  # None: it encodes captions as it trains
-    files: tuple[File, ...] = ()  # that the training script takes besides the network
-    insists: bool = False  # whether it loads these even where all is cached
-    folders: tuple[str, ...] = ()  # their flags that take a folder, too
-    switches: tuple[str, ...] = ()  # further flags of its training scripts
-    complete: tuple[str, ...] = ()  # those of its scripts that train no LoRA
-    unregularised: tuple[str, ...] = ()  # those that refuse regularisation images
-    unweighted: tuple[str, ...] = ()  # those that ignore `prior_loss_weight`
-    settings: Mapping[str, Setting] = {}  # of its guide: keys of the trainer, and further flags
-    batches_text: bool = False  # whether they take `--text_encoder_batch_size`
-    pixels: int = 8  # side of a latent
-    divisor: int = 0  # of bucket steps in its default script; 0: as the architecture needs
-    latents: Encoder | None = None  # None: one of ours
-    text: Encoder | None = None  # None: one of ours, or none
-    samples: bool = False  # whether its latents are a sample of the posterior
-    scale: tuple[str, str] = ("", "")  # as of `Scripts`
-    # Variant of the weights in a folder that `mixed_precision` of the same name reads.
+    reads_scales: bool = False  # whether it reads weights in 8 bits with scales
+    text_ending: str | None = None  # None: captions are encoded during the training
+    files: tuple[File, ...] = ()  # files of the training script besides the network
+    insists: bool = False  # whether the script loads `files` even if everything is cached
+    folders: tuple[str, ...] = ()  # flags of `files` that also take a folder
+    switches: tuple[str, ...] = ()  # further flags of the training scripts
+    complete: tuple[str, ...] = ()  # scripts that train the complete network
+    unregularised: tuple[str, ...] = ()  # scripts that refuse regularisation images
+    unweighted: tuple[str, ...] = ()  # scripts that ignore `prior_loss_weight`
+    settings: Mapping[str, Setting] = {}  # values in the guide: the trainer's keys, further flags
+    batches_text: bool = False  # whether the scripts take `--text_encoder_batch_size`
+    pixels: int = 8  # pixels of the side of a latent
+    divisor: int = 0  # divisor of bucket steps in the default script; 0: `bucket_divisor`
+    latents: Encoder | None = None  # None: Latentmake encodes
+    text: Encoder | None = None  # None: Latentmake encodes, or there are no text caches
+    samples: bool = False  # whether latents are a sample of the posterior
+    scale: tuple[str, str] = ("", "")  # see `Scripts`
+    # Variant of the weights in a folder that is read with a `mixed_precision` of the same name.
     variant: str | None = None
     architecture: Mapping[str, Any] = {}  # fields of `Architecture`
 
     @property
     def defaults(self) -> dict[str, str]:
-        """Values of the keys of a model that its own encoders make the caches of."""
+        """Default values of a model's keys, if sd-scripts' own encoders make its caches."""
         posterior = "sample" if self.samples else "mean"
         own = {"layout": "sdscripts", "encoder": "sdscripts"}
         return {**own, "dtype": "bfloat16", "posterior": posterior}
 
     def recommended(self, script: str) -> Mapping[str, Setting]:
-        """Return the settings that the guide of one of its scripts recommends."""
+        """Return the settings that the guide of a script recommends."""
         return _COMPLETE if script in self.complete else self.settings
 
     def encoder(self, kind: str) -> Encoder | None:
-        """Return its own encoder of `latents` or `text`."""
+        """Return sd-scripts' own encoder of `latents` or `text`, if it is used."""
         return self.text if kind == "text" else self.latents
 
 
@@ -253,75 +260,83 @@ class Strategies(NamedTuple):
 
 
 class ClipOutput(NamedTuple):
-    """Tensors kept of a CLIP's output.
+    """Tensors of a CLIP's output that a cache keeps.
 
-    `pooled` is the vector of the caption: `own`, the one that the network itself takes, projected
-    where it projects; `bare`, the same never projected; `end`, the last layer's state of the first
-    EOS, projected; None: no vector.
+    Attributes:
+        layer: layer of the hidden states, counted from the last (1); None: the last layer, after
+            the final normalisation.
+        normalised: whether the hidden states of `layer` get the final normalisation too.
+        pooled: vector of the caption. `own`: the network's own, projected if it has a projection.
+            `bare`: the same without projection. `end`: state of the first EOS in the last layer,
+            projected. None: no vector.
+        projects: whether the network must have a projection.
+        padding: token that sd-scripts pads captions with; None: the end of text.
     """
 
-    layer: int | None  # whose hidden states, counted from the last (1); None: the last, normalised
-    normalised: bool  # whether those go through the final normalisation too
+    layer: int | None
+    normalised: bool
     pooled: Literal["own", "bare", "end"] | None
-    projects: bool = False  # whether the network must have a projection
-    padding: int | None = None  # token that sd-scripts pads captions with; None: the end of text
+    projects: bool = False
+    padding: int | None = None
 
 
 class Architecture(NamedTuple):
     """Facts about one model architecture."""
 
-    name: str  # "" for a model that names none
-    text_encoders: tuple[str, ...] = ()  # what each is, in order
-    clips: tuple[ClipOutput, ...] = ()  # of each CLIP among them
+    name: str  # "" if the model has no `architecture`
+    text_encoders: tuple[str, ...] = ()  # kinds of the text encoders, in order
+    clips: tuple[ClipOutput, ...] = ()  # outputs to keep of the CLIPs among them
     picks_layer: bool = False  # whether `clip_skip` chooses the layer of CLIP
-    masks_clips: bool = False  # whether padding may be hidden from its CLIPs
+    masks_clips: bool = False  # whether padding may be hidden from the CLIPs
     chunks_captions: bool = False  # whether CLIP takes captions in chunks of 75 tokens
     caches_text: bool = True  # whether sd-scripts reads embeddings from caches
     single_file: bool = False  # whether sd-scripts reads the network from one file only
     scale: tuple[float, float] | None = None  # shift and factor of latents; None: unscaled
-    sized_arrays: bool = False  # whether names of arrays contain the size of the latents
+    sized_arrays: bool = False  # whether array names contain the size of the latents
     side: int = 8  # sides of resolutions are multiples of this, in pixels
     bucket_steps: int = 64  # sd-scripts' default for `bucket_reso_steps`
     bucket_divisor: int = 64  # `bucket_reso_steps` must be a multiple of this
     original_files: bool = False  # whether encoders may be files without a configuration
     video: bool = False  # whether its VAE encodes videos, in tiles with `vae_cache_cpu`
-    cleans_captions: bool = False  # of HTML and repeated blanks (umT5)
-    encodes: bool = True  # whether there are encoders of ours
+    cleans_captions: bool = False  # whether HTML and repeated space are removed (umT5)
+    encodes: bool = True  # whether Latentmake has encoders for it
     checkpoints: bool = False  # whether one file may hold VAE, text encoders and UNet
-    prediction: str | None = None  # of its networks; None where they differ
-    scaling_factor: float | None = None  # of its latents, as a network takes them; None: unknown
-    shift_factor: float = 0.0  # likewise: (latents - shift) * factor
-    scripts: Scripts | None = None  # what musubi-tuner knows about it
-    strategies: Strategies | None = None  # what sd-scripts knows about it
+    prediction: str | None = None  # prediction of its networks; None if they differ
+    # A network takes (latents - shift_factor) * scaling_factor; None: unknown.
+    scaling_factor: float | None = None
+    shift_factor: float = 0.0
+    scripts: Scripts | None = None  # facts for musubi-tuner
+    strategies: Strategies | None = None  # facts for sd-scripts
 
 
 GENERIC = Architecture("", checkpoints=True)
-"""A model that names no architecture: the last layer of each text encoder is kept."""
+"""Facts for a model without `architecture`: caches keep the last layer of each text encoder."""
 
-_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # written in C where it can be
+# The C version is much faster, but some installations of PyYAML lack it.
+_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _rows(file: str) -> dict[str, dict[str, Any]]:
-    """Return the rows of a YAML file by their names.
+    """Return name -> row of a YAML file.
 
-    A row has the values of the row that it is `like`, except where it sets its own. Names that
-    begin with `_` are no rows.
+    A row inherits the values of the row that it is `like`. Names that begin with `_` are only for
+    inheritance, and not returned.
     """
     text = Path(__file__).with_name(file).read_text("utf-8")
-    written = yaml.load(text, _SafeLoader)  # noqa: S506 -- it is safe
+    written = yaml.load(text, _SafeLoader)  # noqa: S506 -- a safe loader
 
     def values(name: str) -> dict[str, Any]:
         row = dict(written[name])
         like = row.pop("like", None)
-        return _laid_over(row, values(like)) if like else row
+        return _merged(row, values(like)) if like else row
 
     return {name: values(name) for name in written if name[0] != "_"}
 
 
-def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with those of a base where there are none."""
+def _merged(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge values over those of a base, also in mappings below them."""
     inner = {
-        key: _laid_over(values[key], base[key])
+        key: _merged(values[key], base[key])
         for key in values.keys() & base.keys()
         if isinstance(values[key], dict) and isinstance(base[key], dict)
     }
@@ -329,11 +344,11 @@ def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, 
 
 
 def _scripts(name: str, row: dict[str, Any]) -> Scripts:
-    """Return a row of musubi-tuner with the names that its own and its `program` stand for."""
+    """Return a row of musubi-tuner, with its default `header` and the names of its scripts."""
     named: dict[str, Any] = {"header": name}
     if program := row.pop("program", None):
         named |= {part: {"name": f"{program}_{ending}.py"} for part, ending in _ENDINGS.items()}
-    return _of_scripts(_laid_over(row, named))
+    return _of_scripts(_merged(row, named))
 
 
 _of_scripts = TypeAdapter(Scripts).validate_python
@@ -345,12 +360,12 @@ _ENDINGS = {
     "training": "train_network",
 }
 MUSUBI = {name: _scripts(name, row) for name, row in _rows("musubi.yaml").items()}
-"""Architectures whose caches musubi-tuner's own scripts make; and Wan, whose caches may be ours."""
+"""Architectures that musubi-tuner trains. Its scripts make the caches; for Wan, Latentmake can."""
 SDSCRIPTS = {name: _of_strategies(row) for name, row in _rows("sdscripts.yaml").items()}
 """Architectures that sd-scripts trains."""
 
 
-def _of_row(name: str, row: Scripts | Strategies) -> Architecture:
+def _architecture(name: str, row: Scripts | Strategies) -> Architecture:
     if isinstance(row, Strategies):
         return _of_facts({"name": name, **row.architecture})._replace(strategies=row)
     side = max(row.pixels, 16)
@@ -360,14 +375,14 @@ def _of_row(name: str, row: Scripts | Strategies) -> Architecture:
 
 
 ARCHITECTURES = {
-    **{name: _of_row(name, row) for name, row in SDSCRIPTS.items()},
-    **{name: _of_row(name, row) for name, row in MUSUBI.items()},
+    **{name: _architecture(name, row) for name, row in SDSCRIPTS.items()},
+    **{name: _architecture(name, row) for name, row in MUSUBI.items()},
 }
-"""Name in the configuration -> facts. A Wan model has a `task` in place of a name."""
+"""Name in the configuration -> facts, without Wan: its models have only a `task`."""
 WAN = ARCHITECTURES.pop("wan")
 
 
 if TYPE_CHECKING:
     ArchitectureName = str
-else:  # pydantic refuses any other
+else:  # pydantic refuses any other name
     ArchitectureName = Literal[tuple(ARCHITECTURES)]

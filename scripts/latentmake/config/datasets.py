@@ -1,4 +1,4 @@
-"""Folders of captioned images or videos."""
+"""Sections `datasets` and `captions`: folders or lists of captioned images or videos."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Captions(Closed, shapes=TEXT):
 
     @property
     def joint(self) -> str:
-        """Text that joins tags again: their separator, and a space behind it."""
+        """Text that joins shuffled tags: `caption_separator`, with a space at its end."""
         separator = self.caption_separator
         return separator if separator[-1].isspace() else f"{separator} "
 
@@ -115,7 +115,7 @@ class Captions(Closed, shapes=TEXT):
                 f"`variants: {self.variants}` of one and the same text: set `shuffle_caption`, "
                 "`enable_wildcard` or a dropout rate, or leave out `variants`"
             )
-        if any(isinstance(each, list) for word, each in self.replacements.items() if word):
+        if any(isinstance(text, list) for word, text in self.replacements.items() if word):
             raise ValueError("`replacements` has a list for a word: only '' may have one")
         return self
 
@@ -123,13 +123,13 @@ class Captions(Closed, shapes=TEXT):
 _LISTS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 BUCKET_STEPS = 16
-"""Sides of buckets are multiples of this by default, but not for sd-scripts; in pixels."""
+"""Default step between sides of buckets in pixels, except for sd-scripts."""
 
 _PLACING = (
     *("fit", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale"),
     "no_resize_control",
 )
-"""Keys of a dataset on size and crop of its images and control images."""
+"""Keys of a dataset that decide about size and crop of its images and control images."""
 
 _OF_VIDEOS = Applies("is about videos: it needs `target_frames`", when=lambda data: data.video)
 _OF_IMAGES = Applies(
@@ -191,7 +191,7 @@ _CAPTION_FILES = Shapes("text", applies=[_NO_LAYERS])
 class Bucketing(NamedTuple):
     """Settings of sd-scripts' buckets, in pixels."""
 
-    bucket_reso_steps: int  # sides of buckets are multiples of this
+    bucket_reso_steps: int  # divisor of the sides of buckets
     bucket_no_upscale: bool  # whether a small image keeps its size
     min_bucket_reso: int  # smallest side of a bucket; a multiple of the steps
     max_bucket_reso: int
@@ -358,33 +358,33 @@ class Dataset(Closed):
 
     @property
     def remote(self) -> bool:
-        """Whether any of it lies at a URL."""
-        return any("://" in (each or "") for each in (self.path, self.control_directory))
+        """Whether the dataset or its control images lie at a URL."""
+        return any("://" in (path or "") for path in (self.path, self.control_directory))
 
     @property
     def is_list(self) -> bool:
-        """Whether `path` names a list of files and not a folder."""
+        """Whether `path` is a list of files, not a folder."""
         return self.path.lower().endswith(_LISTS) and not Path(self.path).is_dir()
 
     @property
     def folder(self) -> str:
-        """The folder, or that of the list."""
+        """Folder of the dataset, or the folder that holds the list."""
         return str(Path(self.path).parent) if self.is_list else self.path
 
     @property
     def own_clips(self) -> list[str]:
-        """Keys of clips that musubi-tuner's own scripts would not make of its folder.
+        """Keys that give clips which musubi-tuner's own caching scripts cannot make.
 
-        Its trainer reads the caches all the same.
+        musubi-tuner's trainer can still read the caches.
         """
-        asked = {
+        is_set = {
             "path": self.is_list,
             "fit": self.fit == "crop",
             "sample_stride": self.sample_stride > 1,
             "source_fps": self.source_fps == "auto",
             "display_rotation": self.display_rotation,
         }
-        return [key for key, is_asked in asked.items() if self.video and is_asked]
+        return [key for key, value in is_set.items() if self.video and value]
 
     def bucketing(self, architecture: Architecture) -> Bucketing:
         """Return the settings of sd-scripts' buckets, with the defaults of an architecture.
@@ -397,23 +397,23 @@ class Dataset(Closed):
         return Bucketing(steps, self.bucket_no_upscale, least, most)
 
     def sdscripts_buckets(self, architecture: Architecture) -> dict[str, object]:
-        """Return the keys of a block in sd-scripts' dataset file that say how images are fitted."""
+        """Return the keys of sd-scripts' dataset file that decide how images are fitted."""
         if self.fit != "bucket":
             return {"enable_bucket": False}
         return {"enable_bucket": True, **self.bucketing(architecture)._asdict()}
 
     def placing(self) -> dict[str, object]:
-        """Return the keys that place images, as far as they have other values than by default."""
+        """Return the keys on size and crop of images that differ from their defaults."""
         return self.model_dump(include={*_PLACING}, exclude_defaults=True)
 
     def placed(self, keys: Mapping[str, object]) -> Dataset:
-        """Return the settings with other keys that place images; those not named have defaults."""
+        """Return the settings with other keys on size and crop; missing keys get their defaults."""
         fields = type(self).model_fields
         return self.model_copy(update={key: keys.get(key, fields[key].default) for key in _PLACING})
 
     @property
     def composed(self) -> bool:
-        """Whether its texts are more than the content of its caption files."""
+        """Whether texts depend on more than the caption files: changes, tags or a metadata file."""
         return bool(self.captions or self.tags_extension or self.metadata_file)
 
     @property
@@ -429,7 +429,7 @@ class Dataset(Closed):
     @model_validator(mode="before")
     @classmethod
     def _clips_are_bucketed(cls, values: Any) -> Any:
-        # musubi-tuner puts clips into buckets whatever its configuration says.
+        # musubi-tuner always puts clips into buckets, whatever its configuration says.
         if isinstance(values, dict) and values.get("target_frames") is not None:
             return {"fit": "bucket", **values}
         return values

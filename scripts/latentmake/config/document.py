@@ -1,11 +1,10 @@
-"""Checks of configuration files as text, and one line with a hint for each mistake in them.
+"""Check configuration files as text, with one line and a hint for the first mistake.
 
-Snakemake reads them itself, but names no line of a mistake, keeps the last of two equal keys, and
-runs Python code of a file that asks for it. So this check comes first: for files named on the
-command line from the profile, for any file from the Snakefile. It lets nothing pass that would end
-in a traceback there: an error of the check itself would be one of the profile.
-
-The tree of sections, read off the fields of their classes, tells which keys may stand where.
+Snakemake reads these files too. But it names no line of a mistake, keeps the last of two equal
+keys, and runs Python code that a file contains. So this check comes first. The profile runs it for
+files on the command line, the Snakefile for every file. It must refuse everything that would end
+in a traceback in Snakemake, and must not fail itself: Snakemake would report an error of the
+profile.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ _HINT = (
     "check brackets, quotes and indentation there; a text with `: `, or one that begins with a "
     "sign such as `*`, `@`, `{` or `|`, needs quotes"
 )
-_MOST_BYTES, _MOST_VALUES, _DEEPEST = 4_000_000, 100_000, 50  # with what aliases stand for
-_TYPES = {f"tag:yaml.org,2002:{x}" for x in ("str", "int", "float", "bool", "null", "seq", "map")}
+_MOST_BYTES, _MOST_VALUES, _DEEPEST = 4_000_000, 100_000, 50  # with aliases expanded
+_NAMES = ("str", "int", "float", "bool", "null", "seq", "map")
+_TYPES = {f"tag:yaml.org,2002:{name}" for name in _NAMES}
 _KEYS = {f"tag:yaml.org,2002:{name}" for name in ("str", "merge", "value")}
 _OCTAL = re.compile(r"[-+]?0o?[0-7_]+")
 
@@ -42,7 +42,7 @@ def check_command(arguments: Sequence[str]) -> None:
     try:
         files = parser.parse_known_args(list(arguments))[0].files
     except argparse.ArgumentError:
-        return  # Snakemake says what is wrong
+        return  # Snakemake reports the error
     check_files(files)
 
 
@@ -56,7 +56,7 @@ def check_files(files: Iterable[str | Path]) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Check encoding, size, syntax and repeated keys of a configuration file; refuse templates.
+    """Check encoding, size, syntax and keys of a configuration file, and refuse templates.
 
     Raises:
         ConfigError: the first mistake, with its line.
@@ -101,21 +101,24 @@ def _from_yaml(path: Path, text: str) -> object:
         elif "escape" in what:
             hint = "write / in place of \\, or use single quotes"
         raise _mistake(path, 0 if mark is None else mark.line, what, hint) from None
-    except (ValueError, OverflowError):  # of "\UFFFFFFFF"
+    except (ValueError, OverflowError):  # an escape such as "\UFFFFFFFF"
         raise _mistake(path, loader.line, "a character there does not exist", _HINT) from None
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's, but for templates, keys that are repeated or no words, and values of odd kinds."""
+    """PyYAML's safe loader, which also refuses templates, repeated keys and unusual types."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._level = 0
-        # By the id of a node: values that it stands for, and levels below it.
+        # Id of a node -> number of values in it, with aliases expanded, and levels below it.
         self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a value; refuse more of them than a configuration has, and circles."""
+        """Compose a value; refuse circles, and more values or levels than any configuration has.
+
+        A small file with nested aliases can stand for billions of values.
+        """
         event = self.peek_event()  # type: ignore[no-untyped-call]
         self._level += 1
         if self._level > _DEEPEST:
@@ -138,7 +141,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return a value; refuse a tag or a word of YAML that means what no key takes."""
+        """Construct a value; refuse tags, and words that YAML reads as a type that no key takes."""
         if node.tag not in _TYPES:
             kind = node.tag.replace("tag:yaml.org,2002:", "!!")
             what = f"{_shown(node)} has the YAML type {shortened(kind)}, which no key takes"

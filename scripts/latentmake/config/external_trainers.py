@@ -1,7 +1,7 @@
-"""Settings of musubi-tuner's and sd-scripts' training, and the flags that a key decides.
+"""Settings of the trainers `musubi` and `sdscripts`, and flags that `arguments` cannot contain.
 
-Such a flag is refused in `arguments`: given there as well, one of the two would have no effect, or
-caches and training would not fit.
+A flag that a key decides is refused in `arguments`. Else the key would have no effect, or the
+training would not fit the caches.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _INSTEAD = {
     "pretrained_model_name_or_path t5xxl_max_token_length apply_lg_attn_mask apply_t5_attn_mask",
 }
 _DECIDED = {f"--{word}": instead for instead, words in _INSTEAD.items() for word in words.split()}
-"""Flag of a training script that no key of its trainer is named for -> what to do instead."""
+"""Flag of a training script without a key of the same name -> advice for the message."""
 _PRIOR = "prior_loss_weight"
 _SAMPLING = dict.fromkeys(
     ("--sample_prompts", "--sample_at_first", "--sample_every_n_steps", "--sample_every_n_epochs"),
@@ -70,36 +70,38 @@ _SAMPLING = dict.fromkeys(
 
 
 PREDICTING = ("v_parameterization", "zero_terminal_snr")
-"""Keys of sd-scripts about the prediction of a network, and flags of its scripts."""
+"""Keys about the prediction of the network; sd-scripts has flags of the same names."""
 
 
 def flags_of(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the flags among arguments with what stands behind each; "" where nothing does."""
-    found: dict[str, str] = {}
+    """Return flag -> next argument, or the value behind `=`; "" if there is none."""
+    flags: dict[str, str] = {}
     for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
         if argument.startswith("--"):
             flag, equals, value = argument.partition("=")
-            found[flag] = value if equals else following
-    return found
+            flags[flag] = value if equals else following
+    return flags
 
 
 def _refuse_decided(trainer: Any) -> Any:
-    """Refuse a flag among the arguments of a trainer that another key decides."""
+    """Refuse flags in the `arguments` of a trainer that a key decides."""
     fields = type(trainer).model_fields
+    attentions = get_args(fields["attention"].annotation)
     decided = {
         **_DECIDED,
         **trainer.absent,
         **{f"--{key}": f"set `{key}`" for key in fields},
-        **{f"--{x}": f"set `attention: {x}`" for x in get_args(fields["attention"].annotation)},
+        **{f"--{kind}": f"set `attention: {kind}`" for kind in attentions},
         **(_SAMPLING if trainer.samples.prompts else {}),
     }
-    # Finished runs have these among their arguments: earlier releases had no keys for them.
+    # Allowed unless the key is set: earlier releases had no keys for these flags, so finished runs
+    # may have them in `arguments`.
     undecided = dict.fromkeys(("gradient_checkpointing", "seed", *PREDICTING))
     undecided |= {_PRIOR: 1.0, "network_args": []}
     for key, default in undecided.items():
         if getattr(trainer, key, "") == default:
             del decided[f"--{key}"]
-    if flag := next((each for each in flags_of(trainer.arguments) if each in decided), None):
+    if flag := next((name for name in flags_of(trainer.arguments) if name in decided), None):
         raise ValueError(f"`arguments`: leave out {flag}: {decided[flag]}")
     return trainer
 
@@ -115,10 +117,11 @@ _NOT_BOTH = Applies(
 _PREDICTS = Applies(
     "is only for sd1, sd2 and sdxl", row=lambda model: model.spec.prediction != "flow_matching"
 )
-_EPOCHS = 16  # of musubi-tuner's guides
+_EPOCHS = 16  # number in musubi-tuner's guides
 _IN_PLACE = Applies(
     "and `max_train_epochs` are both set: leave one out",
-    when=lambda trainer: trainer.max_train_epochs == _EPOCHS,  # orders have all keys
+    # The default counts as not set, because orders contain all keys.
+    when=lambda trainer: trainer.max_train_epochs == _EPOCHS,
 )
 _STAGED = Applies("needs `deepspeed: true`", when=lambda trainer: trainer.deepspeed)
 
@@ -159,7 +162,7 @@ class MusubiTrainer(Trainer):
         [f"--cache_{kind}{end}" for kind in _CACHED for end in ("", "_to_disk")],
         "musubi-tuner has no such flag: two caching scripts, which run before, take its place",
     )
-    """Flags of other programs -> what the program has instead."""
+    """Flags of other programs -> advice for the message."""
 
     kind: Literal["musubi"]
     """The trainer: `musubi`."""
@@ -234,21 +237,26 @@ class MusubiTrainer(Trainer):
 
 
 def shaping_settings(trainer: Trainer, lora: str) -> dict[str, Any]:
-    """Return the settings that shape the weights; `lora` is the module of the default network.
+    """Return the settings that shape the weights.
 
-    Keys that records of earlier releases do not have are left out where they have no effect.
+    Keys that earlier releases did not have are left out if they have no effect, because their
+    records lack them.
+
+    Args:
+        trainer: section of the trainer.
+        lora: module of the default network.
     """
-    found = shaping(trainer, "weights")
-    if found["network_module"] in (None, lora):
-        del found["network_module"]
-    if not found["network_args"]:
-        del found["network_args"]
-    return found
+    settings = shaping(trainer, "weights")
+    if settings["network_module"] in (None, lora):
+        del settings["network_module"]
+    if not settings["network_args"]:
+        del settings["network_args"]
+    return settings
 
 
 if TYPE_CHECKING:
     TrainingScript = str
-else:  # pydantic refuses any other
+else:  # pydantic refuses any other name
     _SCRIPTS = dict.fromkeys(name for row in SDSCRIPTS.values() for name in row.scripts)
     TrainingScript = Literal[tuple(_SCRIPTS)]
 

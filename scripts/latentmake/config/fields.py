@@ -1,8 +1,8 @@
-"""Building blocks of sections: closed sections, numbers, paths, resolutions; what each key shapes.
+"""Building blocks of sections: closed sections, numbers, paths, resolutions, and `Shapes`.
 
-A key declares once which results it shapes: by a `Shapes` in its field, by the `shapes` of its
-section, or by the field that holds its section. Recipes and digests, the documentation and tests
-read these declarations.
+A key declares once which results it shapes: results that change with its value. The
+declaration is the `Shapes` of its field, the `shapes` of its section, or the declaration of the
+field that holds its section. Recipes, digests, the documentation and tests read the declarations.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ PATTERNS = {
     UNET_PART: "unet, cross_attention, cross_attention_qk, cross_attention_out, attention, norms, "
     "conv_in, conv_out, time_embedding, mid_block, down_blocks, up_blocks, or up_blocks.1",
 }
-"""Regular expressions of the configuration, in words."""
+"""Regular expression of a value -> its description in messages."""
 
 Ending = Annotated[str, StringConstraints(pattern=_ENDING)]
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 
 MAX_SIDE = 8192
-"""Longest side of a resolution, in pixels: refuses typing errors."""
+"""Longest side of a resolution in pixels; larger values are typing errors."""
 
 
-def _no_truth(value: object) -> object:
+def _refuse_bool(value: object) -> object:
     """Refuse `rank: yes`, which would otherwise be 1."""
     if isinstance(value, bool):
         raise ValueError("should be a number")
@@ -80,17 +80,17 @@ def _no_truth(value: object) -> object:
 
 
 _Numeric = TypeVar("_Numeric", int, float)
-_MAX_INTEGER, _MAX_FLOAT = 2**63 - 1, 3.4e38  # of a generator's seed, and of float32
+_MAX_INTEGER, _MAX_FLOAT = 2**63 - 1, 3.4e38  # limits of a generator's seed and of float32
 
 
-def _in_reach(value: _Numeric) -> _Numeric:
+def _refuse_huge(value: _Numeric) -> _Numeric:
     if abs(value) > (_MAX_INTEGER if isinstance(value, int) else _MAX_FLOAT):
         raise ValueError("is too large a number; use a smaller one")
     return value
 
 
-Number = Annotated[int, BeforeValidator(_no_truth), AfterValidator(_in_reach)]
-Real = Annotated[float, BeforeValidator(_no_truth), AfterValidator(_in_reach)]
+Number = Annotated[int, BeforeValidator(_refuse_bool), AfterValidator(_refuse_huge)]
+Real = Annotated[float, BeforeValidator(_refuse_bool), AfterValidator(_refuse_huge)]
 
 # Upper bounds refuse typing errors: no network has wider layers, no device holds such a batch, and
 # a thousand steps a second would take eleven days.
@@ -101,7 +101,7 @@ LearningRate = Annotated[Real, Field(gt=0, le=1000)]
 
 
 def worded(rule: str) -> WrapValidator:
-    """Return a validator that says a rule in one line, not in one for each member of a union."""
+    """Return a validator with one message for a union; pydantic's has a line for each member."""
 
     def check(value: object, inner: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -113,10 +113,10 @@ def worded(rule: str) -> WrapValidator:
 
 
 def expanded(path: str) -> str:
-    """Return a path with `~`, `$NAME` and `${NAME}` replaced; `$$` stands for a dollar sign.
+    """Expand `~`, `$NAME` and `${NAME}` in a path; `$$` stands for a dollar sign.
 
     Raises:
-        ValueError: such a variable is not set, or a URL is damaged.
+        ValueError: a variable is not set, or the path is a damaged URL.
     """
 
     def value_of(match: re.Match[str]) -> str:
@@ -128,14 +128,14 @@ def expanded(path: str) -> str:
             raise ValueError(what)
         return os.environ[name]
 
-    found = str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- URLs stay
-    if ("://" in found or _SCHEME.match(found)) and not _URL.match(found):
-        raise ValueError("should be a URL such as s3://bucket/folder")  # and no local path
-    return found
+    path = str(_VARIABLE.sub(value_of, os.path.expanduser(path)))  # noqa: PTH111 -- URLs stay
+    if ("://" in path or _SCHEME.match(path)) and not _URL.match(path):
+        raise ValueError("should be a URL such as s3://bucket/folder")  # it is no local path either
+    return path
 
 
 def literal(path: str | Path) -> str:
-    """Return a path as a configuration has it, so that `expanded` gives the same path."""
+    """Return the text for a configuration that `expanded` turns into this path."""
     text = str(path).replace("$", "$$")
     return f"./{text}" if text.startswith("~") or _SCHEME.match(text) else text
 
@@ -149,10 +149,14 @@ DiskPath = Annotated[str, AfterValidator(expanded)]
 class Closed(BaseModel):
     """A section that refuses unknown keys, and keys without an effect.
 
-    Docstrings of its keys describe them in the schema.
+    The docstrings of keys are their descriptions in the schema.
 
     Args:
-        shapes: declaration of the keys that have none of their own.
+        shapes: declaration of the keys without a declaration of their own.
+
+    Attributes:
+        declarations: key -> declaration, for keys that hold no section.
+        limits: pairs of a key and a condition without which it has no effect.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -167,26 +171,30 @@ class Closed(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         extras = {key: field.json_schema_extra for key, field in cls.model_fields.items()}
-        known = {key: extra for key, extra in extras.items() if isinstance(extra, Shapes)}
-        cls.limits = [(key, limit) for key, extra in known.items() for limit in extra.applies]
+        declared = {key: extra for key, extra in extras.items() if isinstance(extra, Shapes)}
+        cls.limits = [(key, limit) for key, extra in declared.items() for limit in extra.applies]
         if cls.shapes:
-            known = {**dict.fromkeys(extras, cls.shapes), **known}
+            declared = {**dict.fromkeys(extras, cls.shapes), **declared}
         fields = cls.model_fields
         cls.declarations = {
-            key: shapes for key, shapes in known.items() if not any(held_by(fields[key].annotation))
+            key: extra
+            for key, extra in declared.items()
+            if not any(held_by(fields[key].annotation))
         }
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
-        if found := self.refused():
-            key, reason = found
+        if fault := self.refused():
+            key, reason = fault
             raise ValueError(f"`{key}` {reason}")
         return self
 
     def refused(self, model: object = None) -> tuple[str, str] | None:
-        """Return the first set key without an effect, and the reason.
+        """Return the first key that is set without an effect, and the reason.
 
-        It has none beside the other keys of the section or, if a model is given, with that.
+        Args:
+            model: model of a run. If it is given, keys are checked against the model, else against
+                the other keys of the section.
         """
         for key, limit in self.limits:
             applies, values = (limit.when, self) if model is None else (limit.row, model)
@@ -195,13 +203,13 @@ class Closed(BaseModel):
         return None
 
     def first_set(self, *keys: str) -> str | None:
-        """Return the first of some keys whose value is not its default; None where all are."""
+        """Return the first of these keys whose value is not its default; None if there is none."""
         fields = type(self).model_fields
         return next((key for key in keys if getattr(self, key) != fields[key].default), None)
 
 
 class Resolution(BaseModel):
-    """A target size in pixels; for `fit: bucket`, its area is what the buckets keep."""
+    """Target size in pixels; with `fit: bucket`, its area is the target area of the buckets."""
 
     model_config = ConfigDict(frozen=True)
     width: Annotated[Number, Field(gt=0, le=MAX_SIDE)]
@@ -209,7 +217,7 @@ class Resolution(BaseModel):
 
     @property
     def name(self) -> str:
-        """Its folder below the cache: `64` for a square, else `512x768` (width x height)."""
+        """Name of its cache folder: `64` for a square, else `512x768` (width x height)."""
         return resolution_name(self.width, self.height)
 
 
@@ -231,7 +239,7 @@ def _resolution(value: object) -> object:
 
 
 class OneOrMore:
-    """Annotation of a list: one value may stand for a list of one."""
+    """Annotation of a list that may be written as one value."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         several = handler(source)
@@ -262,16 +270,22 @@ ResolutionField = Annotated[
 
 
 def place(value: object) -> object:
-    """A path alone may stand for the place of some weights."""
+    """Turn a path into a section with the key `path`."""
     return {"path": value} if isinstance(value, str) else value
 
 
 class Applies(NamedTuple):
-    """A condition without which a key has no effect."""
+    """Condition without which a key has no effect.
 
-    reason: str  # what is wrong with the key elsewhere, in a message
-    when: Callable[[Any], object] | None = None  # on the values of the section
-    row: Callable[[Any], object] | None = None  # on the model of a run
+    Attributes:
+        reason: predicate for the message if the condition is not met.
+        when: condition on the section of the key.
+        row: condition on the model of a run.
+    """
+
+    reason: str
+    when: Callable[[Any], object] | None = None
+    row: Callable[[Any], object] | None = None
 
 
 Kind = Literal[
@@ -280,19 +294,24 @@ Kind = Literal[
 
 
 class Shapes:
-    """A declaration: the `json_schema_extra` of a field, or the `shapes` of a section.
+    """Declaration of a key: the `json_schema_extra` of its field, or the `shapes` of its section.
 
-    A key counts `indirect`ly by its consequences (sizes and frames, which are in each target's own
-    key; the content of files), and not by its value.
+    Attributes:
+        kinds: results whose bytes depend on the key; `machine` means no result.
+        layouts: layouts in which the key has an effect; () means all layouts.
+        indirect: whether only the consequences of the key count, not its value. Examples are sizes
+            and frames, which are part of each target's key, and the content of files.
+        when: another key of the section, and its values for which this key counts.
+        applies: conditions without which the key is refused.
     """
 
     def __init__(
         self,
-        *kinds: Kind,  # results whose bytes depend on the key; `machine`: none does
-        layouts: tuple[str, ...] = (),  # the only ones on which it has an effect; (): all
+        *kinds: Kind,
+        layouts: tuple[str, ...] = (),
         indirect: bool = False,
-        when: tuple[str, tuple[object, ...]] | None = None,  # a key, and its values where it counts
-        applies: Iterable[Applies] = (),  # conditions without which the key is refused
+        when: tuple[str, tuple[object, ...]] | None = None,
+        applies: Iterable[Applies] = (),
     ) -> None:
         self.kinds = kinds
         self.layouts = layouts
@@ -306,7 +325,7 @@ class Shapes:
 
 
 def shaped(default: Any, shapes: Shapes, **rules: Any) -> Any:
-    """Return the field of a key: its default, its declaration, and pydantic's rules."""
+    """Return the field of a key with its default, its declaration, and rules of pydantic."""
     return Field(default, json_schema_extra=shapes, **rules)
 
 
@@ -324,7 +343,7 @@ MACHINE = Shapes("machine")
 def held_by(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Closed]]]:
     """Yield the sections that a field's type may hold, with their locations below the field.
 
-    `*` stands for a name or the index of a list.
+    In a location, `*` stands for a name or for the index of a list.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Closed):
@@ -334,9 +353,9 @@ def held_by(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Closed]]]:
     elif origin is Annotated:
         yield from held_by(arguments[0])
     elif origin is not Literal:
-        for each in arguments:
+        for argument in arguments:
             several = sum(member is not type(None) for member in arguments) > 1
-            for below, model in held_by(each):
+            for below, model in held_by(argument):
                 # pydantic puts the tag of such a union's member into the location.
                 tag = get_args(model.model_fields["kind"].annotation) if several else ()
                 yield (*tag, *below), model
@@ -345,12 +364,18 @@ def held_by(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Closed]]]:
 def shaping(
     section: Closed, kind: Kind, layout: str | None = None, *, defaults: bool = True
 ) -> dict[str, object]:
-    """Return the keys of a section that shape a result directly, with plain values.
+    """Return key -> JSON value of the keys of a section that directly shape a result.
 
-    Keys of sections below it are left out. Without `defaults` a release that adds a key changes no
-    digest.
+    Keys of sections below it are not included.
+
+    Args:
+        section: section of the configuration.
+        kind: kind of the result.
+        layout: layout of the caches; None for keys of all layouts.
+        defaults: whether to include keys with default values. Leave them out of digests, so that
+            a release which adds a key does not change them.
     """
-    found = {}
+    result = {}
     values = section.model_dump(mode="json", exclude_defaults=not defaults)
     for key, shapes in section.declarations.items():
         if key not in values or kind not in shapes.kinds or shapes.indirect:
@@ -358,5 +383,5 @@ def shaping(
         if shapes.when and getattr(section, shapes.when[0]) not in shapes.when[1]:
             continue
         if layout is None or not shapes.layouts or layout in shapes.layouts:
-            found[key] = values[key]
-    return found
+            result[key] = values[key]
+    return result

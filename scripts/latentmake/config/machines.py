@@ -1,4 +1,4 @@
-"""Paths and settings of one user's machines: external trainers, publication, S3, folders."""
+"""Settings of a user's machines: external programs, publication, store, batches, SLURM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from latentmake.config.fields import (
 )
 
 PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
-"""Kind of a trainer, or layout of a model -> the program of others that it stands for."""
+"""Kind of a trainer, or layout of a model -> name of the external program."""
 
 
 class ExternalProgram(Closed, shapes=MACHINE):

@@ -1,4 +1,4 @@
-"""Models: encoders, the network to train, and checks of keys that do not go together."""
+"""Section `models`: encoders and the network to train, and checks of contradictions in it."""
 
 from __future__ import annotations
 
@@ -87,30 +87,30 @@ _TEXT_DTYPE = Applies(_FIXED, when=lambda model: model.takes_dtype("text"))
 _PLACE: TypeAdapter[str] = TypeAdapter(LocalPlace)
 
 
-def _of_checkpoint(values: dict[str, Any], row: Architecture) -> dict[str, Any]:
-    """Return the keys of a model with the parts that its `checkpoint` holds and no key names.
+def _with_checkpoint(values: dict[str, Any], row: Architecture) -> dict[str, Any]:
+    """Return the keys of a model, with places in its `checkpoint` for parts that no key names.
 
-    The network that sd-scripts trains stays the `checkpoint`.
+    With `layout: sdscripts`, `unet` stays unset, because sd-scripts trains the `checkpoint` itself.
     """
     try:
         path = _PLACE.validate_python(values["checkpoint"])
     except ValidationError:
-        return values  # said of its own key
+        return values  # the check of the key itself reports the error
     keys = ("vae",) if values.get("layout") == "sdscripts" else ("vae", "unet")
     own = {key: {"path": path, "subfolder": key} for key in keys if values.get(key) is None}
     number = max(1, len(row.text_encoders))
     text = values.get("text") or {}
-    texts = text if isinstance(text, list) else [text] * number if _no_place(text) else [text]
+    texts = text if isinstance(text, list) else [text] * number if _lacks_place(text) else [text]
     names = ["text_encoder", *(f"text_encoder_{index}" for index in range(2, len(texts) + 1))]
     filled = [
-        {"path": path, "subfolder": name, **each} if _no_place(each) else each
-        for each, name in zip(texts, names, strict=False)
+        {"path": path, "subfolder": name, **section} if _lacks_place(section) else section
+        for section, name in zip(texts, names, strict=False)
     ]
     return {**values, **own, "text": filled}
 
 
-def _no_place(text: object) -> bool:
-    """Whether a text encoder's section names neither file nor folder."""
+def _lacks_place(text: object) -> bool:
+    """Whether a text encoder's section has neither `path` nor `hub`."""
     return isinstance(text, dict) and not text.get("path") and not text.get("hub")
 
 
@@ -282,13 +282,14 @@ class Model(Closed):
         if not isinstance(values, dict):
             return values
         if isinstance(values.get("vae"), dict) and not any(values["vae"].values()):
-            values = {key: values[key] for key in values if key != "vae"}  # NO_WEIGHTS, as written
+            # `vae` is NO_WEIGHTS in its saved form.
+            values = {key: values[key] for key in values if key != "vae"}
         name, task = values.get("architecture"), values.get("task")
         if name == "wan":
             name, values = None, {key: values[key] for key in values if key != "architecture"}
         row = ARCHITECTURES.get(name, GENERIC) if isinstance(name, str) else GENERIC
         if row.checkpoints and values.get("checkpoint") and task is None:
-            values = _of_checkpoint(values, row)
+            values = _with_checkpoint(values, row)
         if row.scripts is not None:
             (only, *others) = row.scripts.versions
             given = {} if others or not only else {"task": only}
@@ -308,69 +309,70 @@ class Model(Closed):
 
     @property
     def spec(self) -> Architecture:
-        """Facts about its architecture."""
+        """Facts about the architecture."""
         if self.architecture is None:
             return GENERIC if self.task is None else WAN
         return ARCHITECTURES[self.architecture]
 
     @property
     def version(self) -> Version:
-        """Version that its `task` names; empty for an architecture without scripts."""
+        """Version of the architecture that `task` names; the default one without musubi-tuner."""
         scripts = self.spec.scripts
         return Version() if scripts is None else scripts.versions[self.task or ""]
 
     @property
     def scripted(self) -> bool:
-        """Whether musubi-tuner's own scripts encode for it."""
+        """Whether musubi-tuner's own scripts encode."""
         return self.encoder == "musubi"
 
     @property
     def title(self) -> str:
-        """Its architecture as people call it."""
-        known = self.spec.scripts or self.spec.strategies
-        return known.title if known else self.spec.name
+        """Name of the architecture for people."""
+        program = self.spec.scripts or self.spec.strategies
+        return program.title if program else self.spec.name
 
     @property
     def layout_name(self) -> str:
-        """Name of its layout, of which there is one for each architecture of a trainer."""
+        """Name of the layout; each architecture of an external trainer has its own."""
         named = self.architecture is not None and self.layout != "plain"
         return f"{self.layout}-{self.architecture}" if named else self.layout
 
     @property
     def caption_dtype(self) -> Dtype:
-        """Dtype of the embeddings' caches; musubi-tuner has one alone."""
+        """Dtype of cached embeddings; always `bfloat16` for musubi-tuner."""
         return "bfloat16" if self.spec.scripts is not None else self.text_dtype or self.dtype
 
     def further_arguments(self, kind: str) -> list[str]:
-        """Return its `latents_arguments` or `text_arguments`."""
+        """Return `latents_arguments` or `text_arguments`."""
         return self.text_arguments if kind == "text" else self.latents_arguments
 
     @property
     def image_to_video(self) -> bool:
-        """Whether its caches hold the first frame's latents too."""
+        """Whether caches also contain latents of the first frame."""
         return "latents_image_" in self.version.tensors
 
     @property
     def needs_clip(self) -> bool:
-        """Whether its latents hold the CLIP image encoder's output: Wan 2.1 image-to-video."""
+        """Whether latents contain the CLIP image encoder's output (image-to-video, Wan 2.1)."""
         return "clip" in self.version.needs
 
     def weights(self, key: str) -> Weights | None:
-        """Return the weights that one of its keys names; None where it is not set.
+        """Return the weights that a key names; None if it is not set.
 
-        `text.1` is the second text encoder, `dit` a path that is trained.
+        Args:
+            key: name of the key; `text.1` is the second text encoder.
         """
         name, _, number = key.partition(".")
-        found = getattr(self, name)
-        if isinstance(found, list):
-            found = found[int(number or 0)] if len(found) > int(number or 0) else None
-        if isinstance(found, str):
-            found = Weights(path=found)
-        return found if isinstance(found, Weights) and (found.path or found.hub) else None
+        value = getattr(self, name)
+        if isinstance(value, list):
+            value = value[int(number or 0)] if len(value) > int(number or 0) else None
+        if isinstance(value, str):
+            value = Weights(path=value)
+        return value if isinstance(value, Weights) and (value.path or value.hub) else None
 
     @property
     def files(self) -> dict[str, File]:
-        """Weights that other programs take of it, by its keys."""
+        """Key -> file, for weights that external programs read."""
         scripts, strategies = self.spec.scripts, self.spec.strategies
         if scripts is None:
             return {file.key: file for file in (strategies.files if strategies else ())}
@@ -378,7 +380,7 @@ class Model(Closed):
         return {file.key: file for part in parts for file in part.files}
 
     def takes_dtype(self, kind: str) -> bool:
-        """Whether the dtype of its latents or text is not fixed."""
+        """Whether the dtype of `latents` or `text` can be set."""
         if self.spec.encodes:
             return kind == "latents" or self.spec.scripts is None or self.text_dtype == "bfloat16"
         if self.spec.scripts is not None:
@@ -388,21 +390,21 @@ class Model(Closed):
 
 
 def _faults(model: Model) -> Iterator[str]:
-    """Yield what is wrong with a model; each fault presumes that there is none before it."""
+    """Yield the faults of a model; only the first is valid: checks rely on earlier ones."""
     spec, scripts, title = model.spec, model.spec.scripts, model.title
     if (scripts is None) == (model.layout == "musubi"):
         yield "`layout: musubi` is for a Wan model's `task`, or an `architecture` of musubi-tuner"
     if scripts is not None and (model.task or "") not in scripts.versions:
-        known = ", ".join(filter(None, scripts.versions)) or "none"
+        tasks = ", ".join(filter(None, scripts.versions)) or "none"
         what = f"{model.task} is no task of" if model.task else "a `task` is needed for"
-        yield f"{what} {title}; known: {known}"
+        yield f"{what} {title}; known: {tasks}"
     programs = {"latentmake": spec.encodes, "musubi": scripts is not None}
     if not programs.get(model.encoder, not spec.encodes and scripts is None):
         yield f"`encoder: {model.encoder}` is not for {title or 'this model'}"
     if model.layout == "sdscripts" and model.architecture is None:
         yield "`layout: sdscripts` needs the model's `architecture`"
-    if found := model.refused():
-        yield "`{}` {}: leave it out".format(*found)
+    if refused := model.refused():
+        yield "`{}` {}: leave it out".format(*refused)
     for key in model.version.needs:
         if model.weights(key) is None:
             yield f"{model.task or title} needs `{key}`"
@@ -413,7 +415,8 @@ def _faults(model: Model) -> Iterator[str]:
         fewest = sum(texts.values()) if scripts is not None else len(texts)
         if not fewest <= len(model.text) <= len(texts):
             number = str(len(texts)) if len(texts) == fewest else f"{fewest} to {len(texts)}"
-            yield f"a {title} model has {number} text encoder{'s' * (number != '1')}"
+            noun = "text encoder" if number == "1" else "text encoders"
+            yield f"a {title} model has {number} {noun}"
     needed = {"vae", "text"}
     if scripts is not None and not spec.encodes:
         files = (*scripts.latents.files, *scripts.text.files)
@@ -428,7 +431,7 @@ def _faults(model: Model) -> Iterator[str]:
 
 
 def _faults_of_program(model: Model, title: str) -> Iterator[str]:
-    """Yield values that musubi-tuner's or sd-scripts' own encoders cannot have."""
+    """Yield faults of a model that musubi-tuner's or sd-scripts' own encoders encode for."""
     strategies, free = model.spec.strategies, model.takes_dtype
     for name, value in strategies.defaults.items() if strategies else ():
         if name != "dtype" and getattr(model, name) != value:
@@ -450,16 +453,16 @@ def _faults_of_program(model: Model, title: str) -> Iterator[str]:
 
 
 def _faults_of_texts(model: Model, encoders: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with the text encoders of an architecture that Latentmake encodes for."""
+    """Yield faults of the text encoders of an architecture that Latentmake encodes for."""
     if model.spec.scripts is not None:
-        if any(each.projection for each in model.text):
+        if any(encoder.projection for encoder in model.text):
             yield f"a {model.title} model takes its embeddings without `projection`"
         return
     one = len(model.text) == 1 and model.text[0].config is None and model.text[0].file is None
     if len(model.text) != len(encoders) and not one:  # a pipeline's folder holds all of them
         yield f"{model.architecture} has {len(encoders)} text encoders: {', '.join(encoders)}"
-    for each, name in zip(model.text, encoders, strict=False):
-        if name != "T5" and each.max_length not in (None, 77):
+    for encoder, name in zip(model.text, encoders, strict=False):
+        if name != "T5" and encoder.max_length not in (None, 77):
             yield f"set `max_token_length`, and leave out {name}'s `max_length`"
     if model.layout == "sdscripts" and isinstance(model.max_token_length, str):
         yield "sd-scripts wants captions of one length: set `max_token_length`"

@@ -1,8 +1,8 @@
-"""The root of `config.yaml`, its runs, and the checks that span several sections.
+"""Root of `config.yaml`, its runs, and the checks of several sections together.
 
-Where a trainer would stop with an assertion, or round in silence, the configuration is refused.
-Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.py) and the calls of
-`verify_bucket_reso_steps` in its training scripts; musubi-tuner's `BucketSelector`
+A configuration is refused if a trainer would stop with an assertion, or would silently round a
+value. Sources: sd-scripts' `adjust_min_max_bucket_reso_by_steps` (library/train_util.py) and the
+calls of `verify_bucket_reso_steps` in its training scripts; musubi-tuner's `BucketSelector`
 (dataset/bucket.py), and `handle_model_specific_args` and `main` of its *_train_network.py.
 """
 
@@ -99,22 +99,22 @@ class Run(Closed):
 
 
 Fault: TypeAlias = tuple[str, str, str]
-"""Place, what is wrong, hint."""
+"""Location, predicate and hint of a mistake."""
 _LEAVE = "leave it out"
 
 
-def _not_for(section: Closed, where: str, model: Model) -> Iterator[Fault]:
-    """Yield the key of a section that has no effect with a model."""
-    if found := section.refused(model):
-        yield f"{where}.{found[0]}", f"{_titled(model)} {found[1]}", _LEAVE
+def _faults_of_section(section: Closed, where: str, model: Model) -> Iterator[Fault]:
+    """Yield a fault for the first key of a section that has no effect with a model."""
+    if refused := section.refused(model):
+        yield f"{where}.{refused[0]}", f"{_title_of(model)} {refused[1]}", _LEAVE
 
 
-def _titled(model: Model) -> str:
+def _title_of(model: Model) -> str:
     title = model.title or "a model without `task` or `architecture`"
     return f"{title} ({model.task})" if model.task else title
 
 
-_KINDS = {"plain": "sd", "musubi": "wan", "sdscripts": "sdscripts"}  # of trainers, by layout
+_KINDS = {"plain": "sd", "musubi": "wan", "sdscripts": "sdscripts"}  # layout -> kind of trainer
 
 
 def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
@@ -144,7 +144,7 @@ def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
 def _faults_of_regularisation(
     where: str, run: Run, model: Model, datasets: Mapping[str, Dataset]
 ) -> Iterator[Fault]:
-    """Yield what would leave regularisation images, or the weight of their loss, without effect."""
+    """Yield faults by which regularisation images or `prior_loss_weight` would have no effect."""
     key, trainer = f"{where}.trainer.prior_loss_weight", run.trainer
     regular = {name: dataset for name, dataset in datasets.items() if dataset.is_reg}
     weight = getattr(trainer, "prior_loss_weight", 1.0)
@@ -163,8 +163,8 @@ def _faults_of_regularisation(
         yield f"datasets.{next(iter(regular))}.is_reg", what, _LEAVE
     if trainer.script in strategies.unweighted and weight != 1:
         yield key, f"{trainer.script} does not weight the loss of images", _LEAVE
-    spec, others = model.spec, [each for each in datasets.values() if not each.is_reg]
-    fits = [each.sdscripts_buckets(spec) for each in others]
+    spec, others = model.spec, [dataset for dataset in datasets.values() if not dataset.is_reg]
+    fits = [dataset.sdscripts_buckets(spec) for dataset in others]
     for name, dataset in regular.items():
         if dataset.sdscripts_buckets(spec) not in fits:
             what = "sd-scripts shows regularisation images beside images of the same buckets only"
@@ -173,7 +173,7 @@ def _faults_of_regularisation(
 
 
 def _not_remote(run: str, dataset: str, settings: Dataset, program: str) -> Iterator[Fault]:
-    """Yield that a trainer's program reads no dataset at a URL."""
+    """Yield a fault for a dataset at a URL, which external programs cannot read."""
     if settings.remote:
         what = f"the dataset {dataset} lies at a URL; {program} reads folders on disk only"
         yield f"{run}.datasets", what, "copy it to a folder, or mount the bucket"
@@ -195,7 +195,7 @@ def _faults_of_musubi(
     reason = ", as Wan needs" if ours else ": musubi-tuner would round them"
     check_sides(run.resolutions, step, f"{run_key}.resolutions", f"{step}{reason}")
     buckets = "Wan's" if ours else "musubi-tuner's"
-    least = 2 * step  # pixels: below, the smallest bucket would have no width
+    least = 2 * step  # pixels; in a smaller one, the smallest bucket would have no width
     small = [size for size in run.resolutions if size.width * size.height < least**2]
     for dataset, settings in datasets.items():
         where = f"datasets.{dataset}"
@@ -203,20 +203,24 @@ def _faults_of_musubi(
         if settings.fit == "bucket" and small:
             what = f"{small[0].name} is too small for {buckets} buckets"
             yield f"{run_key}.resolutions", what, f"use {least} or more"
-        keys = [key for key in settings.own_clips if key != "path"]  # a list is given to them
+        # Without `path`: the scripts can be given a list.
+        keys = [key for key in settings.own_clips if key != "path"]
         if model.scripted and keys:
             what = "musubi-tuner's own scripts read videos cut to buckets, as stored"
-            other = f", or leave out `encoder` of models.{run.model}" * model.spec.encodes
-            yield f"{where}.{keys[0]}", what, _LEAVE + other
+            hint = _LEAVE
+            if model.spec.encodes:
+                hint += f", or leave out `encoder` of models.{run.model}"
+            yield f"{where}.{keys[0]}", what, hint
         if settings.bucket_reso_steps not in (None, step):
             yield f"{where}.bucket_reso_steps", f"{buckets} buckets go in steps of {step}", _LEAVE
         yield from _faults_of_row(dataset, settings, model)
 
 
 def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
-    """Return the fewest and most control images of an item; None for any number.
+    """Return the fewest and the most control images of an item; None for any number.
 
-    Where a model is trained on one frame they are as many as `fp_1f_clean_indices`, by default one.
+    A model that is trained on one frame has one control for each of `fp_1f_clean_indices`, by
+    default one.
     Source: musubi-tuner, `ImageDataset.__init__` (dataset/image_video_dataset.py).
     """
     if model.version.one_frame:
@@ -226,11 +230,11 @@ def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
 
 
 def _faults_of_row(dataset: str, settings: Dataset, model: Model) -> Iterator[Fault]:
-    """Yield what the architecture of a model cannot do with a dataset."""
-    version, scripts, title = model.version, model.spec.scripts, _titled(model)
+    """Yield faults of a dataset that the architecture of a model cannot use."""
+    version, scripts, title = model.version, model.spec.scripts, _title_of(model)
     assert scripts is not None
     where = f"datasets.{dataset}"
-    listed = settings.is_list and not model.spec.encodes  # controls are columns of the list
+    listed = settings.is_list and not model.spec.encodes  # the list has columns for controls
     needs = {
         "target_frames": (not version.images, "set the lengths of its clips"),
         "control_directory": (
@@ -245,18 +249,18 @@ def _faults_of_row(dataset: str, settings: Dataset, model: Model) -> Iterator[Fa
             yield f"{where}.{key}", f"{title} needs this key", hint
     if scripts.sections and settings.frame_extraction != "full":
         window = settings.fp_latent_window_size
-        least = scripts.frames * window + 1  # of shorter clips the script of latents would die
+        least = scripts.frames * window + 1  # the latents script fails on shorter clips
         for frames in (frames for frames in settings.target_frames or () if frames < least):
             what = f"{frames} frames are too few for a section of {title}, which has {window} "
             yield f"{where}.target_frames", f"{what}latents", f"use {least} or more"
 
 
 def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterator[Fault]:
-    """Yield settings that the architecture's training script would refuse, or ignore."""
+    """Yield settings that the architecture's training script would refuse or ignore."""
     scripts = model.spec.scripts
     assert scripts is not None
     title = scripts.title
-    yield from _not_for(trainer, where, model)
+    yield from _faults_of_section(trainer, where, model)
     if trainer.mixed_precision not in scripts.precisions:
         what = f"{title} is not trained in {trainer.mixed_precision}"
         yield f"{where}.mixed_precision", what, f"use {' or '.join(scripts.precisions)}"
@@ -266,7 +270,8 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
     if trainer.network_module in scripts.unknown_to:
         what = f"{trainer.network_module} does not know the layers of {title}"
         yield f"{where}.network_module", what, _LEAVE
-    name = "sdpa" if trainer.attention == "auto" else trainer.attention  # every machine has it
+    # `auto` counts as sdpa, because every machine has that.
+    name = "sdpa" if trainer.attention == "auto" else trainer.attention
     if name not in scripts.attentions:
         hint = f"use one of auto, {', '.join(scripts.attentions)}"
         yield f"{where}.attention", f"{title} is not trained with {name}", hint
@@ -275,23 +280,25 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
         beyond = f"batches of more than {most}" if most else "any batch"
         what = f"{title} needs --split_attn for {beyond} with {name}"
         yield f"{where}.arguments", what, "add --split_attn"
-    asked = tuple(key for key in ("fp8_base", "fp8_scaled") if getattr(trainer, key))
-    if asked and asked not in scripts.fp8:
-        more = [key for keys in scripts.fp8 if {*asked} < {*keys} for key in {*keys} - {*asked}]
-        what = f"the training script of {title} does not take it" + " alone" * bool(more)
-        yield f"{where}.{asked[-1]}", what, f"set `{more[0]}: true` too" if more else _LEAVE
+    flags = tuple(key for key in ("fp8_base", "fp8_scaled") if getattr(trainer, key))
+    if flags and flags not in scripts.fp8:
+        more = [key for keys in scripts.fp8 if {*flags} < {*keys} for key in {*keys} - {*flags}]
+        what = f"the training script of {title} does not take it"
+        if more:
+            what += " alone"
+        yield f"{where}.{flags[-1]}", what, f"set `{more[0]}: true` too" if more else _LEAVE
 
 
 # -- Wan, by our own trainer -----------------------------------------------------------------------
 
 
 def _faults_of_wan(where: str, trainer: WanTrainer, model: Model) -> Iterator[Fault]:
-    """Yield a model that the trainer does not train, and sample clips that it cannot draw."""
+    """Yield faults of models that the trainer `wan` cannot train, and of its sample clips."""
     task, side, samples = str(model.task), model.spec.side, trainer.samples
     if not model.spec.encodes or task.endswith("-FC") or task.startswith("flf2v"):
         what = f"the trainer wan does not train {model.task or model.title}"
         yield f"{where}.kind", what, "use kind: musubi"
-    yield from _not_for(trainer, where, model)
+    yield from _faults_of_section(trainer, where, model)
     if samples.prompts and model.image_to_video:
         what = f"{task} draws from a picture, and sample clips are drawn from prompts only"
         yield f"{where}.samples", what, "leave them out"
@@ -304,14 +311,14 @@ def _faults_of_wan(where: str, trainer: WanTrainer, model: Model) -> Iterator[Fa
 def _faults_of_generation(
     where: str, run: Run, settings: Generation, model: Model
 ) -> Iterator[Fault]:
-    """Yield clips or pictures that the run's trainer or model cannot make."""
+    """Yield faults of `generate` that the run's trainer or model cannot satisfy."""
     if run.trainer is None or not run.trainer.ours:
         what = "the run has no trainer" if run.trainer is None else "its trainer generates nothing"
         yield where, what, "leave it out, or set the trainer's `kind` to sd or wan"
     if settings.resolution is not None:
         side, place = model.spec.side, f"{where}.resolution"
         check_sides([settings.resolution], side, place, f"{side}, as the model needs")
-    yield from _not_for(settings, where, model)
+    yield from _faults_of_section(settings, where, model)
 
 
 # -- sd-scripts ------------------------------------------------------------------------------------
@@ -336,11 +343,11 @@ def _faults_of_sdscripts(
             yield from _faults_of_buckets(dataset, settings, run, model)
     if not isinstance(trainer, SdScriptsTrainer):
         return
-    known, where = strategies.scripts, f"{run_key}.trainer"
-    if trainer.script not in (None, *known):
+    scripts, where = strategies.scripts, f"{run_key}.trainer"
+    if trainer.script not in (None, *scripts):
         what = f"{trainer.script} does not train {model.architecture}"
-        yield f"{where}.script", what, f"use {' or '.join(known)}"
-    script = trainer.script or known[0]
+        yield f"{where}.script", what, f"use {' or '.join(scripts)}"
+    script = trainer.script or scripts[0]
     key = trainer.first_set("network_module", "network_args")
     if key and script in strategies.complete:
         yield f"{where}.{key}", f"{script} trains the complete network", _LEAVE
@@ -379,15 +386,19 @@ def _faults_of_buckets(name: str, dataset: Dataset, run: Run, model: Model) -> I
 def check_sides(sizes: Iterable[Resolution], step: int, where: str, reason: str) -> None:
     """Refuse resolutions whose sides are not multiples of `step` pixels.
 
-    `reason` ends the message: `... pixels are not a multiple of {reason}`.
+    Args:
+        sizes: resolutions to check.
+        step: divisor of the sides in pixels.
+        where: key of the resolutions, for the message.
+        reason: end of the message `... pixels are not a multiple of {reason}`.
 
     Raises:
-        ConfigError: the first mistake.
+        ConfigError: a side is not a multiple; only the first is reported.
     """
     for side in (side for size in sizes for side in (size.width, size.height)):
         if side % step:
             below = side // step * step
-            near = " or ".join(str(each) for each in (below, below + step) if each > 0)
+            near = " or ".join(str(multiple) for multiple in (below, below + step) if multiple > 0)
             what = f"{side} pixels are not a multiple of {reason}"
             raise ConfigError(what, where=where, hint=f"use {near}")
 
@@ -442,19 +453,19 @@ class Config(Closed):
         return self
 
     def check(self, name: str, run: Run) -> None:
-        """Refuse a run that does not fit its datasets, its model or its trainer; ConfigError."""
+        """Raise a ConfigError if a run does not fit its datasets, its model or its trainer."""
         for where, what, hint in self._faults(name, run):
             raise ConfigError(what, where=where, hint=hint)
 
     def encoding_program(self, model: Model) -> ExternalProgram | None:
-        """Return the program that encodes for a model; None where our encoders do."""
+        """Return the external program that encodes for a model; None if Latentmake encodes."""
         return self._program(model.encoder)
 
     def _program(self, name: str) -> ExternalProgram | None:
         return {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}.get(name)
 
     def generation(self, run: Run) -> Generation:
-        """Return the settings of a run's clips, with the prompt of the command line."""
+        """Return the `generate` settings of a run, with the prompt of the command line, if any."""
         settings = run.generate or Generation()
         if self.prompt is None:
             return settings
@@ -471,7 +482,7 @@ class Config(Closed):
             refuse_unknown("dataset", dataset, self.datasets, f"{where}.datasets")
         more = fetching(run.model)
         refuse_unknown("model", run.model, self.models, f"{where}.model", more=more)
-        sizes = [each.name for each in run.resolutions]
+        sizes = [resolution.name for resolution in run.resolutions]
         for key, words in (("datasets", run.datasets), ("resolutions", sizes)):
             if twice := [word for word in words if words.count(word) > 1]:
                 yield f"{where}.{key}", f"`{twice[0]}` is named twice", "name it once"
@@ -493,7 +504,7 @@ class Config(Closed):
         if model.layout == "musubi":
             yield from _faults_of_musubi(where, run, model, datasets)
         for dataset, settings in datasets.items():
-            yield from _not_for(settings, f"datasets.{dataset}", model)
+            yield from _faults_of_section(settings, f"datasets.{dataset}", model)
         samples = getattr(trainer, "samples", None)
         for key, section in (("trainer.samples", samples), ("generate", run.generate)):
             if section and "prompts" in section.model_fields_set and not section.prompts:
@@ -504,25 +515,25 @@ class Config(Closed):
 
 
 def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:
-    """Yield the texts in a value of a configuration file, keys too, with their places."""
+    """Yield location and text of all texts in a value of a configuration file, also of keys."""
     if isinstance(value, str):
         yield where, value
     elif isinstance(value, Mapping | list):
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, each in pairs:
+        for key, item in pairs:
             place = f"{where}.{key}".removeprefix(".")
             yield from _texts(key, where)
-            yield from _texts(each, place)
+            yield from _texts(item, place)
 
 
 def parse(values: Mapping[str, object]) -> Config:
-    """Check the values of a configuration file as read.
+    """Check the values of a configuration file.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, with key, value and hint.
+        ConfigError: one line for each mistake, with key, value and hint.
     """
     for where, text in _texts(values, ""):
-        if "\0" in text:  # which neither paths nor arguments of programs can have
+        if "\0" in text:  # impossible in paths and in arguments of programs
             raise ConfigError("holds a NUL character", where=where, hint="remove it")
     try:
         return Config.model_validate(dict(values))
@@ -532,12 +543,12 @@ def parse(values: Mapping[str, object]) -> Config:
         from latentmake.config.mistakes import line_of
 
         mistakes = error.errors(include_url=False)
-        lines = [line_of(each, Config) for each in mistakes]
-        if any(each["type"] == "extra_forbidden" for each in mistakes):
-            # A misspelt key is missing under its right name: the first line says it all.
+        lines = [line_of(mistake, Config) for mistake in mistakes]
+        if any(mistake["type"] == "extra_forbidden" for mistake in mistakes):
+            # A misspelt key is also missing under its right name. One line about it is enough.
             lines = [
                 line
-                for line, each in zip(lines, mistakes, strict=True)
-                if each["type"] != "missing" or f"`{each['loc'][-1]}`" not in " ".join(lines)
+                for line, mistake in zip(lines, mistakes, strict=True)
+                if mistake["type"] != "missing" or f"`{mistake['loc'][-1]}`" not in " ".join(lines)
             ]
         raise ConfigError(joined(lines)) from None

@@ -1,4 +1,4 @@
-"""Our own trainers and their settings, under the names that the field uses."""
+"""Settings of our own trainers `sd` and `wan`, their samples and their generated clips."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from latentmake.config.fields import (
 )
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
-_NO = BeforeValidator(lambda value: "no" if value is False else value)  # YAML's `no`
-Precision = Annotated[Literal["no", "bf16", "fp16"], _NO]
-AutoPrecision = Annotated[Literal["auto", "no", "bf16", "fp16"], _NO]
+_NO_AS_TEXT = BeforeValidator(lambda value: "no" if value is False else value)  # YAML's `no`
+Precision = Annotated[Literal["no", "bf16", "fp16"], _NO_AS_TEXT]
+AutoPrecision = Annotated[Literal["auto", "no", "bf16", "fp16"], _NO_AS_TEXT]
 Alpha = Annotated[Real | None, Field(gt=0)]
 Logging = Annotated[bool, Field(json_schema_extra=MACHINE)]
 AccelerateConfig = Annotated[DiskPath | None, Field(json_schema_extra=MACHINE)]
 Workers = Annotated[Number, Field(ge=0, json_schema_extra=MACHINE)]
 PriorLossWeight = Annotated[Real, Field(ge=0)]
 ProgramSeed = Annotated[Number, Field(ge=0, le=2**32 - 1)]
-"""Seed of a training by another program, which sets that of NumPy too."""
+"""Seed of a training by an external program, which also seeds NumPy: at most 32 bits."""
 
 
 class Trainer(Closed, shapes=WEIGHTS):
-    """A trainer's section; the defaults are the answers of one that draws no sample pictures."""
+    """Section of a trainer; the defaults fit a trainer that draws no samples."""
 
-    layout: ClassVar[str]  # whose caches it reads
-    network: ClassVar[str]  # the model's key that names what is trained
-    alternatives: ClassVar[tuple[str, ...]] = ()  # keys that may be set in its place
-    ours: ClassVar[bool] = False  # whether it is no other program: it draws, and evaluates
+    layout: ClassVar[str]  # layout of the caches that it reads
+    network: ClassVar[str]  # the model's key for the network that is trained
+    alternatives: ClassVar[tuple[str, ...]] = ()  # keys that may be set instead of `network`
+    ours: ClassVar[bool] = False  # whether Latentmake trains: it can also draw and evaluate
     holds_out: ClassVar[bool] = False  # whether it computes the loss of held-out items
 
     @property
     def prompts(self) -> list[str]:
-        """Texts whose embeddings it needs besides those of the captions, none twice."""
+        """Texts besides captions whose embeddings it needs, without duplicates."""
         return []
 
 
@@ -101,12 +101,12 @@ BOUNDARY = Shapes("weights", applies=[_TWO_NETWORKS])
 
 
 class LoopTrainer(Trainer):
-    """A trainer of ours: a LoRA or more of a network, from caches alone."""
+    """Trainer of Latentmake, which trains a LoRA or a network from caches only."""
 
-    draws_captions: ClassVar[bool] = True  # whether its samples are of captions without `prompts`
+    draws_captions: ClassVar[bool] = True  # whether samples use captions if there are no `prompts`
     ours: ClassVar[bool] = True
     holds_out: ClassVar[bool] = True
-    # Defaults of earlier releases, which digests of settings leave out.
+    # Defaults of earlier releases. Digests leave these values out, so that they stay the same.
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 
     kind: str
@@ -210,22 +210,22 @@ class LoopTrainer(Trainer):
 
     @property
     def step_limit(self) -> int | None:
-        """Upper bound of its steps, whatever `epochs` say; only the trainer `wan` has one."""
+        """Upper limit of the steps, for the trainer `wan`; None for `sd`."""
         return getattr(self, "max_steps", None)
 
     @property
     def checkpoint_epochs(self) -> int | None:
-        """Epochs between two checkpoints, besides those that its steps ask for."""
+        """Epochs between two checkpoints, in addition to `checkpointing_steps`; None for `sd`."""
         return getattr(self, "checkpointing_epochs", None)
 
     @property
     def draws(self) -> bool:
-        """Whether it draws samples along a training."""
+        """Whether it draws samples during a training."""
         return self.draws_captions or bool(self.samples.prompts)
 
     @property
     def prompts(self) -> list[str]:
-        """Its prompts and, where guidance needs one, the negative prompt; none without samples."""
+        """Prompts of the samples and, if guidance needs it, the negative prompt."""
         samples = self.samples
         if samples.guidance_scale > 1 and (samples.prompts or self.draws_captions):
             return list(dict.fromkeys([*samples.prompts, samples.negative_prompt]))
@@ -234,7 +234,7 @@ class LoopTrainer(Trainer):
     @model_validator(mode="before")
     @classmethod
     def _rate_of_its_own(cls, values: Any) -> Any:
-        """These two find the rate themselves, and take the setting as a factor."""
+        """Default to 1 for optimizers that find the rate themselves and multiply it by this key."""
         if isinstance(values, dict) and values.get("optimizer") in ("prodigy", "dadaptation"):
             return {"learning_rate": 1.0, **values}
         return values
@@ -292,17 +292,17 @@ class SdTrainer(LoopTrainer):
     """Factor of the loss of images of datasets with [`is_reg`](datasets.md#is_reg)."""
 
 
-def _no_blank(prompt: str) -> str:
+def _refuse_blank(prompt: str) -> str:
     if not prompt.strip():
         raise ValueError("is an empty prompt: say what to draw")
     return prompt
 
 
-Prompt = Annotated[str, AfterValidator(_no_blank)]
+Prompt = Annotated[str, AfterValidator(_refuse_blank)]
 
 
 def whole_latents(frames: int) -> int:
-    """Return a number of frames that makes whole latents; raises ValueError."""
+    """Return the number of frames if it gives complete latent frames; raises ValueError."""
     if frames % 4 != 1:
         below = max(0, frames - 1) // 4 * 4 + 1
         what = f"is not 4 n + 1, which Wan's VAE needs; use {below} or {below + 4}"
@@ -366,11 +366,11 @@ class Generation(Closed, shapes=CLIPS):
 
     @property
     def count(self) -> int:
-        """Clips or pictures of each prompt; the other key is 1."""
+        """Clips or pictures of each prompt; one of the two keys is always 1."""
         return self.videos * self.images
 
 
-_BETWEEN = (832 * 480 + 1280 * 720) // 2  # pixels: halfway between the sizes that Wan knows
+_BETWEEN = (832 * 480 + 1280 * 720) // 2  # pixels; halfway between Wan's two sizes
 _SMALL, _LARGE = 3.0, 5.0
 
 
@@ -421,9 +421,9 @@ class WanTrainer(LoopTrainer):
     """[Sample clips](samples.md) drawn during the training; none without `prompts`."""
 
     def shift(self, resolutions: Iterable[Resolution]) -> float:
-        """Return the shift of the timesteps for a run of these resolutions.
+        """Return the shift of the timesteps for a run with these resolutions.
 
-        Wan's own are 3 for 832 x 480 and 5 for 1280 x 720:
+        Wan recommends 3 for 832 x 480 and 5 for 1280 x 720:
         https://huggingface.co/docs/diffusers/api/pipelines/wan (Notes).
         """
         if self.flow_shift is not None:

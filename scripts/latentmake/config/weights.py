@@ -1,7 +1,7 @@
-"""Places of weights: a local path, or a hub id with its revision in the hub's local cache.
+"""Places of weights: a local path, or a hub id with a revision, read from the local hub cache.
 
-A pinned commit gives the path of each file without a look at the disk. Nothing here reaches the
-network.
+With a pinned commit, the path of a file follows from the configuration, without a look at the
+disk. This module never uses the network.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from latentmake.config.fields import (
 
 _FILES = (".safetensors", ".gguf", ".pth", ".pt", ".bin", ".ckpt", ".json")
 _SNAPSHOTS = "snapshots"
-_LONGEST = 80  # characters of a name on the hub that a hint repeats
+_LONGEST = 80  # characters; a hint does not repeat a longer name on the hub
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?(\w[\w.-]*)")  # an owner, if any, and a name
 
 
 def cache() -> Path:
-    """Return the folder of the local hub cache, by the variables that huggingface_hub reads."""
-    known = os.environ.get
-    home = known("HF_HOME") or f"{known('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    place = known("HF_HUB_CACHE") or known("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    """Return the folder of the local hub cache, from the variables that huggingface_hub reads."""
+    variable = os.environ.get
+    home = variable("HF_HOME") or f"{variable('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    place = variable("HF_HUB_CACHE") or variable("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
     return Path(os.path.expandvars(place)).expanduser()
 
 
@@ -56,12 +56,12 @@ def _repository(hub: str) -> Path:
 
 
 def known_commit(hub: str, branch: str = "main") -> str | None:
-    """Return the commit of a branch that lies in the local hub cache, if any."""
+    """Return the commit of a branch in the local hub cache; None if it is not there."""
     try:
-        found = (_repository(hub) / "refs" / branch).read_text("utf-8").strip()
+        commit = (_repository(hub) / "refs" / branch).read_text("utf-8").strip()
     except (OSError, ValueError):
         return None
-    return found if (_repository(hub) / _SNAPSHOTS / found).is_dir() else None
+    return commit if (_repository(hub) / _SNAPSHOTS / commit).is_dir() else None
 
 
 def snapshots(hub: str) -> list[Path]:
@@ -70,7 +70,7 @@ def snapshots(hub: str) -> list[Path]:
 
 
 def absence(path: str | Path) -> str:
-    """Return what is wrong with a path where nothing lies, with the command that fetches it."""
+    """Return the predicate for a missing path, with the command that fetches it, if any."""
     command, hint = download(path), fetching(path)
     if command:
         return f"is not in the local hub cache: run `{command}`"
@@ -78,7 +78,7 @@ def absence(path: str | Path) -> str:
 
 
 def fetching(word: str | Path) -> str:
-    """Return how to get a model that is named as on the hub, or by one word; "" for any path."""
+    """Return a hint to download a model that is named like one of the hub; "" for a path."""
     named = _HUB_NAME.fullmatch(str(word))
     if (
         named is None
@@ -138,15 +138,15 @@ class Location(Closed):
             raise ValueError("has a `file` of no `hub`; set `path` to the file")
         if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
             hint = f"huggingface.co/{self.hub}/commits/{self.revision or 'main'} lists them"
-            if known := known_commit(self.hub, self.revision or "main"):
-                hint = f"write `revision: {known}`, which is in the local hub cache"
+            if commit := known_commit(self.hub, self.revision or "main"):
+                hint = f"write `revision: {commit}`, which is in the local hub cache"
             what = "a `hub` model needs a commit (40 hexadecimal digits) as `revision`"
             raise ValueError(f"{what}; {hint}")
         return self
 
     @property
     def local(self) -> str:
-        """Path of the file or folder on this machine; of a hub, in the local hub cache."""
+        """Path of the file or folder on this machine; for a `hub`, in the local hub cache."""
         if self.hub is not None:
             return str(place_of(self.hub, self.revision or "", self.subfolder, self.file))
         path = self.path or ""
@@ -163,14 +163,14 @@ class Weights(Location):
 
 
 NO_WEIGHTS = Weights.model_construct(path=None, hub=None)
-"""In place of weights that an architecture does not have."""
+"""Value for weights that an architecture does not have."""
 
 _LocationPlace = Annotated[Location, BeforeValidator(place, json_schema_input_type=str | Location)]
 WeightsPlace = Annotated[Weights, BeforeValidator(place, json_schema_input_type=str | Weights)]
 
 if TYPE_CHECKING:
     LocalPlace = str
-else:  # a path, which a hub id has in the local hub cache
+else:  # a path; a hub id becomes its path in the local hub cache
     LocalPlace = Annotated[
         Location,
         BeforeValidator(place, json_schema_input_type=str | Location),
@@ -220,7 +220,7 @@ class TextWeights(Weights):
     pipeline. These files run on your machine, so read them first."""
 
 
-# No longer than the ending of our own cache files, which stems leave room for.
+# At most as long as the endings of our own cache files, for which names of items leave room.
 _CacheEnding = Annotated[Ending, StringConstraints(max_length=20)]
 
 

@@ -1,1 +1,1 @@
-"""Data: from datasets to items."""
+"""Data: listings of datasets, their items, and the contents of files."""

@@ -1,6 +1,6 @@
-"""Contents of inputs: digests of images, and of captions by their texts as they are encoded.
+"""Digests of the inputs of targets: of image files, and of captions as they are encoded.
 
-Content decides what is stale: a stat only tells whether a file must be read again.
+Content decides which targets are stale. A stat only tells whether a file must be read again.
 """
 
 from __future__ import annotations
@@ -23,28 +23,33 @@ from latentmake.geometry.buckets import Size
 from latentmake.index.memo import Memo
 from latentmake.regular import read_regular
 
-_SMALL = 16_384  # bytes; files up to this size are read rather than presumed: captions
-_LARGEST = 1 << 32  # bytes of an image, which is read as a whole
-_ALIKE = 2  # known files that an unknown one is presumed to equal
-_FORMER = 4  # digests of releases before that a text is presumed to have
-_MOST_PRESUMED = 16  # digests that inputs of several unknown files are presumed to have
+_SMALL = 16_384  # bytes; smaller files, such as captions, are read instead of guessed
+_LARGEST = 1 << 32  # bytes of an image; the complete file is read into memory
+_MOST_LOOKALIKES = 2  # most digests to guess for one unread file
+_MOST_FORMER = 4  # most digests of earlier releases to guess for one text
+_MOST_PRESUMED = 16  # most digests to guess for inputs that are several unread files
 
 
 EMPTY = "is an empty caption", "describe the image, or set empty_caption: allow"
 
 
 def check_length(path: str, size: int) -> None:
-    """Refuse, by SourceError, an image or a caption of more bytes than any has."""
+    """Raise a SourceError if an image or caption file is implausibly large.
+
+    Args:
+        path: path of the file, for the message.
+        size: its size in bytes.
+    """
     if size > _LARGEST:
         what = f"has {size} bytes, more than any image or caption"
         raise SourceError(what, where=path, hint="replace or remove the file")
 
 
 def decode_text(data: bytes, path: str) -> str:
-    """Return the text of a file: UTF-8, without byte order mark, line ends as `newlines` has them.
+    """Decode the bytes of a text file: UTF-8, without a byte order mark, line ends as `newlines`.
 
     Raises:
-        SourceError: it is not UTF-8, or no text of a caption (see `text_fault`).
+        SourceError: the bytes are not UTF-8, or the text cannot be a caption (see `text_fault`).
     """
     try:
         text = data.decode("utf-8-sig")
@@ -57,23 +62,30 @@ def decode_text(data: bytes, path: str) -> str:
 
 
 def encoded(text: str) -> str:
-    """Return a text as it is encoded: without byte order mark and space around it.
+    """Return a text as it is encoded: without a byte order mark and without space around it.
 
-    Its digest is the content that a cache of it is made of, whatever file it comes from.
+    The digest of this form is the content of a text target, whichever file the text comes from.
     """
     return newlines(text.removeprefix("\ufeff")).strip()
 
 
 def former_digests(text: str) -> list[str]:
-    """Return digests that releases before 0.3 may have of a text: of the bytes of its file."""
+    """Return digests that releases before 0.3 may have stored for a text.
+
+    They digested the bytes of the file, so line ends, trailing space and byte order marks counted.
+    """
     forms = [text, f"{text}\n", *(text.replace("\n", "\r\n") + end for end in ("\r\n", ""))]
     forms += [text + end for end in (" ", " \n", "\n\n", "\r\n\r\n")]
-    marked = [mark + each for mark in ("", "\ufeff") for each in forms]
-    return [digest.of_bytes(each.encode()) for each in dict.fromkeys(marked)]
+    marked = [mark + form for mark in ("", "\ufeff") for form in forms]
+    return [digest.of_bytes(form.encode()) for form in dict.fromkeys(marked)]
 
 
 def caption_of(text: str, path: str, settings: Dataset | None) -> str:
-    """Return the content of a caption file as it is encoded; SourceError: it may not be empty."""
+    """Return the text of a caption file as it is encoded.
+
+    Raises:
+        SourceError: the caption is empty, and the dataset does not allow that.
+    """
     caption = encoded(text)
     if not caption and settings is not None and settings.empty_caption == "error":
         raise SourceError(EMPTY[0], where=path, hint=EMPTY[1])
@@ -81,17 +93,17 @@ def caption_of(text: str, path: str, settings: Dataset | None) -> str:
 
 
 def newlines(text: str) -> str:
-    """Return a text with the line ends that Python's text mode gives, and so the trainers read."""
+    """Return a text with Unix line ends, as trainers get it from Python's text mode."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_caption(path: str) -> str:
-    """Return the caption in a file on disk or at a URL; a SourceError says why there is none."""
+    """Return the caption in a file on disk or at a URL, as it is encoded; raises SourceError."""
     return encoded(read_text(path))
 
 
 def read_text(path: str) -> str:
-    """Return the text in a file on disk or at a URL, see `decode_text`."""
+    """Return the text in a file on disk or at a URL, as `decode_text` does; raises SourceError."""
     try:
         if is_remote(path):
             from latentmake.data import remote
@@ -106,9 +118,13 @@ def read_text(path: str) -> str:
 
 
 def joined(item: Item, contents: Sequence[str]) -> str:
-    """Return the digest of inputs, from those of the files that they read (`Item.read`).
+    """Return the digest of an item's inputs.
 
-    Of a caption, and of a text without a file, the text counts as it is encoded.
+    Texts count as they are encoded, whether they come from a caption file or not.
+
+    Args:
+        item: inputs of one target.
+        contents: digests of the files that the inputs read, in the order of `Item.read`.
     """
     if item.source is None:
         contents = [digest.of_bytes(encoded(item.text or "").encode()), *contents]
@@ -116,13 +132,18 @@ def joined(item: Item, contents: Sequence[str]) -> str:
 
 
 def formerly(item: Item, text: str, contents: Sequence[str]) -> list[str]:
-    """Return what `joined` may have been in releases before 0.3, which read more than the text.
+    """Return digests that releases before 0.3 may have computed in place of `joined`.
 
-    `text` is the one that is encoded; other arguments are as of `joined`.
+    They digested the bytes of a caption file, not the text as it is encoded.
+
+    Args:
+        item: inputs of one target.
+        text: text of the inputs as it is encoded.
+        contents: digests of the files that the inputs read, in the order of `Item.read`.
     """
     others = contents if item.source is None else contents[1:]
     own = [digest.of_bytes(item.text.encode())] if item.text else []
-    return [_joined(item, [each, *others]) for each in (*own, *former_digests(text))]
+    return [_joined(item, [content, *others]) for content in (*own, *former_digests(text))]
 
 
 def _joined(item: Item, contents: Sequence[str]) -> str:
@@ -135,105 +156,108 @@ def _joined(item: Item, contents: Sequence[str]) -> str:
 
 @dataclass
 class Contents:
-    """Digests of the inputs of a dataset's targets: of a caption, that of its text as encoded.
+    """Digests of the inputs of a dataset's targets; captions count by their text as encoded.
 
-    A file is read at most once, and only if its stat is new. The size of an image is known by the
-    digest of its file: from the memo, or from the header of a target made of it.
+    A file is read at most once, and only if its stat is new. Image sizes are looked up by the
+    digest of the file, in the memo or in the header of a target that was made from it.
 
     Attributes:
-        unreadable: stem -> fault of an input that had to be read and cannot be used.
+        settings: the dataset's section of the configuration; None for prompts.
+        unreadable: stem -> fault of an input that was read and cannot be used.
     """
 
     _memo: Memo
-    settings: Dataset | None  # the dataset's section of the configuration; None for prompts
-    _known: dict[str, tuple[SourceStat, str]]
-    _texts: dict[str, tuple[SourceStat, str]] = field(default_factory=dict)  # of caption files
+    settings: Dataset | None
+    # Path -> stat with which the file was read, and its digest or, for a caption, its text.
+    _digests: dict[str, tuple[SourceStat, str]]
+    _texts: dict[str, tuple[SourceStat, str]] = field(default_factory=dict)
     unreadable: dict[str, Fault] = field(default_factory=dict)
-    _alike: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
+    # (Size in bytes, property, its value) -> digests of files in the memo that have both.
+    _lookalikes: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
     _sizes: dict[str, Size] = field(default_factory=dict)
 
     @classmethod
     def of_items(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None) -> Self:
-        """Return the contents of the inputs of some items, with what the memo knows of them."""
+        """Return the contents of these items' inputs, with the digests and texts in the memo."""
         captions, others = set[str](), set[str]()
-        for file in (each for item in items for each in item.files):
+        for file in chain.from_iterable(item.files for item in items):
             (captions if file.role == CAPTION else others).add(file.path)
         return cls(memo, settings, memo.sources.known(others), memo.texts.known(captions))
 
     # -- digests ------------------------------------------------------------------------------
 
     def of(self, item: Item) -> str | None:
-        """Return the digest of an item's inputs; None where they cannot be read."""
+        """Return the digest of an item's inputs; None if they cannot be read."""
         try:
             return joined(item, [*map(self._file, item.read)])
         except SourceError as error:
             self.unreadable[item.stem] = fault_of(item, error)
             return None
 
-    def known(self, item: Item) -> str | None:
-        """Return the digest of inputs that are one file, if it is known without reading."""
+    def known_digest(self, item: Item) -> str | None:
+        """Return the digest of inputs that are one unchanged file, without reading it; or None."""
         if item.texts is not None or len(item.files) != 1:
             return None
-        found = self._learnt(item.files[0])
-        if found is None or item.files[0].role != CAPTION:
-            return found
-        return digest.of_bytes(encoded(found).encode())
+        value = self._cached(item.files[0])
+        if value is None or item.files[0].role != CAPTION:
+            return value
+        return digest.of_bytes(encoded(value).encode())
 
     def text(self, item: Item) -> str:
-        """Return the text of an item's inputs as it is encoded; SourceError: it has a fault."""
+        """Return the text of an item's inputs as it is encoded; raises SourceError."""
         caption = item.file(CAPTION)
         return encoded(item.text or "") if caption is None else self._caption(caption)
 
     def lacks(self, item: Item, tokens: Collection[str]) -> bool:
-        """Whether the text of an item's inputs can be read, and contains none of these tokens."""
+        """Whether the text of an item's inputs is readable and contains none of these tokens."""
         try:
             text = self.text(item)
-        except SourceError:  # which the job names
+        except SourceError:  # the job that encodes it reports the error
             return False
         return not any(token in text for token in tokens)
 
     def formerly(self, item: Item) -> list[str]:
-        """Return digests that caches of releases before 0.3 may have of the same text."""
+        """Return digests that caches of releases before 0.3 may hold for the same text."""
         return formerly(item, self.text(item), [*map(self._file, item.read)])
 
     def _caption(self, file: File) -> str:
-        if (text := self._learnt(file)) is None:
+        if (text := self._cached(file)) is None:
             text = read_text(file.path)
-            self._learn(file, text)
+            self._store(file, text)
         return caption_of(text, file.path, self.settings)
 
-    def _learnt(self, file: File) -> str | None:
-        """Return what is known of a file with this stat: its digest, or the text of a caption."""
-        known = (self._texts if file.role == CAPTION else self._known).get(file.path)
-        return known[1] if known is not None and known[0] == file.stat else None
+    def _cached(self, file: File) -> str | None:
+        """Return the digest of a file, or the text of a caption; None if its stat is new."""
+        entry = (self._texts if file.role == CAPTION else self._digests).get(file.path)
+        return entry[1] if entry is not None and entry[0] == file.stat else None
 
-    def _learn(self, file: File, value: str) -> None:
-        known, memo = self._known, self._memo.sources
+    def _store(self, file: File, value: str) -> None:
+        entries, memo = self._digests, self._memo.sources
         if file.role == CAPTION:
-            known, memo = self._texts, self._memo.texts
-        known[file.path] = (file.stat, value)
+            entries, memo = self._texts, self._memo.texts
+        entries[file.path] = (file.stat, value)
         memo.learn(file.path, file.stat, value)
 
     def fetch(self, files: Iterable[File]) -> None:
-        """Read the files at URLs whose stats are new, many at a time."""
+        """Read new and changed files at URLs, several at a time."""
         from latentmake.data import remote
 
-        asked = {file.path: file for file in files if is_remote(file.path)}
-        new = [file for file in asked.values() if self._learnt(file) is None]
+        remote_files = {file.path: file for file in files if is_remote(file.path)}
+        new = [file for file in remote_files.values() if self._cached(file) is None]
         captions = [file for file in new if file.role == CAPTION]
         others = [file for file in new if file.role != CAPTION]
         for several, *value in (others,), (captions, decode_text):
             contents = remote.contents([file.path for file in several], *value)
-            for file, found in zip(several, contents, strict=True):
-                if found is not None:  # `_file` says what is wrong
-                    self._learn(file, found)
+            for file, content in zip(several, contents, strict=True):
+                if content is not None:  # else `_file` reads it again and reports the error
+                    self._store(file, content)
 
     def _file(self, file: File) -> str:
         role, path, stat = file
         if role == CAPTION:
             return digest.of_bytes(self._caption(file).encode())
-        if (known := self._learnt(file)) is not None:
-            return known
+        if (content := self._cached(file)) is not None:
+            return content
         if self.settings is None or not self.settings.video:
             check_length(path, stat.size)
         try:
@@ -245,48 +269,55 @@ class Contents:
                 content = digest.of_file(Path(path))
         except OSError as error:
             raise unreadable(error, path) from None
-        self._learn(file, content)
+        self._store(file, content)
         return content
 
     # -- sizes of images ----------------------------------------------------------------------
 
     def prepare_sizes(self, contents: Iterable[str]) -> None:
-        """Look up the sizes of some images at once, by their digests."""
+        """Look up the sizes of images by their digests, in one query."""
         upright = self.settings is not None and self.settings.exif_rotation
         self._sizes |= self._memo.pictures(contents, upright=upright)
 
     def size(self, item: Item, content: str, header: Header | None = None) -> Size | None:
-        """Return the size of an item's image or video, if it is known; arguments as of `view`."""
+        """Return the size of an item's image or video, or None if it is not known.
+
+        Args:
+            item: item or inputs.
+            content: digest of the image.
+            header: header of a target that may be made from the image.
+        """
         if item.media is not None:
             return Size(item.media.width, item.media.height)
-        found = self._sizes.get(content)
-        if found is None and header is not None and header.source == content:
+        size = self._sizes.get(content)
+        if size is None and header is not None and header.source == content:
             picture = header.picture
             upright = self.settings is not None and self.settings.exif_rotation
             if picture is not None and picture.upright == upright:
-                found = self._sizes[content] = Size(picture.width, picture.height)
-        return found
+                size = self._sizes[content] = Size(picture.width, picture.height)
+        return size
 
     # -- presumptions -------------------------------------------------------------------------
 
     def prepare_presumed(self, items: Iterable[Item]) -> None:
-        """Look up at once what `presumed` needs of some inputs."""
+        """Look up in the memo, in few queries, the data that `presumed` needs for these inputs."""
         wanted = list(items)
-        files = (each for item in wanted for each in item.read)
-        sizes = {x.stat.size for x in files if self._known.get(x.path, (None,))[0] != x.stat}
+        files = [file for item in wanted for file in item.read]
+        changed = (file for file in files if self._digests.get(file.path, (None,))[0] != file.stat)
+        sizes = {file.stat.size for file in changed}
         for _, stat, content in self._memo.sources.where("size", sizes):
             for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
-                self._alike.setdefault((stat.size, kind, number), set()).add(content)
-        self._prepare_texts([each for item in wanted for each in item.read if self._is_away(each)])
-        self.prepare_sizes({each for item in wanted for each in self.presumed(item)})
+                self._lookalikes.setdefault((stat.size, kind, number), set()).add(content)
+        self._prepare_remote_texts(filter(self._is_unread_remote, files))
+        self.prepare_sizes({content for item in wanted for content in self.presumed(item)})
 
-    def _is_away(self, file: File) -> bool:
-        """Whether a file is a caption at a URL that has not been read."""
+    def _is_unread_remote(self, file: File) -> bool:
+        """Whether a file is a caption at a URL that has not been read with this stat."""
         is_caption = file.role == CAPTION and is_remote(file.path)
-        return is_caption and self._learnt(file) is None
+        return is_caption and self._cached(file) is None
 
-    def _prepare_texts(self, files: Iterable[File]) -> None:
-        """Look up the known texts of captions at URLs that are as long as some others."""
+    def _prepare_remote_texts(self, files: Iterable[File]) -> None:
+        """Look up texts in the memo that are as long as these unread captions at URLs."""
         sizes: dict[str, set[int]] = {}
         for file in files:
             sizes.setdefault("/".join(file.path.split("/", 3)[:3]), set()).add(file.stat.size)
@@ -294,43 +325,48 @@ class Contents:
             for path, ((size, *_), text) in self._memo.texts.below(bucket).items():
                 if size in wanted:
                     content = digest.of_bytes(encoded(text).encode())
-                    # Of a renamed folder, and of a renamed file.
+                    # The same file name: its folder was renamed. Any name: the file was.
                     for like in (Path(path).name, CAPTION):
-                        self._alike.setdefault((size, like, 0), set()).add(content)
+                        self._lookalikes.setdefault((size, like, 0), set()).add(content)
 
     def presumed(self, item: Item) -> list[str]:
-        """Return the digests that inputs may have, for a search that their job verifies."""
-        found = [self._presumed(file) for file in item.read]
-        several = [[*each] for each in islice(product(*found), _MOST_PRESUMED)]
-        digests = [joined(item, each) for each in several]
+        """Guess digests of inputs, to find targets that can be used again.
+
+        The job that links such a target reads the inputs and verifies the guess.
+        """
+        guesses = [self._presumed(file) for file in item.read]
+        combinations = [[*contents] for contents in islice(product(*guesses), _MOST_PRESUMED)]
+        digests = [joined(item, contents) for contents in combinations]
         has_text = item.text is not None or item.file(CAPTION)
-        if has_text and several and not any(map(self._is_away, item.read)):
+        if has_text and combinations and not any(map(self._is_unread_remote, item.read)):
             with contextlib.suppress(SourceError):
                 text = self.text(item)
-                digests += [x for each in several for x in formerly(item, text, each)[:_FORMER]]
+                for contents in combinations:
+                    digests += formerly(item, text, contents)[:_MOST_FORMER]
         return [*dict.fromkeys(digests)]
 
     def _presumed(self, file: File) -> list[str]:
-        """Return the digests that a file may have.
+        """Return the digest of a small file, or guess the digests of a large one.
 
-        A large file is not read unless the memo is new: it is presumed to equal known ones of its
-        size, or of its inode or mtime too if there are several (it was renamed or copied).
+        A large file is read only if the memo is new. Else it is presumed to equal one or two files
+        in the memo of the same size: those with the same inode (it was renamed), else those with
+        the same mtime (it was copied), else any.
         """
         role, path, stat = file
-        is_known = self._learnt(file) is not None
+        is_known = self._cached(file) is not None
         if is_known or ((stat.size <= _SMALL or self._memo.is_new) and not is_remote(path)):
-            with contextlib.suppress(SourceError):  # which the job names
+            with contextlib.suppress(SourceError):  # the job that encodes it reports the error
                 return [self._file(file)]
             return []
         if role == CAPTION:
-            known = self._texts.get(path)
-            if known is not None and known[0][0] == stat.size:  # it came back
-                return [digest.of_bytes(encoded(known[1]).encode())]
+            entry = self._texts.get(path)
+            if entry is not None and entry[0][0] == stat.size:  # deleted and restored
+                return [digest.of_bytes(encoded(entry[1]).encode())]
             likes = (Path(path).name, CAPTION)
-            alike = chain(*(sorted(self._alike.get((stat.size, x, 0), ())) for x in likes))
-            return [*dict.fromkeys(alike)][:_ALIKE]
+            alike = [sorted(self._lookalikes.get((stat.size, like, 0), ())) for like in likes]
+            return [*dict.fromkeys(chain(*alike))][:_MOST_LOOKALIKES]
         for like in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
-            contents = self._alike.get((stat.size, *like), ())
-            if 0 < len(contents) <= _ALIKE:
+            contents = self._lookalikes.get((stat.size, *like), ())
+            if 0 < len(contents) <= _MOST_LOOKALIKES:
                 return sorted(contents)
         return []

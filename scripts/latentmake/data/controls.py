@@ -1,7 +1,7 @@
-"""Control images of items: which of a folder, or of a list's columns, belong to which item.
+"""Match control images in a folder, or in the columns of a list, with the items they belong to.
 
-musubi-tuner gives them to the items whose names they continue: `cat_0.png` and `cat_1.png` belong
-to `cat.png`. Source: its `ImageDirectoryDatasource` (dataset/datasources.py).
+Names decide, as in musubi-tuner: `cat_0.png` and `cat_1.png` belong to `cat.png`. Source: its
+`ImageDirectoryDatasource` (dataset/datasources.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from latentmake.geometry.clips import Media
 from latentmake.layouts.layout import Layout
 
 ControlsOf = Callable[[Item], Sequence[File]]
-"""Returns the controls of an item; a SourceError says that they are missing or too many."""
+"""Function that returns the controls of an item; raises SourceError on a wrong number of them."""
 
 
 def controls_of(
@@ -43,65 +43,69 @@ def controls_of(
     items: Iterable[Item],
     model: Model,
 ) -> ControlsOf:
-    """Return what finds the controls of the items of a dataset.
+    """Return a function that finds the controls of an item of a dataset.
 
     Args:
-        layout: of the caches; says whether an item has several controls or the one of its name.
+        layout: layout of the caches. It decides whether an item has several numbered controls or
+            one control with the item's own name.
         settings: the dataset's section of the configuration.
-        scan: its listing.
-        control: that of its folder of controls; empty without one.
-        items: of the dataset.
-        model: says how many controls an item has, where these are numbered.
+        scan: listing of the dataset.
+        control: listing of its `control_directory`; empty without one.
+        items: items of the dataset.
+        model: model whose architecture limits the number of numbered controls.
     """
     counts = control_counts(model, settings) if layout.numbered_controls else None
     if counts == (0, 0) or (counts is None and not control.root):
         return lambda item: ()
     stats = {} if scan.items is None else {path: SourceStat(*stat) for path, *stat in scan.entries}
-    prefix, there = f"{scan.root}/", dict[str, list[File]]()
-    images = (path for path, *_ in scan.entries if _is(IMAGE_EXTENSIONS, path))
+    prefix, by_name = f"{scan.root}/", dict[str, list[File]]()
+    images = (path for path, *_ in scan.entries if _has_ending(IMAGE_EXTENSIONS, path))
     layers = {_stem(path, prefix) for item in items for path in item.layers}
     stems = {_stem(path, prefix) for path in images} - layers
     for path, *stat in sorted(control.entries):
-        if _is(_endings(settings), path):
-            # The names of faulty items count too.
+        if _has_ending(_endings(settings), path):
+            # `stems` has faulty items too: `cat_2_0.png` must not go to `cat` if `cat_2` is faulty.
             name = _stem(path) if counts is None else owner(path, stems, "._")
             if name is not None:
                 file = File(CONTROL, f"{control.root}/{path}", SourceStat(*stat))
-                there.setdefault(name, []).append(file)
+                by_name.setdefault(name, []).append(file)
 
     def find(item: Item) -> Sequence[File]:
         place = "its dataset" if scan.items is None else "its row"
-        found = [] if counts is None else _listed(item, scan.root, stats)
-        if not found and control.root:
+        controls = [] if counts is None else _controls_in_row(item, scan.root, stats)
+        if not controls and control.root:
             name, place = _stem(item.image, prefix), control.root
-            if name not in there:
+            if name not in by_name:
                 ending = "" if counts is None else "_0.png"
                 hint = f"put {control.root}/{name}{ending} there, or remove the item"
                 raise SourceError(f"has no control in {control.root}", hint=hint)
-            found = there[name][:1] if counts is None else in_order(name, there[name], "control")
+            controls = by_name[name]
+            controls = controls[:1] if counts is None else in_order(name, controls, "control")
         if counts is not None:
             least, most = counts
-            if len(found) < least or (most is not None and len(found) > most):
+            if len(controls) < least or (most is not None and len(controls) > most):
                 count = f"{least} or more" if most is None else f"{least} to {most}"
                 count = f"{least}" if least == most else count
-                what = f"has {len(found)} control image{'s' * (len(found) != 1)} in {place}"
+                noun = "control image" if len(controls) == 1 else "control images"
+                what = f"has {len(controls)} {noun} in {place}"
                 hint = "add or remove control images, or remove the item"
                 raise SourceError(f"{what}, and {model.title} takes {count}", hint=hint)
-        for _, path, stat in found:
+        for _, path, stat in controls:
             if stat == NO_FILE:
                 what = f"has a control {path}, which {missing_file(path)}"
                 raise SourceError(what, hint="repair or remove it, or correct the row")
-        return found
+        return controls
 
     return find
 
 
 def lost_controls(settings: Dataset, control: Scan) -> Iterator[Fault]:
-    """Yield the faults of a folder of controls that belong to no item: links in place of folders.
+    """Yield a fault for each broken link in the folder of controls.
 
-    An item that takes any number of controls would be made without those behind the link.
+    The link may stand for a folder of controls. An item that takes any number of controls would be
+    encoded without them.
     """
-    others = (entry for entry in control.entries if not _is(_endings(settings), entry[0]))
+    others = (entry for entry in control.entries if not _has_ending(_endings(settings), entry[0]))
     return broken_links(control.root, others, flat=settings.flat)
 
 
@@ -109,7 +113,7 @@ def _endings(settings: Dataset) -> Collection[str]:
     return VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS
 
 
-def _is(extensions: Iterable[str], path: str) -> bool:
+def _has_ending(extensions: Iterable[str], path: str) -> bool:
     return splitext(path)[1].lower() in extensions
 
 
@@ -117,7 +121,7 @@ def _stem(path: str, prefix: str = "") -> str:
     return splitext(path.removeprefix(prefix))[0]
 
 
-def _listed(item: Item, root: str, stats: Mapping[str, SourceStat]) -> list[File]:
+def _controls_in_row(item: Item, root: str, stats: Mapping[str, SourceStat]) -> list[File]:
     try:
         paths = columns_of(item.row or {}, root, "control_path")
     except ValueError as error:
@@ -131,10 +135,16 @@ def sizes_of(
     model: Model,
     measure: Callable[[Sequence[File]], Mapping[str, Media | SourceError]],
 ) -> tuple[Size, ...]:
-    """Return the sizes of an item's controls, where what is done to them depends on these.
+    """Return the sizes of an item's controls, or () if their scaling does not depend on them.
+
+    Args:
+        files: controls of the item.
+        settings: the dataset's section of the configuration.
+        model: model of the caches.
+        measure: function that returns sizes of files, by path; a SourceError for unreadable ones.
 
     Raises:
-        SourceError: one cannot be read, or has a size that the model cannot take.
+        SourceError: a control cannot be read, or has a size that the model cannot take.
     """
     keeps, most = settings.no_resize_control, settings.control_resolution
     if settings.video or not files or not (keeps or most):
@@ -142,7 +152,7 @@ def sizes_of(
     sizes: list[Size] = []
     step, scripts = model.spec.side, model.spec.scripts
     area = most.width * most.height if most else None
-    cut = 7 if scripts and scripts.latents.files else 0  # pixels of a side that a VAE leaves out
+    cut = 7 if scripts and scripts.latents.files else 0  # pixels that a VAE may ignore
     measured = measure(files)
     for _, path, _ in files:
         try:

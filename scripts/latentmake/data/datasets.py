@@ -1,4 +1,4 @@
-"""Datasets of a configuration: their listings and items, each found out once."""
+"""Datasets of a configuration: listings and items, each computed once and then kept."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from latentmake.layouts.layout import Layout, layout_of
 
 
 class Datasets:
-    """Listings and items of datasets; what is asked for first may raise any UserError.
+    """Listings and items of datasets, computed on first use; any method may raise a UserError.
 
     Attributes:
-        config: of the project.
-        memo: knows files; learns more.
+        config: configuration of the project.
+        memo: index of files that were read earlier; it gets new entries.
         unreadable: dataset -> stem -> fault of an item whose source cannot be read.
-        faults: dataset and model -> faults of items; none where a remembered state spared them.
+        faults: (dataset, model) -> faults of items; no entry if a remembered state made it
+            unnecessary to compute the items.
     """
 
     def __init__(self, config: Config, memo: Memo) -> None:
@@ -30,7 +31,7 @@ class Datasets:
         self.unreadable: dict[str, dict[str, Fault]] = {}
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self._scans: dict[tuple[str, str], Scan] = {}
-        self._found: dict[tuple[str, str, bool], tuple[list[Item], list[Fault], list[str]]] = {}
+        self._listed: dict[tuple[str, str, bool], tuple[list[Item], list[Fault], list[str]]] = {}
         self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._noted: set[str] = set()
 
@@ -39,86 +40,87 @@ class Datasets:
         return layout_of(self.config.models[model].layout_name)
 
     def scan(self, dataset: str, key: str = "path") -> Scan:
-        """Return the listing of a dataset, or of its `control_directory`: empty without one."""
-        if (asked := (dataset, key)) not in self._scans:
+        """Return the listing of a dataset's `path` or `control_directory`; empty if not set."""
+        if (place := (dataset, key)) not in self._scans:
             settings = self.config.datasets[dataset]
             if getattr(settings, key) is None:
-                self._scans[asked] = Scan("", [], "")
+                self._scans[place] = Scan("", [], "")
             elif key == "path" and settings.is_list:
                 from latentmake.data import lists
 
-                self._scans[asked] = lists.scan(dataset, settings)
+                self._scans[place] = lists.scan(dataset, settings)
             else:
-                self._scans[asked] = listing.scan(dataset, settings, key)
-        return self._scans[asked]
+                self._scans[place] = listing.scan(dataset, settings, key)
+        return self._scans[place]
 
     def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
         """Return the items of a dataset as a model needs them, and the faults of the others.
 
-        Notes for the user about those that are left out are written once.
+        Notes about items that are left out go to stderr, each once in a process.
         """
-        asked = dataset, model
-        if asked not in self._items:
-            found, faults, notes = self._made(dataset, model, self.scan(dataset))
+        names = dataset, model
+        if names not in self._items:
+            items, faults, notes = self._made(dataset, model, self.scan(dataset))
             lines = [f"note: datasets.{dataset}: {note}\n" for note in notes]
             sys.stderr.writelines(line for line in lines if line not in self._noted)
             self._noted.update(lines)
-            if not found and not faults:
+            if not items and not faults:
                 what = "none of its videos is long enough for a clip"
                 hint = "use fewer frames, or longer videos"
                 raise DatasetError(what, where=f"datasets.{dataset}.target_frames", hint=hint)
             if unreadable := self.unreadable.get(dataset):
-                found = [item for item in found if item.stem not in unreadable]
+                items = [item for item in items if item.stem not in unreadable]
                 faults = [*faults, *unreadable.values()]
-            self.faults[asked] = sorted(faults)
-            self._items[asked] = found, self.faults[asked]
-        return self._items[asked]
+            self.faults[names] = sorted(faults)
+            self._items[names] = items, self.faults[names]
+        return self._items[names]
 
     def items_among(self, dataset: str, model: str, entries: list[Entry]) -> list[Item] | None:
-        """Return the items of some entries of a dataset's listing, of all files of these items.
+        """Return the items that consist of some entries of a dataset's listing.
 
-        None where anything is wrong with one of them, or worth a note.
+        The entries must include all files of these items. Return None if any item has a fault or
+        a note: the caller must then go through the complete listing.
         """
         if not entries:
             return []
         mark = digest.of_entries(entries)
         scan = self.scan(dataset)._replace(entries=entries, fingerprint=mark)
         try:
-            found, faults, notes = self._made(dataset, model, scan)
+            items, faults, notes = self._made(dataset, model, scan)
         except DatasetError:
             return None
-        return None if faults or notes else sorted(found)
+        return None if faults or notes else sorted(items)
 
     def _made(
         self, dataset: str, model: str, scan: Scan
     ) -> tuple[list[Item], list[Fault], list[str]]:
-        """Return the items of a listing as a model needs them, faults of others, and notes."""
+        """Return the items of a listing as a model needs them, faults of the others, and notes."""
         settings, layout = self.config.datasets[dataset], self.layout(model)
         like_sdscripts = layout.like_sdscripts
-        read = dataset, scan.fingerprint, like_sdscripts
-        if read not in self._found:
-            # A plan with nothing to do lists a folder, and makes no items.
+        request = dataset, scan.fingerprint, like_sdscripts
+        if request not in self._listed:
+            # Imported here: a plan with nothing to do never makes items, and so starts faster.
             from latentmake.data import folders
             from latentmake.data.texts import with_texts
 
-            found, faults = scan.items, [*scan.faults]
-            if found is None:
-                found, faults = folders.items(dataset, settings, scan)
-            found, more, notes = with_texts(
-                dataset, settings, scan, found, self.memo, like_sdscripts=like_sdscripts
+            items, faults = scan.items, [*scan.faults]
+            if items is None:
+                items, faults = folders.items(dataset, settings, scan)
+            items, more, notes = with_texts(
+                dataset, settings, scan, items, self.memo, like_sdscripts=like_sdscripts
             )
-            self._found[read] = found, faults + more, notes
-        found, faults, notes = self._found[read]
+            self._listed[request] = items, faults + more, notes
+        items, faults, notes = self._listed[request]
         if not layout.external:
-            return found, faults, notes
+            return items, faults, notes
         from latentmake.data.probe import measured
 
         control, section = self.scan(dataset, "control_directory"), self.config.models[model]
-        found, more, lines = measured(layout, settings, scan, found, control, self.memo, section)
-        return found, faults + more, notes + lines
+        items, more, lines = measured(layout, settings, scan, items, control, self.memo, section)
+        return items, faults + more, notes + lines
 
     def doubts(self, dataset: str, model: str) -> list[str]:
-        """Return a line for each setting by which texts may lose what they were meant to have."""
+        """Return a line for each setting by which texts may lose parts that the user wants."""
         settings = self.config.datasets[dataset].captions
         if settings is None:
             return []
@@ -128,24 +130,32 @@ class Datasets:
         return [f"datasets.{dataset}.captions: {line}" for line in lines]
 
     def unread(self, dataset: str) -> str:
-        """Return a line on the files of a dataset's folder that are left out; "" for none."""
+        """Return a line about files in a dataset's folder that are not read; "" if all are."""
         settings, scan = self.config.datasets[dataset], self.scan(dataset)
         if scan.items is not None:
             return ""
-        folder = {x: y for x, y in self.config.datasets.items() if y.path == settings.path}
-        others = [each for name, each in folder.items() if name != dataset]
+        others = [
+            section
+            for name, section in self.config.datasets.items()
+            if section.path == settings.path and name != dataset
+        ]
 
         def find() -> tuple[str, tuple[()]]:
             from latentmake.data.unread import unread
 
             return unread(settings, others, [path for path, *_ in scan.entries]), ()
 
-        asked = [each.model_dump() for each in (settings, *others)]
-        found = self.memo.remembered(["unread", scan.fingerprint, asked], find)
-        return f"datasets.{dataset}: {found}" if found else ""
+        sections = [section.model_dump() for section in (settings, *others)]
+        line = self.memo.remembered(["unread", scan.fingerprint, sections], find)
+        return f"datasets.{dataset}: {line}" if line else ""
 
     def add_faults(self, dataset: str, unreadable: Mapping[str, Fault]) -> None:
-        """Count the items whose sources cannot be used as faulty from now on."""
+        """Treat items as faulty from now on, because their sources cannot be used.
+
+        Args:
+            dataset: name of the dataset.
+            unreadable: stem -> fault of the item.
+        """
         self.unreadable.setdefault(dataset, {}).update(unreadable)
-        self._items = {asked: made for asked, made in self._items.items() if asked[0] != dataset}
-        self.faults = {asked: made for asked, made in self.faults.items() if asked[0] != dataset}
+        self._items = {names: made for names, made in self._items.items() if names[0] != dataset}
+        self.faults = {names: made for names, made in self.faults.items() if names[0] != dataset}

@@ -1,4 +1,4 @@
-"""Items of a dataset: pair the images of a folder with their captions, and name what is wrong."""
+"""Make items from the listing of a folder: pair images with captions, and report faults."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from latentmake.geometry.clips import Span
 
 _VIDEOS = tuple(VIDEO_EXTENSIONS)
 _REPEATS = re.compile(r"([1-9]\d{0,5})_(.*\S)")
-_LONGEST_NAME = 100  # characters of a name for the configuration
+_LONGEST_NAME = 100  # characters of a dataset's name
 
 
 def slug(name: str) -> str:
-    """Return a name for the configuration: `Michael Gove` becomes `michael_gove`."""
+    """Return a name in the form that the configuration uses: `Michael Gove` -> `michael_gove`."""
     plain = unicodedata.normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore")
     words = re.sub(r"[^a-z0-9]+", "_", plain.decode().lower()).strip("_")
     return words[:_LONGEST_NAME].strip("_") or "dataset"
 
 
 def kohya(folder: Path) -> tuple[int, str] | None:
-    """Return repeats and words of a folder that is named as kohya's are; None of others.
+    """Return repeats and words of a folder named like `10_sks man`, as kohya's are, else None.
 
     Source: `extract_dreambooth_params` of sd-scripts' library/config_util.py.
     """
@@ -53,30 +53,43 @@ def kohya(folder: Path) -> tuple[int, str] | None:
 
 
 def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
-    """Pair the images of a scan with captions: items, and others' faults; raises DatasetError."""
+    """Pair the images of a listing with their captions.
+
+    Args:
+        name: name of the dataset.
+        dataset: its section of the configuration.
+        scanned: listing of its folder.
+
+    Returns:
+        The items, sorted, and the faults of other files.
+
+    Raises:
+        DatasetError: the folder holds no image.
+    """
     root, kind = scanned.root, "video" if dataset.video else "image"
     extensions = VIDEO_EXTENSIONS if dataset.video else IMAGE_EXTENSIONS
     images: dict[str, list[File]] = {}
     texts: dict[str, dict[str, File]] = {CAPTION: {}, TAGS: {}}
     faulty: dict[str, tuple[str, tuple[str, str]]] = {}  # stem -> path and fault
     faults: set[Fault] = set()
-    # One ending may end in another: `.tags.txt` in `.txt`.
+    # Longest ending first, because one may end in another: `.tags.txt` in `.txt`.
     pairs = ((dataset.caption_extension, CAPTION), (dataset.tags_extension, TAGS))
-    endings = sorted(((x, role) for x, role in pairs if x), key=lambda x: -len(x[0]))
-    left = left_out(dataset, [path for path, *_ in scanned.entries])
+    endings = [(ending, role) for ending, role in pairs if ending]
+    endings.sort(key=lambda pair: -len(pair[0]))
+    ignored = left_out(dataset, [path for path, *_ in scanned.entries])
     for entry in sorted(scanned.entries):
         below, *values = entry
         path, stat = f"{root}/{below}", SourceStat(*values)
         stem, dot, extension = below.rpartition(".")
         extension = f"{dot}{extension.lower()}"
         is_image = dot and extension in extensions and not below.endswith(PREVIEWS)
-        ending, role = next((each for each in endings if below.endswith(each[0])), ("", ""))
-        if below in left and stat != NO_FILE:
-            left.add(stem)
+        ending, role = next((pair for pair in endings if below.endswith(pair[0])), ("", ""))
+        if below in ignored and stat != NO_FILE:
+            ignored.add(stem)
         elif not is_image and not ending:
             faults.update(broken_links(root, [entry], flat=dataset.flat))
-            if (unfit := unread_fault(extension)) is not None:
-                faulty[stem] = path, unfit
+            if (problem := unread_fault(extension)) is not None:
+                faulty[stem] = path, problem
         elif fault := unusable_name(below):
             shown = repr(below)[1:-1]
             faults.add(Fault(f"{root}/{shown}", shown, fault, "rename it"))
@@ -86,40 +99,44 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             images.setdefault(stem, []).append(File(IMAGE, path, stat))
     if not images and not faults:
         hint = f"put {kind}s there ({', '.join(sorted(extensions))})"
-        if not dataset.video and any(x[0].lower().endswith(_VIDEOS) for x in scanned.entries):
+        names = [path.lower() for path, *_ in scanned.entries]
+        if not dataset.video and any(path.endswith(_VIDEOS) for path in names):
             hint = "it holds videos: set target_frames, for a model that takes them"
-        elif told := unread(dataset, (), [path for path, *_ in scanned.entries]):
-            hint = told
+        elif line := unread(dataset, (), [path for path, *_ in scanned.entries]):
+            hint = line
         what = f"the dataset folder {root} holds no {kind}"
         raise DatasetError(what, where=f"datasets.{name}.path", hint=hint)
-    found: list[Item] = []
+    made: list[Item] = []
     layers = _layers(images, texts[CAPTION]) if dataset.multiple_target else {}
     span = Span(stride=dataset.sample_stride) if dataset.sample_stride > 1 else None
-    for stem, several in images.items():
-        own = [file for each in texts.values() if (file := each.pop(stem, None))]
+    for stem, candidates in images.items():
+        own = [file for by_stem in texts.values() if (file := by_stem.pop(stem, None))]
         try:
-            if len(several) > 1:
-                others = ", ".join(each.path[len(root) + 1 :] for each in several[1:])
+            if len(candidates) > 1:
+                others = ", ".join(file.path[len(root) + 1 :] for file in candidates[1:])
                 what = f"has the same name as {others}, so their caches would overwrite each other"
                 raise SourceError(what, hint="rename or remove one of them")
-            further = in_order(stem, layers[stem], "layer") if stem in layers else ()
-            found.append(Item(stem, (several[0], *own, *further), span=span))
+            layer_files = in_order(stem, layers[stem], "layer") if stem in layers else ()
+            made.append(Item(stem, (candidates[0], *own, *layer_files), span=span))
         except SourceError as error:
-            faults.add(Fault(several[0].path, stem, error.what, error.hint))
+            faults.add(Fault(candidates[0].path, stem, error.what, error.hint))
     hint = f"add the {kind} it describes, or remove it"
     for role, noun in ((CAPTION, "caption"), (TAGS, "file of tags")):
-        unfit = f"is a {noun} without {'a video' if dataset.video else 'an image'}", hint
+        problem = f"is a {noun} without {'a video' if dataset.video else 'an image'}", hint
         for stem, file in texts[role].items():
-            if stem in faulty or stem not in left:
-                path, (what, how) = faulty.get(stem, (file.path, unfit))
+            if stem in faulty or stem not in ignored:
+                path, (what, how) = faulty.get(stem, (file.path, problem))
                 faults.add(Fault(path, stem, what, how))
-    return sorted(found), sorted(faults)
+    return sorted(made), sorted(faults)
 
 
 def broken_links(root: str, entries: Iterable[Entry], *, flat: bool) -> Iterator[Fault]:
-    """Yield a fault for each link that leads nowhere; it may stand for a folder of items.
+    """Yield a fault for each broken link, because it may stand for a folder of items.
 
-    `flat` is whether sub-folders are ignored, so that none can be missing.
+    Args:
+        root: folder of the listing.
+        entries: files of the listing.
+        flat: whether sub-folders are ignored; a broken link is then no fault.
     """
     for below, size, *_ in () if flat else entries:
         path = f"{root}/{below}"
@@ -129,26 +146,32 @@ def broken_links(root: str, entries: Iterable[Entry], *, flat: bool) -> Iterator
             yield Fault(f"{root}/{shown}", f"{shown}/", missing_file(path), hint)
 
 
-# -- files whose names continue that of an item: controls and layers ------------------------------
+# -- files named after an item, with a suffix: controls and layers --------------------------------
 
 
 def owner(path: str, stems: Collection[str], ends: str) -> str | None:
-    """Return the longest of some names that a path continues by one of the characters `ends`.
+    """Return the longest stem that a path begins with, followed by a character of `ends`.
 
-    `cat_2.png` belongs to `cat_2`, and to `cat` only where there is no such item.
+    `cat_2.png` belongs to `cat_2`; it belongs to `cat` only if there is no item `cat_2`.
     """
     folder = path.rfind("/") + 1
-    at = (n for n in range(len(path) - 1, folder, -1) if path[n] in ends)
-    return next((path[:n] for n in at if path[:n] in stems), None)
+    positions = (at for at in range(len(path) - 1, folder, -1) if path[at] in ends)
+    return next((path[:at] for at in positions if path[:at] in stems), None)
 
 
 def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:
-    """Return the files whose names continue that of an item in the order of their numbers.
+    """Sort files that are named after an item by the numbers at the ends of their names.
 
-    One of the item's very name is the first. `what` is `control` or `layer`, for messages.
+    A file with exactly the item's name comes first.
+
+    Args:
+        stem: stem of the item.
+        files: its controls or layers.
+        what: `control` or `layer`, for messages.
 
     Raises:
-        SourceError: a name ends in no number, or two end in the same; it names no place.
+        SourceError: a name does not end in a number, or two names have the same number. The error
+            has no `where`.
     """
     numbered: dict[int, File] = {}
     name = stem.rpartition("/")[2]
@@ -166,14 +189,14 @@ def in_order(stem: str, files: Iterable[File], what: str) -> list[File]:
 
 
 def _layers(images: dict[str, list[File]], captions: Collection[str]) -> dict[str, list[File]]:
-    """Take the layers out of a dataset's images, and return them by their items.
+    """Remove the layers from a dataset's images, and return them by the stems of their items.
 
-    A layer has no caption, and its name continues that of an image with a caption.
+    A layer is an image without a caption, named after an image with a caption: `cat_1.png`.
     """
     described = images.keys() & captions
     layers: dict[str, list[File]] = {}
     for stem in [*images]:
         if stem not in described and (item := owner(stem, described, "_")) is not None:
-            files = (each._replace(role=LAYER) for each in images.pop(stem))
+            files = (file._replace(role=LAYER) for file in images.pop(stem))
             layers.setdefault(item, []).extend(files)
     return layers

@@ -1,4 +1,4 @@
-"""An item: one image, or one clip of a video, with its caption, as files and their stats."""
+"""`Item`: one image or video with its caption, as files and their stats; and parts of items."""
 
 from __future__ import annotations
 
@@ -18,45 +18,60 @@ from latentmake.layouts.layout import Layout, parsed
 
 
 class Row(NamedTuple):
-    """The file that a row names, its caption and tags as far as it has some, and other columns."""
+    """Row of a list or metadata file.
+
+    Attributes:
+        name: name of the image or video, as written.
+        caption: caption; None if the row has none.
+        tags: tags; None if the row has none.
+        others: other columns.
+        captions: number of captions; if it is several, they are the lines of `caption`.
+        place: file and line of the row, for messages; only in a metadata file.
+    """
 
     name: str
     caption: str | None
     tags: str | None
     others: dict[str, Any]
-    captions: int = 1  # several where a list of captions became the lines of one
-    place: str = ""  # its line, in a metadata file
+    captions: int = 1
+    place: str = ""
 
 
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
 )
 PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
-"""Endings of previews of latents, which ai-training's scripts write beside images."""
+"""Endings of preview pictures of latents, which ai-training's scripts write beside images."""
 IMAGE, CAPTION, TAGS, CONTROL, LAYER = "image", "caption", "tags", "control", "layer"
-"""Roles of files. An image is the image or video that an item is named by."""
+"""Roles of an item's files. `IMAGE` is the image or video that gives the item its name."""
 BUCKET = "bucket"
-"""Role of the image in whose bucket the controls of a text are put; its content does not count."""
+"""Role of an item's image in the inputs of a text with controls.
+
+The controls are scaled to the bucket of this image. Its content is not part of the inputs.
+"""
 
 Entry = tuple[str, int, int, int, int]
-"""A file of a listing: path below the root, then size, mtime_ns, ctime_ns and inode."""
+"""File of a listing: path below the root, then size, mtime_ns, ctime_ns and inode."""
 
 Window = tuple[float, float | None]
-"""Begin and end of the part of a video, in seconds; None stands for its end."""
+"""Begin and end of a part of a video, in seconds; None stands for the end of the video."""
 
 NO_FILE = SourceStat(-1, 0, 0, 0)
-"""Stat of what is no file: missing, a folder, a pipe, or not to be read; see `missing_file`."""
+"""Stat of a path that is not a readable file: missing, a folder, a pipe; see `missing_file`."""
 
-_MOST_BYTES = 1_000_000  # of a text; a tokenizer takes hundreds of bytes for each
-_OF_LATENTS = (IMAGE, CONTROL, LAYER)
-_SOURCES = (IMAGE, BUCKET, CAPTION)
+_LARGEST_TEXT = 1_000_000  # bytes; a tokenizer needs hundreds of times this memory
+_LATENTS_ROLES = (IMAGE, CONTROL, LAYER)
+_SOURCE_ROLES = (IMAGE, BUCKET, CAPTION)
 _NO_STAT = SourceStat(0, 0, 0, 0)
-_LONGEST_STEM = 235  # bytes: 255 are a name's most, of which `.latents.safetensors` takes 20
-_SHOWN = 60  # characters of a text in messages
+_LONGEST_STEM = 235  # bytes: a name has at most 255, of which `.latents.safetensors` takes 20
+_SHOWN = 60  # characters of a text that a message repeats
 
 
 class File(NamedTuple):
-    """A file of an item; in an order without its stat, so that it is the same in a copy."""
+    """File of an item.
+
+    Orders contain it without its stat, so that a copy of the files gives the same order.
+    """
 
     role: str
     path: str
@@ -64,18 +79,21 @@ class File(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One image or video with its caption; or, of these, the inputs of some of its targets.
+    """One image or video with its caption; or the inputs of its targets (see `inputs`).
+
+    Inputs have the same type, and contain the files and the text that some targets of the item are
+    made from.
 
     Attributes:
-        stem: path below the dataset, without the last ending; names the item.
-        files: its image or video first, then its caption, tags, controls and layers, if any.
-        texts: the variants of its text; None where it is the content of the caption file.
-        media: size and length of the image or video, where the layout's names need them.
-        span: the part of a video that its clips are cut from; None stands for all of it.
-        row: the other columns of its row, where the dataset is a list.
-        control_sizes: of its controls, where what is done to them depends on these.
-        place: list and line of its row; of inputs that are a text alone, `where` of the item.
-        window: the part of a video in seconds, from which its span is computed when it is probed.
+        stem: name of the item: its path below the dataset, without the last ending.
+        files: image or video, then caption, tags, controls and layers, if any.
+        texts: variants of the text; None if the text is the content of the caption file.
+        media: size and length of the image or video, if names in the layout need them.
+        span: part of the video that clips are cut from; None for the complete video.
+        row: other columns of its row, if the dataset is a list.
+        control_sizes: sizes of the controls, if their scaling depends on them.
+        place: list and line of its row. Inputs that are only a text have the item's `where` here.
+        window: part of the video in seconds; probing the video turns it into `span`.
     """
 
     stem: str
@@ -90,7 +108,7 @@ class Item(NamedTuple):
 
     def file(self, role: str) -> File | None:
         """Return its first file of a role."""
-        return next((each for each in self.files if each.role == role), None)
+        return next((file for file in self.files if file.role == role), None)
 
     @property
     def image(self) -> str:
@@ -114,60 +132,67 @@ class Item(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Its file in messages, with the line of its list; of inputs the file they are made of."""
-        file = next((path for role, path, _ in self.files if role in _SOURCES), "")
+        """Name of its file in messages, with the line of its list, if any."""
+        file = next((path for role, path, _ in self.files if role in _SOURCE_ROLES), "")
         return ": ".join(filter(None, (self.place, file)))
 
     def inputs(self, part: str, layout: Layout) -> Item:
-        """Return the item with the files and the text that its targets of a part are made of.
+        """Return the inputs of a part: the files and the text that its targets are made from.
 
-        All parts of latents have the same.
+        All parts of latents have the same inputs.
         """
         if parsed(part).kind == "latents":
-            files = tuple(each for each in self.files if each.role in _OF_LATENTS)
+            files = tuple(file for file in self.files if file.role in _LATENTS_ROLES)
             sizes = self.control_sizes
             made = Item(self.stem, files, None, self.media, self.span, control_sizes=sizes)
             return made if self.place is None else made._replace(place=self.place)
         files, texts = (), self.texts
         if texts is None:
-            files = tuple(each for each in self.files if each.role == CAPTION)
+            files = tuple(file for file in self.files if file.role == CAPTION)
             texts = None if files else [""]
         else:
             texts = [texts[int(parsed(part).text.partition(".")[2] or 0)]]
         if not layout.controlled_text or not self.controls:
             return Item(self.stem, files, texts, place=None if files else self.where)
-        controls = (each for each in self.files if each.role == CONTROL)
+        controls = (file for file in self.files if file.role == CONTROL)
         files = (*files, *controls, self.files[0]._replace(role=BUCKET))
         return Item(self.stem, files, texts, self.media, control_sizes=self.control_sizes)
 
     @property
     def read(self) -> tuple[File, ...]:
-        """Of inputs: the files whose content counts."""
-        return tuple(each for each in self.files if each.role != BUCKET)
+        """Files of inputs whose content counts."""
+        return tuple(file for file in self.files if file.role != BUCKET)
 
     @property
     def source(self) -> str | None:
-        """Of inputs: path of the image, video or caption; None where `text` replaces it."""
+        """Path of the image, video or caption of inputs; None if they have a `text` instead."""
         return next((path for role, path, _ in self.files if role in (IMAGE, CAPTION)), None)
 
     @property
     def text(self) -> str | None:
-        """Of inputs: the text, where that is not the content of a file."""
+        """Text of inputs; None if it is the content of a file."""
         return None if self.texts is None else self.texts[0]
 
     @property
     def name(self) -> str:
-        """Of inputs: the source in messages: its file, and the beginning of a text without one."""
+        """Name of inputs in messages: their file, or the beginning of a text without a file."""
         if self.source is not None:
             return self.where
         text = self.text or ""
-        dots = "..." * (len(text) > _SHOWN)
+        dots = "..." if len(text) > _SHOWN else ""
         shown = f"the text {text[:_SHOWN]!r}{dots}" if text else "the empty caption"
         return ": ".join(filter(None, (self.where, shown)))
 
 
 class Fault(NamedTuple):
-    """A fault of one item or file, which `path` names."""
+    """Fault of one item or file.
+
+    Attributes:
+        path: file or item, as messages name it.
+        stem: stem of the item.
+        what: predicate, such as `has no caption file`.
+        hint: way to repair it.
+    """
 
     path: str
     stem: str
@@ -181,22 +206,22 @@ class Fault(NamedTuple):
 
 
 def fault_of(item: Item, error: UserError) -> Fault:
-    """Return the fault of an item: it names the item where the error names no other file."""
+    """Turn an error into a fault of an item, which names the file of the error, if any."""
     where = item.name if error.where in ("", item.source) else error.where
     return Fault(where, item.stem, error.what, error.hint)
 
 
 class Scan(NamedTuple):
-    """The files of a dataset with their stats: of a folder on a disk or at a URL, or of a list.
+    """Listing of a dataset: files with their stats, of a folder on disk, at a URL, or of a list.
 
     Attributes:
-        root: the folder, or that of the list.
-        entries: its files in no particular order, with `NO_FILE` for what is no file. Of a list,
-            all files that it names, by their paths as they are opened.
-        fingerprint: digest of all that.
-        items: of a list; None of a folder, whose items are made by `folders.items`.
-        faults: of the other rows of a list.
-        rows: those of a list with caption or tags, by the stems of their items.
+        root: folder of the dataset, or the folder that holds the list.
+        entries: files in no particular order; other paths have the stat `NO_FILE`. For a list, all
+            files that it names, with their paths as they are opened.
+        fingerprint: digest of the entries and, for a folder, the stat of the metadata file.
+        items: items of a list; None for a folder, whose items `folders.items` makes.
+        faults: faults of rows of a list.
+        rows: stem -> row, for rows of a list with a caption or tags.
     """
 
     root: str
@@ -208,13 +233,13 @@ class Scan(NamedTuple):
 
 
 def broken_link(path: str) -> str | None:
-    """Return the link that leads nowhere on the way to a path, which may be the path itself."""
-    way = (each for each in (Path(path), *Path(path).parents) if each.is_symlink())
-    return next((str(each) for each in way if not each.exists()), None)
+    """Return the broken link among a path and its parent folders; None if there is none."""
+    links = (place for place in (Path(path), *Path(path).parents) if place.is_symlink())
+    return next((str(place) for place in links if not place.exists()), None)
 
 
 def missing_file(path: str) -> str:
-    """Return why the stat of a path is `NO_FILE`."""
+    """Return the reason why a path has the stat `NO_FILE`, as a predicate."""
     try:
         mode = Path(path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -228,7 +253,7 @@ def missing_file(path: str) -> str:
 
 
 def unusable_name(path: str) -> str | None:
-    """Return why caches cannot be named after a file; None where they can."""
+    """Return the reason why caches cannot be named after a file; None if they can."""
     if len(path) <= _LONGEST_STEM and path.isascii() and path.isprintable() and "/" not in path:
         return None
     *folders, name = path.split("/")
@@ -237,15 +262,15 @@ def unusable_name(path: str) -> str | None:
         return "has a name too long for its cache file"
     if any(ord(character) < 32 for character in path):
         return "has a control character in its name"
-    if any(not each or len(each.encode("utf-8", "replace")) > 255 for each in folders):
-        return "has a folder in its name that no disk can have"  # an object's may
+    if any(not folder or len(folder.encode("utf-8", "replace")) > 255 for folder in folders):
+        return "has a folder in its name that no disk can have"  # names of objects at a URL may
     return None if is_text(path) else "has a name that is not UTF-8"
 
 
 def text_fault(text: str) -> str | None:
-    """Return why a text cannot be a caption; None where it can."""
+    """Return the reason why a text cannot be a caption; None if it can."""
     if "\0" in text:
         return "holds NUL characters (is it UTF-16?)"
-    if len(text.encode("utf-8", "surrogatepass")) > _MOST_BYTES:
-        return f"is longer than {_MOST_BYTES} bytes"
+    if len(text.encode("utf-8", "surrogatepass")) > _LARGEST_TEXT:
+        return f"is longer than {_LARGEST_TEXT} bytes"
     return None

@@ -1,6 +1,7 @@
-"""Listing of a dataset's folder: `scan` stats every file, and digests what it saw.
+"""List a dataset's folder: `scan` stats every file, and digests paths and stats.
 
-A folder in which nothing changed costs its listing alone; `folders.items` makes items of it.
+If nothing changed in a folder, a plan only lists it. Else `folders.items` makes items of the
+listing.
 """
 
 from __future__ import annotations
@@ -20,16 +21,21 @@ from latentmake.files.workspace import is_remote
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
-    """List the folder that a dataset's `path` or `control_directory` names; raises DatasetError.
+    """List the folder in a dataset's `path` or `control_directory`.
 
-    Sub-folders are listed unless the dataset is `flat`; hidden files and folders are skipped.
+    Sub-folders are listed unless the dataset is `flat`. Hidden files and folders are skipped.
+
+    Raises:
+        DatasetError: the folder is missing or unreadable.
     """
     root, where = getattr(dataset, key), f"datasets.{name}.{key}"
     if is_remote(root):
         from latentmake.data import remote
 
         root = root.rstrip("/")
-        entries = [x for x in remote.listing(root, where) if not (dataset.flat and "/" in x[0])]
+        entries = remote.listing(root, where)
+        if dataset.flat:
+            entries = [entry for entry in entries if "/" not in entry[0]]
     else:
         root = os.path.normpath(root)
         try:
@@ -46,25 +52,25 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
             raise DatasetError(what, where=where, hint=hint) from None
     listed: object = entries
     if key == "path" and dataset.metadata_file is not None:
-        with contextlib.suppress(OSError):  # whoever reads it says so
+        with contextlib.suppress(OSError):  # code that reads it reports the error
             listed = entries, tuple(source_stat(Path(dataset.metadata_file).stat()))
     return Scan(root, entries, digest.of_entries(listed))
 
 
 def _entries(root: str, *, flat: bool) -> list[Entry]:
     entries: list[Entry] = []
-    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    seen: set[tuple[int, int]] = set()  # device and inode of folders: links may form a circle
     pending, links = [("", root)], list[tuple[str, str]]()
     while pending or links:
-        # Links come after all folders, so that these keep their own names.
+        # Links come last: a folder that a link leads to is listed under its own name.
         prefix, folder = (pending or links).pop()
-        there = os.stat(folder)  # noqa: PTH116
-        if (there.st_dev, there.st_ino) in seen:
+        status = os.stat(folder)  # noqa: PTH116
+        if (status.st_dev, status.st_ino) in seen:
             continue
-        seen.add((there.st_dev, there.st_ino))
-        # Plain tuples and little else: this loop is what doing nothing costs.
-        with os.scandir(folder) as found:
-            for entry in found:
+        seen.add((status.st_dev, status.st_ino))
+        # Plain tuples and few calls: a plan with nothing to do spends most of its time here.
+        with os.scandir(folder) as listing:
+            for entry in listing:
                 if entry.name[0] == ".":
                     continue
                 path = prefix + entry.name

@@ -1,14 +1,14 @@
-"""Lists of files with captions: datasets that are lists, and metadata files.
+"""Read lists of files with captions: datasets that are lists, and metadata files.
 
     .json    {name: {"caption": ..., "tags": ...}, ...}, or a list of objects with names
     .jsonl   an object a line: image_path or file_name, caption or text, tags
     .csv     a table with the columns file_name (or image_path), text (or caption), tags; .tsv too
-    .parquet the same, read by pyarrow
+    .parquet the same columns, read by pyarrow
 
 {"video": "films/a.mp4", "prompt": "a street", "first_frame": 120, "frames": 81}
 {"video": "films/a.mp4", "prompt": "the same street by night", "start": 60.0, "end": 75.5}
 
-A plan reads the list, and the stat of each file that it names. One bad row stops no other.
+A plan reads the list, and stats every file that it names. A bad row does not stop the others.
 
 Sources: sd-scripts' FineTuningDataset (library/train_util.py); the `imagefolder` of Hugging Face's
 datasets.
@@ -63,31 +63,32 @@ NAMES = (
     *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),
     *("npz", "file", "media_path", "clip"),
 )
-"""Columns that may name a file; the first of them counts."""
+"""Columns that may name the file of a row, in order of precedence."""
 
 CAPTIONS = ("prompt", "caption", "text")
-"""Columns that may hold the caption; likewise."""
+"""Columns that may hold the caption of a row, in order of precedence."""
 
 _REWRITE = "correct the file, or write it again"
 _LONGEST_FIELD = 1 << 24  # characters of a field of a CSV file
-_MOST_BYTES = 1 << 31  # of a list, which is read as a whole
+_MOST_BYTES = 1 << 31  # size of a list; the complete file is read into memory
 
 
 def read_rows(
     file: str, where: str, captions: Sequence[str] = CAPTIONS, separator: str = ", "
 ) -> Iterator[tuple[int, Row | ValueError]]:
-    """Yield the rows of a file, with the numbers of their first lines; Parquet has rows, from 1.
+    """Yield the rows of a file with their line numbers; for Parquet, with row numbers from 1.
 
-    In the place of a bad row stands a ValueError that says what is wrong with it.
+    A bad row gives a ValueError, whose message says what is wrong with it. The number of a row with
+    several lines is that of the first.
 
     Args:
-        file: its path.
-        where: the key of the configuration that names it.
-        captions: columns that may hold the caption; the first of them counts.
-        separator: between tags that are a list.
+        file: path of the file.
+        where: key of the configuration that names it, for messages.
+        captions: columns that may hold the caption, in order of precedence.
+        separator: text between two tags, if the tags are a list.
 
     Raises:
-        DatasetError: it cannot be read, or is no such file.
+        DatasetError: the file cannot be read, or has none of the formats.
     """
     try:
         for number, value in _records(Path(file).suffix.lower(), read_regular(file, _MOST_BYTES)):
@@ -100,7 +101,7 @@ def read_rows(
         line = error.object.count(b"\n", 0, error.start) + 1
         what, hint = f"is not UTF-8 (line {line})", "save it as UTF-8"
     except json.JSONDecodeError as error:
-        what, hint = str(_no_json(error, str(error))), _REWRITE
+        what, hint = str(_json_error(error, str(error))), _REWRITE
     except RecursionError:
         what, hint = "is nested too deeply", _REWRITE
     except ValueError as error:
@@ -117,7 +118,7 @@ def _row(value: object, captions: Sequence[str], separator: str) -> Row:
         raise value
     if not isinstance(value, Mapping):
         raise ValueError("is no object with the name of a file")
-    others = {key: each for key, each in value.items() if each is not None}
+    others = {column: cell for column, cell in value.items() if cell is not None}
     columns = (next((key for key in keys if key in others), "") for keys in (NAMES, captions))
     name, caption, tags = (others.pop(key, None) for key in (*columns, "tags"))
     if name is None:
@@ -130,8 +131,8 @@ def _row(value: object, captions: Sequence[str], separator: str) -> Row:
 
 
 def _text(value: object, separator: str) -> str | None:
-    """Return a caption, of several lines if it is a list, or tags with a separator between them."""
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+    """Return a caption or tags as one text; join a list with the separator. Raises ValueError."""
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         value = separator.join(value)
     if value is None:
         return None
@@ -147,23 +148,32 @@ def _text(value: object, separator: str) -> str | None:
 def metadata_of(
     dataset: str, file: str, root: str, separator: str = ", "
 ) -> tuple[dict[str, Row], list[Fault]]:
-    """Return the rows of a metadata file, and the faults of others; raises DatasetError.
+    """Read a metadata file.
 
-    The rows are those of the images' names below the folder `root`. The separator is put between
-    tags that are a list.
+    Args:
+        dataset: name of the dataset, for messages.
+        file: path of the file.
+        root: folder of the dataset.
+        separator: text between two tags, if the tags are a list.
+
+    Returns:
+        The rows, by the names of images below `root`; and the faults of bad rows.
+
+    Raises:
+        DatasetError: the file cannot be read.
     """
     where, roots = f"datasets.{dataset}.metadata_file", absolute_names(root)
-    found, faults = dict[str, Row](), list[Fault]()
+    rows, faults = dict[str, Row](), list[Fault]()
     for number, row in read_rows(file, where, (*CAPTIONS[1:], CAPTIONS[0]), separator):
         if isinstance(row, ValueError):
             faults.append(fault_in(file, number, row))
         else:
-            found[name_of(row.name, roots)] = row._replace(place=_place(file, number))
-    return found, faults
+            rows[name_of(row.name, roots)] = row._replace(place=_place(file, number))
+    return rows, faults
 
 
 def fault_in(file: str, number: int, error: ValueError) -> Fault:
-    """Return the fault of a row of a list or metadata file."""
+    """Return the fault of a row of a list or metadata file; `number` is its line or row."""
     return Fault(_place(file, number), f"(line {number})", str(error), _HINT)
 
 
@@ -172,14 +182,16 @@ def _place(file: str, number: int) -> str:
 
 
 def absolute_names(folder: str) -> set[str]:
-    """Return the absolute names of a folder, one of them with links followed."""
+    """Return the absolute names of a folder: as given, and with symbolic links resolved."""
     return {str(Path(folder).absolute()), str(Path(folder).resolve())}
 
 
 def name_of(name: str, roots: Collection[str]) -> str:
-    """Return a path below the folder whose absolute names are `roots`; other paths stay absolute.
+    """Return a path relative to a folder; a path outside of it stays absolute.
 
-    It may be absolute or below that folder, of Linux or Windows.
+    Args:
+        name: path as a row has it: absolute or relative to the folder, of Linux or Windows.
+        roots: absolute names of the folder.
     """
     name = name.replace("\\", "/")
     inside = (name[len(root) + 1 :] for root in roots if name.startswith(f"{root}/"))
@@ -191,10 +203,11 @@ def name_of(name: str, roots: Collection[str]) -> str:
 
 
 def _records(kind: str, data: bytes) -> Iterable[tuple[int, object]]:
-    """Return the objects of a file with their numbers; a ValueError for that of a damaged line."""
+    """Return the objects of a file with their line numbers; a ValueError for a damaged line."""
     if kind == ".jsonl":
         lines = enumerate(data.split(b"\n"), 1)
-        return ((number, _value(x)) for number, x in lines if x.strip(b"\xef\xbb\xbf \t\r"))
+        blank = b"\xef\xbb\xbf \t\r"  # byte order marks and space
+        return ((number, _value(line)) for number, line in lines if line.strip(blank))
     if kind in (".csv", ".tsv"):
         return _table(data.decode("utf-8-sig", "surrogateescape"))
     if kind == ".parquet":
@@ -205,66 +218,66 @@ def _records(kind: str, data: bytes) -> Iterable[tuple[int, object]]:
 
 
 def _value(line: bytes) -> object:
-    """Return the value of a line of JSON, or a ValueError that says what is wrong with it."""
+    """Return the value of a line of JSON, or a ValueError with the reason why it has none."""
     try:
         return json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return ValueError(f"is not UTF-8 (byte {error.start + 1})")
     except json.JSONDecodeError as error:
-        return _no_json(error, f"column {error.colno}: {error.msg}")
+        return _json_error(error, f"column {error.colno}: {error.msg}")
     except RecursionError:
         return ValueError("is nested too deeply")
     except ValueError as error:
         return ValueError(f"is not JSON ({error})")
 
 
-def _no_json(error: json.JSONDecodeError, told: str) -> ValueError:
+def _json_error(error: json.JSONDecodeError, reason: str) -> ValueError:
     is_cut = not error.doc[error.pos :].strip() or error.msg.startswith("Unterminated")
-    return ValueError("ends in the middle" if is_cut else f"is not JSON ({told})")
+    return ValueError("ends in the middle" if is_cut else f"is not JSON ({reason})")
 
 
 def _entries(text: str) -> Iterator[tuple[int, object]]:
-    """Yield the objects of a JSON list with the numbers of their lines; raises ValueError.
+    """Yield the objects of a JSON list with their line numbers; raises ValueError.
 
-    sd-scripts has an object in place of the list: of objects by the names of their files.
+    sd-scripts writes an object instead of a list: file names as keys, and objects as values.
     """
     decode, line, counted = json.JSONDecoder().raw_decode, 1, 0
-    at, opening = _sign(text, 0)
+    at, opening = _next_character(text, 0)
     if opening not in ("[", "{"):
         json.loads(text)
         raise ValueError("is no JSON object or list")
     closing = "]" if opening == "[" else "}"
-    at, sign = _sign(text, at + 1)
+    at, sign = _next_character(text, at + 1)
     while sign != closing:
         line, counted, named = line + text.count("\n", counted, at), at, {}
         if opening == "{":
             if sign != '"':
                 raise json.JSONDecodeError("Expecting property name in double quotes", text, at)
             named[NAMES[0]], at = decode(text, at)
-            at, sign = _sign(text, at)
+            at, sign = _next_character(text, at)
             if sign != ":":
                 raise json.JSONDecodeError("Expecting ':' delimiter", text, at)
-            at, _ = _sign(text, at + 1)
+            at, _ = _next_character(text, at + 1)
         value, at = decode(text, at)
         yield line, {**value, **named} if named and isinstance(value, dict) else value
-        at, sign = _sign(text, at)
+        at, sign = _next_character(text, at)
         if sign == ",":
-            at, sign = _sign(text, at + 1)
+            at, sign = _next_character(text, at + 1)
         elif sign != closing:
             raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
-    at, sign = _sign(text, at + 1)
+    at, sign = _next_character(text, at + 1)
     if sign:
         raise json.JSONDecodeError("Extra data", text, at)
 
 
-_SIGN = re.compile(r"[ \t\r\n]*(.?)", re.DOTALL)
+_NEXT_CHARACTER = re.compile(r"[ \t\r\n]*(.?)", re.DOTALL)
 
 
-def _sign(text: str, at: int) -> tuple[int, str]:
-    """Return place and character of what follows after space; "" at the end of the text."""
-    found = _SIGN.match(text, at)
-    assert found is not None
-    return found.start(1), found[1]
+def _next_character(text: str, at: int) -> tuple[int, str]:
+    """Return position and character of the next non-space character; "" at the end of the text."""
+    match = _NEXT_CHARACTER.match(text, at)
+    assert match is not None
+    return match.start(1), match[1]
 
 
 def _parquet(data: bytes) -> Iterator[dict[str, object]]:
@@ -283,7 +296,11 @@ def _parquet(data: bytes) -> Iterator[dict[str, object]]:
 
 
 def _table(text: str) -> Iterator[tuple[int, object]]:
-    """Yield the rows of a table with the numbers of their first lines; raises ValueError."""
+    """Yield the rows of a table with the numbers of their first lines.
+
+    Raises:
+        ValueError: the header is damaged, or lacks the necessary columns.
+    """
     rows = _cells(text)
     first = next(rows, (1, []))[1]
     if isinstance(first, ValueError):
@@ -302,9 +319,10 @@ def _table(text: str) -> Iterator[tuple[int, object]]:
 
 
 def _cells(text: str) -> Iterator[tuple[int, list[str] | ValueError]]:
-    """Yield the cells of each row of a table, which commas, semicolons or tabs separate.
+    """Yield the line number and the cells of each row of a table.
 
-    A row with a bad quote ends with its first line, because the next one may be a row of its own.
+    The separator is the one of comma, semicolon and tab that is most frequent in the first line. A
+    row with a bad quote is taken to end with its first line, so that the next row is not lost.
     """
     csv.field_size_limit(_LONGEST_FIELD)
     lines, at, is_damaged = [*io.StringIO(text, newline="")], 0, not is_text(text)
@@ -329,44 +347,47 @@ def _cells(text: str) -> Iterator[tuple[int, list[str] | ValueError]]:
 
 # -- datasets that are lists ----------------------------------------------------------------------
 
-_MOST = 2**31 - 1  # frames, or seconds
+_LARGEST = 2**31 - 1  # frames, or seconds
 _HINT = "correct the row, or take it out"
 _VIDEOS = VIDEO_EXTENSIONS | {NPZ}
 _encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
 class _Part(BaseModel):
-    """Columns of the part of a video that a row uses, in frames or in seconds."""
+    """Columns that select a part of a video, in frames or in seconds."""
 
-    first_frame: Number = Field(0, ge=0, le=_MOST)
-    frames: Annotated[Number, AfterValidator(whole_latents)] | None = Field(None, ge=1, le=_MOST)
-    stride: Number | None = Field(None, ge=1, le=_MOST)
-    start: Real | None = Field(None, ge=0, le=_MOST)
-    end: Real | None = Field(None, ge=0, le=_MOST)
+    first_frame: Number = Field(0, ge=0, le=_LARGEST)
+    frames: Annotated[Number, AfterValidator(whole_latents)] | None = Field(None, ge=1, le=_LARGEST)
+    stride: Number | None = Field(None, ge=1, le=_LARGEST)
+    start: Real | None = Field(None, ge=0, le=_LARGEST)
+    end: Real | None = Field(None, ge=0, le=_LARGEST)
 
 
-def _part_of(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | None]:
-    """Take the part of a video out of the columns of a row; raises ValueError.
+def _take_part(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | None]:
+    """Remove the columns that select a part of a video from a row, and check them.
 
     Args:
-        columns: by their names, without empty ones.
-        stride: of a row that names none.
+        columns: name -> value of the columns of the row, without empty ones.
+        stride: stride to use if the row has none.
 
     Returns:
-        The end of the item's name, such as `.f120-81x2` or `.s60-75.5`; its frames, which are one
-        clip where the row names `frames`; and its seconds.
+        A suffix for the item's name, such as `.f120-81x2` or `.s60-75.5`; the span in frames,
+        which is a single clip if the row has `frames`; and the window in seconds, if any.
+
+    Raises:
+        ValueError: a value is wrong, or the columns contradict each other.
     """
-    found = {key: columns.pop(key) for key in _Part.model_fields if key in columns}
+    values = {key: columns.pop(key) for key in _Part.model_fields if key in columns}
     try:
-        part = _Part.model_validate(found)
+        part = _Part.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
         shown = f"{first['loc'][0]}: {shortened(repr(first['input']))}"
         raise ValueError(f"has {shown} ({what})") from None
     frames, start, end = part.frames, part.start or 0, part.end
-    in_seconds = {"start", "end"} & {*found}
-    if in_seconds and "first_frame" in found:
+    in_seconds = {"start", "end"} & {*values}
+    if in_seconds and "first_frame" in values:
         raise ValueError("has first_frame and seconds: leave out one of them")
     if end is not None and frames is not None:
         raise ValueError("has frames and end: leave out one of them")
@@ -384,35 +405,43 @@ def _part_of(columns: dict[str, Any], stride: int) -> tuple[str, Span, Window | 
 
 
 class _List:
-    """A list that is read: its files with their stats, and its items."""
+    """Contents of a list: stats of its files, items, and faults.
+
+    Attributes:
+        root: folder of the list.
+        stats: path -> stat of every file that a row names or may use.
+        items: stem -> item.
+        faults: faults of bad rows.
+        rows: stem -> row, for rows with a caption or tags.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
         self.root = os.path.normpath(Path(dataset.path).parent)
         self.stats: dict[str, SourceStat] = {}
         self.items: dict[str, Item] = {}
         self.faults: list[Fault] = []
-        self.rows: dict[str, Row] = {}  # with texts, by the stems of their items
+        self.rows: dict[str, Row] = {}
         self._dataset = dataset
         self._roots = absolute_names(self.root)
 
     def stat(self, path: str) -> SourceStat:
-        """Return the stat of a file that a row names, or that may lie beside it."""
+        """Return the stat of a file that a row names, or that may lie beside it; keep it."""
         if path not in self.stats:
             self.stats[path] = NO_FILE
             with contextlib.suppress(OSError):
-                found = os.stat(path)  # noqa: PTH116 -- of each row
-                self.stats[path] = source_stat(found) if S_ISREG(found.st_mode) else NO_FILE
+                status = os.stat(path)  # noqa: PTH116 -- faster, and called for each row
+                self.stats[path] = source_stat(status) if S_ISREG(status.st_mode) else NO_FILE
         return self.stats[path]
 
     def add(self, number: int, row: Row | ValueError) -> None:
-        """Add the item of a row, or the fault that it has."""
+        """Add the item of a row, or its fault."""
         place = _place(self._dataset.path, number)
         try:
             if isinstance(row, ValueError):
                 raise row
             try:
                 _encoded(row.others).encode()
-            except (ValueError, TypeError, RecursionError) as error:  # bytes, in Parquet
+            except (ValueError, TypeError, RecursionError) as error:  # Parquet may have bytes
                 raise ValueError(f"is not JSON ({error})") from None
             item = self._item(row, place)
             if (first := self.items.setdefault(item.stem, item)) is not item:
@@ -428,7 +457,7 @@ class _List:
                 self.rows[item.stem] = row
 
     def _item(self, row: Row, place: str) -> Item:
-        """Return the item of a row; a ValueError says what is wrong with it."""
+        """Return the item of a row; raises ValueError."""
         dataset, columns, span, window = self._dataset, row.others, None, None
         path = self._path(row.name)
         beside, ending = splitext(path)
@@ -441,8 +470,8 @@ class _List:
             raise ValueError(f"{path} {what}")
         stem = beside.removeprefix(f"{self.root}/").removeprefix("./").lstrip("/")
         stem = basename(stem) if dataset.flat else stem
-        if dataset.video:  # caches of clips lie flat
-            suffix, part, window = _part_of(columns, dataset.sample_stride)
+        if dataset.video:  # musubi-tuner's caches lie flat in one folder
+            suffix, part, window = _take_part(columns, dataset.sample_stride)
             stem = stem.replace("/", "_") + suffix
             span = None if part == Span() else part
         if fault := unusable_name(f"{stem}."):
@@ -451,9 +480,9 @@ class _List:
         return Item(stem, files, None, None, span, columns or None, place=place, window=window)
 
     def _files(self, row: Row, path: str, beside: str) -> tuple[File, ...]:
-        """Return the files of a row, and learn the stats of its controls.
+        """Return the files of a row, and stat its controls.
 
-        What is wrong with the controls is said with a model that has some.
+        Wrong controls are no fault here: only a model that takes controls reports them.
         """
         dataset, names = self._dataset, [(IMAGE, path)]
         for role, ending, text in (
@@ -467,14 +496,17 @@ class _List:
             for control in columns_of(row.others, self.root, "control_path"):
                 self.stat(control)
         if dataset.multiple_target:
-            further = {key: x for key, x in row.others.items() if key.startswith("image_path_")}
-            names += [(LAYER, each) for each in columns_of(further, self.root, "image_path")]
-        return tuple(File(role, each, self.stat(each)) for role, each in names)
+            columns = {
+                key: value for key, value in row.others.items() if key.startswith("image_path_")
+            }
+            names += [(LAYER, layer) for layer in columns_of(columns, self.root, "image_path")]
+        return tuple(File(role, file, self.stat(file)) for role, file in names)
 
     def _path(self, name: str) -> str:
-        """Return the path that a row names: absolute, below the list's folder, or from here.
+        """Return the path that a row names: absolute, or relative to the list or to this directory.
 
-        A list of clips that `clips_{run}` wrote in another working directory names them from there.
+        `clips_{run}` writes paths relative to its working directory. If the list is read from
+        another directory, the files lie beside the list.
         """
         path = path_of(name, self.root, self._roots)
         here = path.removeprefix(f"{self.root}/")
@@ -490,31 +522,48 @@ class _List:
 
 
 def scan(name: str, dataset: Dataset) -> Scan:
-    """Read a list, and stats of its files and of captions beside them; raises DatasetError."""
+    """Read a list, and stat its files and the captions beside them.
+
+    Args:
+        name: name of the dataset, for messages.
+        dataset: its section of the configuration.
+
+    Raises:
+        DatasetError: the list cannot be read, or is empty.
+    """
     where = f"datasets.{name}.path"
-    made = _List(dataset)
-    made.stat(str(Path(dataset.path)))
+    contents = _List(dataset)
+    contents.stat(str(Path(dataset.path)))
     separator = dataset.captions.joint if dataset.captions else ", "
     for number, row in read_rows(dataset.path, where, separator=separator):
-        made.add(number, row)
-    if not made.items and not made.faults:
+        contents.add(number, row)
+    if not contents.items and not contents.faults:
         what = f"the list {dataset.path} has no row"
         hint = 'write an object a line, such as {"video": "a.mp4", "prompt": "a cat"}'
         raise DatasetError(what, where=where, hint=hint)
-    entries, items = [(path, *stat) for path, stat in made.stats.items()], made.items.values()
-    mark = digest.of_entries(entries)
-    return Scan(made.root, entries, mark, sorted(items), made.faults, made.rows)
+    entries = [(path, *stat) for path, stat in contents.stats.items()]
+    mark, items = digest.of_entries(entries), sorted(contents.items.values())
+    return Scan(contents.root, entries, mark, items, contents.faults, contents.rows)
 
 
 # -- columns of paths -----------------------------------------------------------------------------
 
 
 def path_of(name: str, root: str, roots: Collection[str]) -> str:
-    """Return the path that a row of a list names; a ValueError says what is wrong with it."""
+    """Return the path of a file that a row of a list names.
+
+    Args:
+        name: path as the row has it.
+        root: folder of the list.
+        roots: absolute names of this folder.
+
+    Raises:
+        ValueError: the name has control characters, or leads out of the folder.
+    """
     if any(ord(character) < 32 for character in name) or not is_text(name):
         raise ValueError("has a control character in its name, or half a character")
     path = name_of(name, roots)
-    if isabs(path):  # caches are named after it, and stay in their folder
+    if isabs(path):  # caches are named after it: `..` must not lead out of their folder
         return "/" + normpath(path).lstrip("/")
     if path == ".." or path.startswith("../"):
         raise ValueError(f"names {shortened(name)} outside the list's folder: make it absolute")
@@ -522,9 +571,15 @@ def path_of(name: str, root: str, roots: Collection[str]) -> str:
 
 
 def columns_of(row: Mapping[str, Any], root: str, name: str) -> list[str]:
-    """Return the files in the columns `name`, `name_0`, `name_1`, ... of a row, in their order.
+    """Return the files in a row's columns `name`, `name_0`, `name_1` and so on, sorted by number.
 
-    `root` is the folder of the list. A ValueError says what is wrong with one of them.
+    Args:
+        row: name -> value of the columns.
+        root: folder of the list.
+        name: name of the columns, without the number.
+
+    Raises:
+        ValueError: a column has no path, or a wrong one.
     """
     columns: dict[int, str] = {}
     for column, value in row.items():

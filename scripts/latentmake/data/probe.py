@@ -1,8 +1,8 @@
-"""Probe image size, clip length and control file, which some cache names contain.
+"""Probe images, videos and controls, because names of cache files depend on them.
 
-Names of sd-scripts' caches hold the size of an image, those of musubi-tuner also the clips of a
-video: which frames of which file. The memo knows them; a file is opened where its stat is new, and
-as a rule its header alone is read.
+The names of sd-scripts' caches contain the size of the image. The names of musubi-tuner's caches
+also contain the first frame and the length of a clip. The memo keeps sizes and lengths. A file is
+opened only if its stat is new, and usually only its header is read.
 """
 
 from __future__ import annotations
@@ -29,11 +29,22 @@ _GRACE = 0.1  # seconds by which a row may end after its video
 def used_part(
     item: Item, settings: Dataset, media: Media, rate: float
 ) -> tuple[Media, Span | None]:
-    """Return what of a video's size and timing counts, and the frames of it that an item uses.
+    """Return size and timing of a video as its caches depend on them, and the frames to use.
+
+    Timing and rotation are cleared if the settings ignore them.
+
+    Args:
+        item: item of the video.
+        settings: the dataset's section of the configuration.
+        media: size, length and timing as probed.
+        rate: frames a second that videos are converted to.
+
+    Returns:
+        The size and timing, and the span that the item uses; None for the complete video.
 
     Raises:
-        SourceError: timestamps are needed and not known, or the span begins or ends behind the
-            video; or the frames of an array are larger than any image may be.
+        SourceError: timestamps are needed but not known; the span begins or ends after the end of
+            the video; or the frames of an array have more pixels than `max_image_pixels`.
     """
     if item.image.lower().endswith(NPZ):
         most = settings.max_image_pixels
@@ -68,13 +79,13 @@ def _of_seconds(window: Window, settings: Dataset, media: Media, span: Span, rat
     first = timing.index_at(start)
     if end is None:
         return span._replace(first=first)
-    whole = Span(first, None, span.stride)
-    kept = kept_indices(timing.index_at(end), settings.source_fps, whole, media.timing, rate)
+    rest = Span(first, None, span.stride)
+    kept = kept_indices(timing.index_at(end), settings.source_fps, rest, media.timing, rate)
     return span._replace(first=first, frames=len(kept))
 
 
 def refuse_parts(item: Item) -> None:
-    """Refuse, by SourceError, a row that musubi-tuner's own scripts cannot be given."""
+    """Raise a SourceError for a row that musubi-tuner's own scripts cannot read."""
     if item.image.lower().endswith(NPZ):
         what = "is no video, and musubi-tuner's own scripts read videos alone"
         raise SourceError(what, hint="name a video")
@@ -85,7 +96,7 @@ def refuse_parts(item: Item) -> None:
 
 
 def refuse_beyond(media: Media, span: Span | None) -> None:
-    """Refuse a row that is one clip with frames behind the end of its video."""
+    """Raise a SourceError for a row that is one clip and ends after the end of its video."""
     if span is not None and span.single:
         every = f" (every {span.stride})" if span.stride > 1 else ""
         what = f"names {span.frames} frames from frame {span.first} on{every}"
@@ -94,7 +105,7 @@ def refuse_beyond(media: Media, span: Span | None) -> None:
 
 
 def indices_of(item: Item, clip: Clip, source_fps: SourceFps, rate: float = WAN_FPS) -> list[int]:
-    """Return the indices in its file of the frames of a clip, which is cut from an item."""
+    """Return the indices, in the file of an item, of the frames of one of its clips."""
     assert item.media is not None
     frames, timing = item.media.frames, item.media.timing
     kept = kept_indices(frames, source_fps, item.span or Span(), timing, rate)
@@ -102,14 +113,14 @@ def indices_of(item: Item, clip: Clip, source_fps: SourceFps, rate: float = WAN_
 
 
 def prompt_of(item: Item) -> str:
-    """Return an item's prompt, of several texts the first; its caption file may have to be read."""
+    """Return an item's first text, to be used as a prompt; read its caption file if necessary."""
     if item.texts is not None:
         return item.texts[0]
     return read_caption(item.caption) if item.caption else ""
 
 
 _SHORT = "has too few frames for any clip of target_frames"
-_TURNED = "has a rotation for display, which does not count; set `display_rotation: true`"
+_ROTATED = "has a rotation for display, which does not count; set `display_rotation: true`"
 
 
 def measured(
@@ -121,34 +132,39 @@ def measured(
     memo: Memo,
     model: Model,
 ) -> tuple[list[Item], list[Fault], list[str]]:
-    """Complete items by size, length, span and controls.
+    """Return items with their size, length, span and controls.
 
-    `scan` is the listing of the dataset, `control` that of its folder of controls, empty without
-    one. The memo knows sizes and learns new ones. `model` says how many controls an item has, where
-    the layout numbers them.
+    Args:
+        layout: layout of the caches.
+        settings: the dataset's section of the configuration.
+        scan: listing of the dataset.
+        items: items without these.
+        control: listing of the dataset's `control_directory`; empty without one.
+        memo: index with the sizes of known files; it gets new ones.
+        model: model whose architecture limits the number of controls, if the layout numbers them.
 
     Returns:
-        The items, faults of others, and notes for the user about those that are left out.
+        The items, the faults of others, and notes for the user about items that are left out.
     """
-    found, owners = list[Item](), dict[str, Item]()
+    complete, owners = list[Item](), dict[str, Item]()
     faults = [*lost_controls(settings, control)]
-    notes: dict[str, dict[str, None]] = {}  # what is noted of which items
-    known = probed([item.files[0] for item in items], memo, video=settings.video)
+    notes: dict[str, dict[str, None]] = {}  # note -> names of items, in order
+    sizes = probed([item.files[0] for item in items], memo, video=settings.video)
     controls = controls_of(layout, settings, scan, control, items, model)
 
     def measure(files: Sequence[File]) -> Mapping[str, Media | SourceError]:
         return probed(files, memo, video=False)
 
-    for item in _told_apart(items, layout):
+    for item in _with_unique_names(items, layout):
         try:
-            media, span = known[item.image], item.span
+            media, span = sizes[item.image], item.span
             if isinstance(media, SourceError):
                 raise media
             if settings.video:
                 if model.scripted:
                     refuse_parts(item)
                 if media.rotation and not settings.display_rotation:
-                    notes.setdefault(_TURNED, {})[item.image] = None
+                    notes.setdefault(_ROTATED, {})[item.image] = None
                 media, span = used_part(item, settings, media, layout.rate)
             _check_name(layout, item, owners, settings.text_variants)
             if settings.video and not layout.clips(media, settings, span):
@@ -158,27 +174,31 @@ def measured(
                 notes.setdefault(f"{_SHORT}: it is left out", {})[item.where] = None
                 continue
             files = controls(item)
-            sizes = sizes_of(files, settings, model, measure)
+            control_sizes = sizes_of(files, settings, model, measure)
         except SourceError as error:
             faults.append(fault_of(item, error))
             continue
         if files:
-            rest = [each for each in item.files if each.role != LAYER]
-            layers = [each for each in item.files if each.role == LAYER]
-            item = item._replace(files=(*rest, *files, *layers), control_sizes=sizes)
-        found.append(item._replace(media=media, span=span))
+            rest = [file for file in item.files if file.role != LAYER]
+            layers = [file for file in item.files if file.role == LAYER]
+            item = item._replace(files=(*rest, *files, *layers), control_sizes=control_sizes)
+        complete.append(item._replace(media=media, span=span))
     if settings.multiple_target:
-        found = [*_even(found, faults)]
-    lines = [f"{min(x)} {y}" + f", and {len(x) - 1} more" * (len(x) > 1) for y, x in notes.items()]
-    return found, faults, lines
+        complete = [*_with_usual_layers(complete, faults)]
+    lines = []
+    for note, names in notes.items():
+        more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+        lines.append(f"{min(names)} {note}{more}")
+    return complete, faults, lines
 
 
-def _told_apart(items: Sequence[Item], layout: Layout) -> Sequence[Item]:
-    """Return the items, sorted; those of one name have their folders in it, as in lists of videos.
+def _with_unique_names(items: Sequence[Item], layout: Layout) -> Sequence[Item]:
+    """Return the items, sorted; add folders to the stems of items that would share a cache name.
 
-    Items whose names differ keep them, and so their caches.
+    Lists of videos name their items in the same way. All other items keep their stems, and so
+    their caches.
     """
-    names, stems = Counter(layout.base(x.stem) for x in items), {x.stem for x in items}
+    names, stems = Counter(layout.base(item.stem) for item in items), {item.stem for item in items}
     if len(names) == len(stems):
         return items
 
@@ -186,19 +206,20 @@ def _told_apart(items: Sequence[Item], layout: Layout) -> Sequence[Item]:
         longer = stem.replace("/", "_")
         return stem if names[layout.base(stem)] == 1 or longer in stems else longer
 
-    return sorted(x._replace(stem=name(x.stem)) for x in items)
+    return sorted(item._replace(stem=name(item.stem)) for item in items)
 
 
-def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
-    """Yield the items with as many layers as most have; the others get a fault."""
+def _with_usual_layers(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
+    """Yield the items with the usual number of layers, and add faults for the others."""
     counts = Counter(len(item.layers) for item in items if item.layers)
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
     for item in items:
         if (count := len(item.layers)) == usual != 0:
             yield item
             continue
-        what = f"has {count or 'no'} layer{'s' * (count != 1)}"
-        what += f", and others {usual}" * (usual > 0)
+        what = f"has {count or 'no'} {'layer' if count == 1 else 'layers'}"
+        if usual > 0:
+            what += f", and others {usual}"
         name = item.stem.rpartition("/")[2]
         hint = f"name them {name}_1, {name}_2 and so on, without captions, or remove it"
         faults.append(fault_of(item, SourceError(what, hint=hint)))
@@ -208,21 +229,23 @@ def _even(items: Sequence[Item], faults: list[Fault]) -> Iterator[Item]:
 
 
 def probed(files: Sequence[File], memo: Memo, *, video: bool) -> Mapping[str, Media | SourceError]:
-    """Return size and length of files; the memo learns new ones."""
+    """Return path -> size and length of files, and store new ones in the memo."""
     stats = {file.path: file.stat for file in files}
-    known = memo.media(stats)
-    found: dict[str, Media | SourceError] = {
-        path: known[path][1] for path, stat in stats.items() if known.get(path, (None,))[0] == stat
+    entries = memo.media(stats)
+    results: dict[str, Media | SourceError] = {
+        path: entries[path][1]
+        for path, stat in stats.items()
+        if entries.get(path, (None,))[0] == stat
     }
-    new = [path for path in stats if path not in found]
+    new = [path for path in stats if path not in results]
     probes, unit = (probe_videos(new), "video") if video else (map(_image, new), "image")
     pairs = zip(new, probes, strict=True)
     bar = Progress(pairs, total=len(new), desc=f"sizes of {unit}s", unit=unit, disable=not new)
     for path, media in bar:
-        found[path] = media
+        results[path] = media
         if not isinstance(media, SourceError):
             memo.learn_media(path, stats[path], media)
-    return found
+    return results
 
 
 def _image(path: str) -> Media | SourceError:
@@ -233,9 +256,13 @@ def _image(path: str) -> Media | SourceError:
 
 
 def _check_name(layout: Layout, item: Item, owners: dict[str, Item], texts: int) -> None:
-    """Refuse an item whose caches would have the name of another's, or one too long.
+    """Raise a SourceError if cache names of an item are too long or equal those of another item.
 
-    `texts` is the number of an item's texts: those of further ones may have names of their own.
+    Args:
+        layout: layout of the caches.
+        item: item to check.
+        owners: cache name -> item that has it; it gets the names of this item.
+        texts: number of texts of an item; in a flat layout further texts have names of their own.
     """
     base, name = layout.base(item.stem), item.stem.rpartition("/")[2]
     endings = ["", *(f".v{number}" for number in range(1, texts) if layout.flat)]

@@ -1,8 +1,8 @@
-"""Datasets at a URL, such as `s3://`, `gs://` or `hf://datasets/`: listed and read by fsspec.
+"""List and read datasets at a URL (`s3://`, `gs://`, `hf://datasets/`) with fsspec.
 
-A listing has size, time and ETag (or another mark of the content) of every file, which stand for
-the stat of a file on disk, so that no file is fetched twice. Files are read into memory and never
-written to disk. fsspec and its file systems are imported where a URL occurs.
+A listing has the size, the time and the ETag (or a similar mark of the content) of every file.
+They take the place of a stat, so that an unchanged file is not fetched twice. Files are read into
+memory and never written to disk. fsspec and its file systems are imported only if a URL occurs.
 """
 
 from __future__ import annotations
@@ -20,38 +20,42 @@ from latentmake.digest import SourceStat
 from latentmake.errors import DatasetError, SourceError, StorageError, UserError
 
 SIDE_BY_SIDE = 16
-"""Files read at once: nearly all of their time is waiting."""
+"""Number of files to read in parallel: a thread spends nearly all of its time waiting."""
 
-_MARKS = ("ETag", "etag", "blob_id")  # of a content, for S3, Google and Hugging Face
+_MARKS = ("ETag", "etag", "blob_id")  # keys of a mark of the content: S3, Google, Hugging Face
 _TIMES = ("LastModified", "mtime", "created")
-_OPTIONS = {"s3": {"max_concurrency": 1}}  # one request for a file: its bytes are of one version
+_OPTIONS = {"s3": {"max_concurrency": 1}}  # one request a file: parts cannot come from two versions
 
 
 def stat_of(info: Mapping[str, Any]) -> SourceStat:
-    """Return a stand-in for the stat of a file, from what its file system says about it.
+    """Return the stat to use for a remote file, made from fsspec's information about it.
 
-    Listings have milliseconds and headers do not, so whole seconds count. The digest of the ETag,
-    in quotes or not, stands for the inode; without an ETag that of the exact time.
+    The time is rounded down to seconds, because listings have milliseconds and headers do not. The
+    inode is a digest of the ETag without quotes or, if there is none, of the exact time.
     """
     time = next((info[key] for key in _TIMES if info.get(key) is not None), 0)
     time = time.timestamp() if isinstance(time, datetime) else time
     mark = str(next((info[key] for key in _MARKS if info.get(key)), time))
     mark = mark.removeprefix("W/").strip('"')
-    number = int.from_bytes(hashlib.sha256(mark.encode()).digest()[:8]) >> 1  # SQLite's: 63 bits
+    number = int.from_bytes(hashlib.sha256(mark.encode()).digest()[:8]) >> 1  # SQLite has 63 bits
     seconds = int(time) if isinstance(time, int | float) else 0
     return SourceStat(int(info["size"]), seconds * 1_000_000_000, 0, number)
 
 
 def listing(folder: str, where: str) -> list[Entry]:
-    """List all files below a URL without a slash at its end, but those with a hidden name.
+    """List all files below a URL, except hidden ones.
+
+    Args:
+        folder: URL without a slash at its end.
+        where: key of the configuration that has the URL, for messages.
 
     Raises:
-        DatasetError: the folder is missing, empty or unreadable; `where` is the key that names it.
+        DatasetError: the folder is missing, empty or unreadable.
     """
     with _one_line(folder, where):
-        found = _file_system(folder).find(folder, detail=True)
+        listed = _file_system(folder).find(folder, detail=True)
     start = len(folder.partition("://")[2]) + 1
-    entries = [(name.lstrip("/")[start:], info) for name, info in found.items()]
+    entries = [(name.lstrip("/")[start:], info) for name, info in listed.items()]
     if not any(path for path, _ in entries):
         what = f"the dataset folder {folder} does not exist, or no file is in it"
         raise DatasetError(what, where=where, hint="correct the path")
@@ -63,13 +67,14 @@ def listing(folder: str, where: str) -> list[Entry]:
 
 
 def read(url: str) -> tuple[bytes, SourceStat]:
-    """Fetch a file: its bytes, and its stat as a listing has it.
+    """Fetch a file: its bytes, and its stat in the form of a listing.
 
-    The stat is never newer than the bytes, so that a file which changes meanwhile is read again.
+    The stat is fetched first. If the file changes in between, the old stat is stored with the new
+    bytes, and the file is read again later.
 
     Raises:
-        SourceError: it is gone, or this user may not read it.
-        StorageError: the server cannot be reached, or refuses everything.
+        SourceError: the file is gone, or these credentials may not read it.
+        StorageError: the server cannot be reached, or refuses every request.
     """
     with _one_line(url):
         files = _file_system(url)
@@ -80,9 +85,15 @@ def read(url: str) -> tuple[bytes, SourceStat]:
 def contents(
     urls: Sequence[str], value: Callable[[bytes, str], str] = lambda data, _: digest.of_bytes(data)
 ) -> Iterator[str | None]:
-    """Yield values of files in their order, by default digests of their bytes.
+    """Read files in parallel and yield a value of each, in order.
 
-    `value` gets the bytes and the URL; None stands for a file that is gone, or that it refuses.
+    Args:
+        urls: URLs of the files.
+        value: function that computes the value from the bytes and the URL; by default the digest
+            of the bytes.
+
+    Yields:
+        The value; None if the file is gone, or `value` raises a SourceError.
     """
     from latentmake.progress import Progress
 
@@ -92,18 +103,19 @@ def contents(
         return None
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        found = pool.map(made, urls)
-        yield from Progress(found, total=len(urls), desc="reading", unit="file")
+        values = pool.map(made, urls)
+        yield from Progress(values, total=len(urls), desc="reading", unit="file")
 
 
 _INSTALL = "install it: pip install -r envs/requirements-remote.lock"
 
 
 def _file_system(url: str) -> Any:
-    """Return the file system of a URL, which several threads may use."""
+    """Return the file system of a URL; it is safe to use from several threads."""
     import fsspec
 
     protocol = url.partition("://")[0]
+    # Without the cache of listings, which would hide changes of files.
     try:
         return fsspec.filesystem(protocol, use_listings_cache=False, **_OPTIONS.get(protocol, {}))
     except ImportError as error:
@@ -113,12 +125,17 @@ def _file_system(url: str) -> Any:
 
 @contextlib.contextmanager
 def _one_line(url: str, where: str = "") -> Iterator[None]:
-    """Turn any exception into one line: about the key `where`, or about a file."""
+    """Turn any exception into a UserError of one line.
+
+    Args:
+        url: URL of the file or folder.
+        where: key of the configuration that names the folder; "" for a file.
+    """
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # those of servers have no root in common but this
+    except Exception as error:  # errors of servers have no other base class in common
         if isinstance(error, FileNotFoundError) and not where:
             raise SourceError("is gone since it was listed", where=url, hint="run again") from None
         hint = "check the address and your credentials"

@@ -1,11 +1,12 @@
-"""Texts of a dataset's items, from caption files, tags, rows of a list or a metadata file.
+"""Make the texts of items from caption files, tags, and rows of a list or a metadata file.
 
-A file is read only where its text is not encoded as it is, and then once: the memo keeps its text.
+A file is read only if its text is changed before it is encoded. It is read once, because the memo
+keeps its text.
 
-The steps and their order are those of sd-scripts (`process_caption` in its library/train_util.py),
-which repeats them in every step of a training. Here each item gets some variants once, drawn from a
-seed, the item's name and the variant's number alone: the same on any machine, whatever other items
-there are.
+The steps and their order are those of sd-scripts (`process_caption` in its library/train_util.py).
+sd-scripts repeats them in every training step; here, each item gets a fixed number of variants. The
+random choices of a variant depend only on the seed, the item's name and the variant's number, so
+they are the same on every machine and do not depend on other items.
 """
 
 from __future__ import annotations
@@ -37,18 +38,19 @@ from latentmake.index.memo import Memo
 from latentmake.progress import Progress
 
 _WILDCARD = re.compile(r"\{([^{}]*)\}")
-_ATTEMPTS = 16  # draws of a variant that shall differ from those before it
-MARKER = "|||"  # usual `keep_tokens_separator` of sd-scripts' captions
-_NAMED = 3  # files in a line
-_PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area, where the stand-ins of braces lie
+_ATTEMPTS = 16  # attempts to draw a variant that differs from the earlier ones
+MARKER = "|||"  # the `keep_tokens_separator` that most captions for sd-scripts use
+_MOST_NAMES = 3  # most files that a line names
+_PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area: stand-ins for literal braces
 
 
 _Draw = Callable[[], float]
-"""Returns random numbers from 0 to 1, of one draw of a variant."""
+"""Generator of the random numbers, from 0 to 1, for one attempt to draw a variant."""
 
 
-def _drawing(*parts: object) -> _Draw:
-    # Python promises that `random()` gives the same numbers in every version, of others not.
+def _generator(*parts: object) -> _Draw:
+    # Only for `random()` does Python promise the same numbers in every version; `choice` and
+    # `shuffle` may change.
     named = "\n".join(map(str, parts)).encode("utf-8", "surrogatepass")
     return random.Random(hashlib.sha256(named).digest()).random  # noqa: S311 -- no secret
 
@@ -66,34 +68,40 @@ def clean(text: str) -> str:
 def variants(
     stem: str, caption: str, tags: str, settings: Captions, *, like_sdscripts: bool = False
 ) -> list[str]:
-    """Return the variants of an item's text; they differ as far as there are different ones.
+    """Return the variants of an item's text.
 
-    The empty caption of a dropout comes as often as its rate says. The item's stem seeds the draws;
-    caption and tags may be empty, and are cleaned where wildcards take one of their lines.
+    Variants differ if there are enough different texts, except for empty captions, which occur as
+    often as the dropout rate says.
 
-    With `like_sdscripts` all is as there: only the first line counts without wildcards, prefix and
-    suffix stand around all lines, of which wildcards take one, `, ` joins tags whatever separated
-    them, and `keep_tokens_separator` stays in a text that is not shuffled.
+    Args:
+        stem: stem of the item, which seeds the random choices.
+        caption: caption, or ""; clean lines if `enable_wildcard` takes one of them.
+        tags: tags, or ""; clean lines likewise.
+        settings: the dataset's `captions`.
+        like_sdscripts: whether texts are the same as in sd-scripts. Without wildcards, only the
+            first line counts. Prefix and suffix are added to the complete caption before wildcards
+            take one line of it. Tags are joined by `, ` even if another separator was set.
+            `keep_tokens_separator` stays in texts that are not shuffled.
 
     Raises:
-        SourceError: braces do not fit, or a wildcard holds nothing; it names no place.
+        SourceError: braces do not match, or a wildcard is empty. The error has no `where`.
     """
-    if not settings.random:  # nothing is drawn
+    if not settings.random:  # the result does not depend on the random numbers
         return [_variant(caption, tags, settings, random.random, like_sdscripts)]
     if settings.enable_wildcard:
         _check_braces(caption)
         _check_braces(tags)
-    found: list[str] = []
+    texts: list[str] = []
     for number in range(settings.variants):
         rate = settings.caption_dropout_rate
-        text, dropped = "", rate > 0 and _drawing(settings.seed, stem, number)() < rate
+        text, dropped = "", rate > 0 and _generator(settings.seed, stem, number)() < rate
         for attempt in range(0 if dropped else _ATTEMPTS):
-            draw = _drawing(settings.seed, stem, number, attempt)
+            draw = _generator(settings.seed, stem, number, attempt)
             text = _variant(caption, tags, settings, draw, like_sdscripts)
-            if text not in found:
+            if text not in texts:
                 break
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def _check_braces(text: str) -> None:
@@ -133,7 +141,7 @@ def _variant(caption: str, tags: str, settings: Captions, draw: _Draw, like_sdsc
 
 
 def _combined(caption: str, tags: str, settings: Captions, draw: _Draw) -> str:
-    """Return caption and tags as one text, which may have several lines."""
+    """Combine caption and tags into one text, which may have several lines."""
     if not caption or not tags:
         return caption or tags
     separator, how = settings.caption_separator, settings.caption_and_tags
@@ -162,26 +170,26 @@ def _with_tags_drawn(text: str, settings: Captions, draw: _Draw, like_sdscripts:
         middle, _, last = rest.partition(divider)
         last = last if like_sdscripts else last.replace(divider, separator)
         head, tags, tail = (
-            [each.strip() for each in part.split(separator) if each.strip()]
+            [tag.strip() for tag in part.split(separator) if tag.strip()]
             for part in (first, middle, last)
         )
     else:
-        tags = [each.strip() for each in text.strip().split(separator)]
+        tags = [tag.strip() for tag in text.strip().split(separator)]
         head, tags = tags[: settings.keep_tokens], tags[settings.keep_tokens :]
     if settings.shuffle_caption:
-        for end in range(len(tags) - 1, 0, -1):  # by Fisher and Yates
+        for end in range(len(tags) - 1, 0, -1):  # Fisher-Yates shuffle
             other = int(draw() * (end + 1))
             tags[end], tags[other] = tags[other], tags[end]
     if settings.caption_tag_dropout_rate > 0:
-        tags = [each for each in tags if draw() >= settings.caption_tag_dropout_rate]
+        tags = [tag for tag in tags if draw() >= settings.caption_tag_dropout_rate]
     return (", " if like_sdscripts else settings.joint).join([*head, *tags, *tail])
 
 
-# -- what may not be meant ------------------------------------------------------------------------
+# -- warnings -------------------------------------------------------------------------------------
 
 
 def doubts(settings: Captions, like_sdscripts: bool) -> Iterator[str]:
-    """Yield a line for each setting by which texts may lose what they were meant to have."""
+    """Yield a line for each setting by which texts may lose parts that the user wants."""
     drawn = settings.shuffle_caption or settings.caption_tag_dropout_rate > 0
     divider = settings.keep_tokens_separator
     if drawn and settings.caption_prefix and not settings.keep_tokens and not divider:
@@ -200,10 +208,12 @@ def doubts(settings: Captions, like_sdscripts: bool) -> Iterator[str]:
 
 
 def marked(names: Collection[str]) -> Iterator[str]:
-    """Yield a line on texts in which `MARKER` is encoded as it stands."""
+    """Yield a warning about texts in which `MARKER` is encoded; `names` are their items."""
     if names:
         many = "1 caption holds" if len(names) == 1 else f"{len(names)} captions hold"
-        shown = ", ".join(sorted(names)[:_NAMED]) + " ..." * (len(names) > _NAMED)
+        shown = ", ".join(sorted(names)[:_MOST_NAMES])
+        if len(names) > _MOST_NAMES:
+            shown += " ..."
         what = f"warning: {many} `{MARKER}`, which is encoded as it stands: {shown}"
         yield f"{what}; remove it, or set `keep_tokens_separator` of the dataset's `captions`"
 
@@ -211,10 +221,10 @@ def marked(names: Collection[str]) -> Iterator[str]:
 # -- texts of items -------------------------------------------------------------------------------
 
 _Read = Callable[[File | None], str]
-"""Returns the text of a file; "" where there is none."""
+"""Function that returns the text of a file; "" for None."""
 
 _NO_CHANGES = Captions()
-_FOLDER = "{folder}"  # in class_tokens, a prefix or a suffix: the name of the image's folder
+_FOLDER = "{folder}"  # in class_tokens, prefix and suffix: the name of the image's folder
 _EMPTY_FIRST_LINE = (
     "has an empty first line, and sd-scripts reads only that",
     "remove the empty line, or set empty_caption: allow",
@@ -224,18 +234,25 @@ _EMPTY_FIRST_LINE = (
 def with_texts(
     name: str, settings: Dataset, scan: Scan, items: list[Item], memo: Memo, *, like_sdscripts: bool
 ) -> tuple[list[Item], list[Fault], list[str]]:
-    """Return the items of a dataset with their texts, faults of the others, and notes.
+    """Return the items of a dataset with their texts, the faults of the others, and notes.
 
-    `like_sdscripts` is whether texts are made as there, see `variants`.
+    Args:
+        name: name of the dataset.
+        settings: its section of the configuration.
+        scan: its listing.
+        items: items without texts.
+        memo: index that keeps texts of files.
+        like_sdscripts: whether texts are the same as in sd-scripts, see `variants`.
     """
     rows, faults = scan.rows, list[Fault]()
     if settings.metadata_file is not None:
-        rows, faults = _listed(name, settings, scan, items)
+        rows, faults = _rows_of_items(name, settings, scan, items)
     reads = settings.composed or like_sdscripts
     read = _reader(memo, items if reads else ())
-    found: list[Item] = []
+    complete: list[Item] = []
     for item in Progress(items, desc="captions", unit="item") if reads else items:
-        row, files = rows.get(item.stem), [x for x in item.files if x.role in (CAPTION, TAGS)]
+        row = rows.get(item.stem)
+        files = [file for file in item.files if file.role in (CAPTION, TAGS)]
         try:
             for _, path, stat in item.files:
                 if stat == NO_FILE:
@@ -248,30 +265,30 @@ def with_texts(
             error.where = error.where or (files[0].path if files else "")
             faults.append(fault_of(item, error))
         else:
-            found.append(item if texts is None else item._replace(texts=texts))
+            complete.append(item if texts is None else item._replace(texts=texts))
     lists = dict[str, int]()
     if settings.captions is None or not settings.captions.enable_wildcard:
         several = {stem: row.captions for stem, row in rows.items() if row.captions > 1}
-        lists = {item.where: several[item.stem] for item in found if item.stem in several}
-    return found, faults, [*_of_lists(lists, like_sdscripts=like_sdscripts)]
+        lists = {item.where: several[item.stem] for item in complete if item.stem in several}
+    return complete, faults, [*_notes_on_lists(lists, like_sdscripts=like_sdscripts)]
 
 
-def _of_lists(lists: Mapping[str, int], *, like_sdscripts: bool) -> Iterator[str]:
-    """Yield a note on items whose rows have lists of captions; `lists` has the numbers of these."""
+def _notes_on_lists(lists: Mapping[str, int], *, like_sdscripts: bool) -> Iterator[str]:
+    """Yield a note about rows with lists of captions; `lists` is item -> number of captions."""
     if lists:
         where, number = next(iter(lists.items()))
-        more = f", and {len(lists) - 1} more" * (len(lists) > 1)
+        more = f", and {len(lists) - 1} more" if len(lists) > 1 else ""
         use = "of which the first is encoded" if like_sdscripts else "which are encoded as one text"
         hint = f"set `captions: {{enable_wildcard: true, variants: {number}}}` to draw among them"
         yield f"{where} has a list of {number} captions, {use}{more}; {hint}"
 
 
-def _listed(
+def _rows_of_items(
     name: str, settings: Dataset, scan: Scan, items: Iterable[Item]
 ) -> tuple[dict[str, Row], list[Fault]]:
-    """Return the rows of a metadata file by the stems of items, and a fault for all others.
+    """Return stem -> row of a metadata file, and its faults; rows without an item share one fault.
 
-    A row may name a file that is left out, such as a video beside the images.
+    A row that names a file that is ignored by design, such as a video beside images, is no fault.
     """
     from latentmake.data.lists import metadata_of
     from latentmake.data.unread import left_out
@@ -284,17 +301,18 @@ def _listed(
     used = {
         stem: key
         for stem, below in pairs
-        for key in (f"{here}/{below}", below)  # the last one that is listed counts
+        for key in (f"{here}/{below}", below)  # the last of these keys that is listed counts
         if key in listed and (key == below or key not in names)
     }
     rows = {stem: listed[key] for stem, key in used.items()}
-    strangers = listed.keys() - used.values()
-    if strangers:
-        left = left_out(settings, [path for path, *_ in scan.entries])
-        strangers -= left | {splitext(path)[0] for path in left}
-    if not strangers:
+    unmatched = listed.keys() - used.values()
+    if unmatched:
+        ignored = left_out(settings, [path for path, *_ in scan.entries])
+        unmatched -= ignored | {splitext(path)[0] for path in ignored}
+    if not unmatched:
         return rows, faults
-    more, first = len(strangers) - 1, min(strangers)  # one line: there may be a million
+    # One fault for all of them, because there may be a million.
+    more, first = len(unmatched) - 1, min(unmatched)
     who = f"{first} and {more} more name" if more else f"{first} names"
     hint = "a key is the image's path below the dataset's folder, or from here: correct it or "
     hint += "take it out"
@@ -303,16 +321,16 @@ def _listed(
 
 
 def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
-    """Return what reads the files of text of some items, each only if its stat is new."""
-    paths = {x.path for item in items for x in item.files if x.role in (CAPTION, TAGS)}
-    known = memo.texts.known(paths)
+    """Return a function that reads text files of these items, each only if its stat is new."""
+    paths = {file.path for item in items for file in item.files if file.role in (CAPTION, TAGS)}
+    entries = memo.texts.known(paths)
 
     def read(file: File | None) -> str:
         if file is None:
             return ""
         _, path, stat = file
-        if (there := known.get(path)) is not None and there[0] == stat:
-            return there[1]
+        if (entry := entries.get(path)) is not None and entry[0] == stat:
+            return entry[1]
         text = read_text(path)
         memo.texts.learn(path, stat, text)
         return text
@@ -322,14 +340,14 @@ def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
 
 def _hint(settings: Dataset, item: Item) -> str:
     endings = filter(None, (settings.caption_extension, settings.tags_extension))
-    ways = " or ".join(f"{splitext(item.image)[0]}{each}" for each in endings)
+    ways = " or ".join(f"{splitext(item.image)[0]}{ending}" for ending in endings)
     ways += f", or an entry in {settings.metadata_file}" if settings.metadata_file else ""
     ways += ", or a `prompt` in its row" if item.place is not None else ""
     return f"write {ways}, or set `class_tokens` to a caption for all of them"
 
 
 def _with_folder(text: str | None, item: Item) -> str | None:
-    """Return a text with the name of the item's folder, without repeats, for `{folder}`."""
+    """Replace `{folder}` by the name of the item's folder, without repeats."""
     if text is None or _FOLDER not in text:
         return text
     folder = Path(item.image).absolute().parent.name
@@ -339,50 +357,53 @@ def _with_folder(text: str | None, item: Item) -> str | None:
 def _texts(
     settings: Dataset, read: _Read, item: Item, row: Row | None, *, like_sdscripts: bool
 ) -> list[str] | None:
-    """Return the variants of an item's text; None for that of its file; raises SourceError.
+    """Return the variants of an item's text, or None if the text is the content of its file.
 
-    Source of `like_sdscripts`: `read_caption` of sd-scripts' library/train_util.py, where wildcards
-    are not enabled.
+    Source of `like_sdscripts`: `read_caption` of sd-scripts' library/train_util.py, for captions
+    without wildcards.
+
+    Raises:
+        SourceError: the text is empty, or caption file and row have different captions.
     """
     files = item.file(CAPTION), item.file(TAGS)
-    given = _with_folder(settings.class_tokens, item) or ""
+    class_caption = _with_folder(settings.class_tokens, item) or ""
     plain = not settings.composed and row is None
-    if plain and not (like_sdscripts and (files[0] or "\n" in given.strip())):
-        return [given] if given and not files[0] else None
-    making = settings.captions or _NO_CHANGES
-    around = making.caption_prefix, making.caption_suffix
-    if any(_FOLDER in (each or "") for each in around):
-        prefix, suffix = (_with_folder(each, item) for each in around)
-        making = making.model_copy(update={"caption_prefix": prefix, "caption_suffix": suffix})
+    if plain and not (like_sdscripts and (files[0] or "\n" in class_caption.strip())):
+        return [class_caption] if class_caption and not files[0] else None
+    captions = settings.captions or _NO_CHANGES
+    affixes = captions.caption_prefix, captions.caption_suffix
+    if any(_FOLDER in (part or "") for part in affixes):
+        prefix, suffix = (_with_folder(part, item) for part in affixes)
+        captions = captions.model_copy(update={"caption_prefix": prefix, "caption_suffix": suffix})
     contents = [read(file) for file in files]
     if not (any(files) or row):
-        contents[0] = given
+        contents[0] = class_caption
     listed_texts = (row.caption, row.tags if settings.composed else None) if row else ()
-    drawn = making.enable_wildcard  # one of the lines, which come clean
-    if drawn:
-        found = [clean(text) for text in contents]
+    wildcards = captions.enable_wildcard  # one line is taken, so lines must be clean
+    if wildcards:
+        texts = [clean(text) for text in contents]
     else:
-        found = [(x.partition("\n")[0] if like_sdscripts else x).strip() for x in contents]
+        texts = [(text.partition("\n")[0] if like_sdscripts else text).strip() for text in contents]
     for number, text in enumerate(listed_texts):
-        listed = clean(text or "") if drawn else newlines(text or "").strip()
-        own = found[number]
+        listed = clean(text or "") if wildcards else newlines(text or "").strip()
+        own = texts[number]
         if not own or not listed or clean(contents[number]) == clean(listed):
-            found[number] = listed or own
+            texts[number] = listed or own
         elif settings.metadata_captions is None:
             file = files[number]
             what = f"differs from the entry in {row.place if row else settings.metadata_file}"
             hint = "set `metadata_captions` to override or join, or remove one of the two"
             raise SourceError(what, where=file.path if file else item.image, hint=hint)
         elif settings.metadata_captions == "override":
-            found[number] = listed
+            texts[number] = listed
         else:
-            separator, lines = making.caption_separator, [own]
-            if drawn:
+            separator, lines = captions.caption_separator, [own]
+            if wildcards:
                 listed, lines = listed.replace("\n", separator), own.split("\n")
-            found[number] = "\n".join(f"{line}{separator}{listed}" for line in lines)
-    caption, tags = found
+            texts[number] = "\n".join(f"{line}{separator}{listed}" for line in lines)
+    caption, tags = texts
     if not (caption or tags) and (any(files) or row) and settings.empty_caption == "error":
         what, hint = _EMPTY_FIRST_LINE if "".join(contents).strip() else EMPTY
         raise SourceError(what if any(files) else "has an empty caption", hint=hint)
-    made = variants(item.stem, caption, tags, making, like_sdscripts=like_sdscripts)
-    return None if plain and files[0] and made == [contents[0].strip()] else made
+    result = variants(item.stem, caption, tags, captions, like_sdscripts=like_sdscripts)
+    return None if plain and files[0] and result == [contents[0].strip()] else result

@@ -1,6 +1,6 @@
-"""Files of a dataset's folder that no item is made of: masks, and what is told of all of them.
+"""Files in a dataset's folder that belong to no item, such as masks.
 
-They are counted by their endings in one line, so that no picture is left out unseen.
+One line counts them by their endings, so that the user sees every picture that is left out.
 """
 
 from __future__ import annotations
@@ -16,38 +16,45 @@ from latentmake.files.media import RENAMED, UNREAD_IMAGES, UNREAD_VIDEOS, VIDEO_
 
 _CAPTIONS = frozenset({".txt", ".text", ".caption", ".captions", ".cap", ".tags"})
 _LISTS = frozenset({".json", ".jsonl", ".csv", ".tsv", ".parquet"})
-_SHOWN = 3  # endings or names of one kind
-_LONGEST = 40  # characters of a name that is shown
-# Masks, and the pictures of conditions, of OneTrainer.
+_MOST_SHOWN = 3  # most endings or names that the line has for one kind
+_LONGEST_NAME = 40  # characters; longer names are shown by their endings
+# Names that OneTrainer gives to masks and to condition images.
 _LABEL = re.compile(r"-(?:mask|cond)label\.[^./]+$", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:^|(?<=/))masks?/", re.IGNORECASE)
 
 
 def masks(paths: Collection[str], endings: Iterable[str]) -> set[str]:
-    """Return the pictures of a listing that are masks of others, as other trainers name them.
+    """Return the images that other trainers would read as masks of other images.
 
-    `a-masklabel.png` is one wherever it lies; `masks/a.png` is one of `a.png`, unless it has a
-    caption of its own. `endings` are those of captions.
+    `a-masklabel.png` is always a mask. `masks/a.png` is the mask of `a.png`, unless it has a
+    caption of its own.
+
+    Args:
+        paths: files of a folder.
+        endings: endings of caption files.
     """
     named = [path for path in paths if "mask" in path.lower() or "-condlabel" in path.lower()]
-    found = {path for path in named if _LABEL.search(path) and _is_picture(path)}
+    masked = {path for path in named if _LABEL.search(path) and _is_picture(path)}
     if likely := [path for path in named if in_masks(path) and _is_picture(path)]:
         names, captions = {*map(_stem, filter(_is_picture, paths))}, {*paths}
         for path in likely:
-            own = any(f"{_stem(path)}{each}" in captions for each in endings)
+            own = any(f"{_stem(path)}{ending}" in captions for ending in endings)
             if _FOLDER.sub("", _stem(path)) in names and not own:
-                found.add(path)
-    return found
+                masked.add(path)
+    return masked
 
 
 def left_out(settings: Dataset, paths: Collection[str]) -> set[str]:
-    """Return the files that are no items by design: masks, and videos beside images or likewise."""
+    """Return the files that are ignored by design: masks, videos beside images or vice versa."""
     other = tuple(IMAGE_EXTENSIONS if settings.video else VIDEO_EXTENSIONS)
-    return masks(paths, _endings([settings])) | {x for x in paths if x.lower().endswith(other)}
+    return masks(paths, _endings([settings])) | {
+        path for path in paths if path.lower().endswith(other)
+    }
 
 
-def _endings(several: Iterable[Dataset]) -> tuple[str, ...]:
-    return tuple(x for y in several for x in (y.caption_extension, y.tags_extension) if x)
+def _endings(sections: Iterable[Dataset]) -> tuple[str, ...]:
+    pairs = ((section.caption_extension, section.tags_extension) for section in sections)
+    return tuple(ending for pair in pairs for ending in pair if ending)
 
 
 def in_masks(path: str) -> bool:
@@ -56,31 +63,31 @@ def in_masks(path: str) -> bool:
 
 
 def unread(settings: Dataset, others: Sequence[Dataset], paths: Collection[str]) -> str:
-    """Return a sentence on the files of a folder that are left out; "" where there is none.
+    """Return a sentence about the files of a folder that are not read; "" if there are none.
 
     Args:
-        settings: of the dataset.
-        others: further datasets of the same folder.
-        paths: of its files, below the folder.
+        settings: section of the dataset in the configuration.
+        others: sections of further datasets with the same folder.
+        paths: files of the folder, as paths below it.
     """
-    several, root = (settings, *others), abspath(settings.path)
-    endings = _endings(several)
-    listed = {abspath(each.metadata_file) for each in several if each.metadata_file}
-    kinds = {each.video for each in several}
+    sections, root = (settings, *others), abspath(settings.path)
+    endings = _endings(sections)
+    listed = {abspath(section.metadata_file) for section in sections if section.metadata_file}
+    kinds = {section.video for section in sections}
     hidden = masks(paths, endings)
     own = VIDEO_EXTENSIONS if settings.video else IMAGE_EXTENSIONS
-    usual = (*own, *endings)  # of most files, which are passed over fast
-    if not (odd := [x for x in paths if x in hidden or not x.endswith(usual)]):
+    usual = (*own, *endings)  # one `endswith` skips most files fast
+    if not (unusual := [path for path in paths if path in hidden or not path.endswith(usual)]):
         return ""
-    there = {*paths}
+    existing = {*paths}
     stems = {_stem(path) for path in paths if _ending(path).lower() in own}
-    found: dict[str, Counter[str]] = {}
-    for path in sorted(odd):
+    counts: dict[str, Counter[str]] = {}
+    for path in sorted(unusual):
         stem, ending = _stem(path), _ending(path)
         kind, label = ending.lower(), ending
-        # Its caption makes it a faulty item, unless there is no other.
-        alone = bool(stems) and stem not in stems
-        faulty = alone and any(f"{stem}{each}" in there for each in endings)
+        # With a caption, it is reported as a faulty item, unless the folder has no items at all.
+        has_caption = any(f"{stem}{ending}" in existing for ending in endings)
+        faulty = bool(stems) and stem not in stems and has_caption
         if path in hidden:
             label = path[path.rindex("-") :] if _LABEL.search(path) else f"*{ending} in masks/"
             hint = "masks, which are not used"
@@ -100,21 +107,21 @@ def unread(settings: Dataset, others: Sequence[Dataset], paths: Collection[str])
             hint = "captions: see caption_extension"
         elif kind in _LISTS and f"{root}/{path}" not in listed:
             is_own = stem in stems or _stem(stem) in stems
-            label = ending if is_own or len(basename(path)) > _LONGEST else basename(path)
+            label = ending if is_own or len(basename(path)) > _LONGEST_NAME else basename(path)
             hint = "captions: see metadata_file"
         else:
             continue
-        found.setdefault(hint, Counter())[label] += 1
-    total = sum(each.total() for each in found.values())
-    told = ", ".join(f"{_labels(each)} ({hint})" for hint, each in found.items())
+        counts.setdefault(hint, Counter())[label] += 1
+    total = sum(count.total() for count in counts.values())
+    parts = ", ".join(f"{_labels(count)} ({hint})" for hint, count in counts.items())
     if total == 1:
-        return f"1 file is not read: {told}"
-    return f"{total} files are not read: {told}" if total else ""
+        return f"1 file is not read: {parts}"
+    return f"{total} files are not read: {parts}" if total else ""
 
 
 def _labels(counts: Counter[str]) -> str:
-    """Return the most frequent endings with their numbers, and names of files."""
-    most = counts.most_common(_SHOWN)
+    """Return the most frequent endings with their counts, and names of files."""
+    most = counts.most_common(_MOST_SHOWN)
     shown = (label if label[0] not in ".-*" else f"{number} {label}" for label, number in most)
     rest = counts.total() - sum(number for _, number in most)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")

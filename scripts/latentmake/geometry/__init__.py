@@ -1,1 +1,1 @@
-"""Geometry: sizes, buckets and clips in whole numbers."""
+"""Geometry: sizes, buckets and clips, computed as the trainers do."""

@@ -1,9 +1,9 @@
-"""Bucket sizes, and the placement of an image in one.
+"""Bucket sizes, and the placement of an image in a bucket.
 
-Trainers compute both anew from an image's size, so each rule is the very arithmetic of its source,
-rounding included: musubi-tuner's dataset/bucket.py and `ImageDataset.retrieve_latent_cache_batches`
-(dataset/image_video_dataset.py); sd-scripts' `BucketManager` (library/train_util.py) and
-`make_bucket_resolutions` (library/model_util.py).
+Trainers compute both again from an image's size. So every rule repeats the arithmetic of its
+source, including the rounding: musubi-tuner's dataset/bucket.py and
+`ImageDataset.retrieve_latent_cache_batches` (dataset/image_video_dataset.py); sd-scripts'
+`BucketManager` (library/train_util.py) and `make_bucket_resolutions` (library/model_util.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ class Size(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """An image's target size, the size it is resized to before, and the corner of the crop."""
+    """Way to bring an image to its target size: resize, then crop.
+
+    Attributes:
+        resized: size to resize the image to, in pixels.
+        left: left edge of the crop in the resized image.
+        top: top edge of the crop in the resized image.
+        target: size of the crop.
+    """
 
     resized: Size
     left: int
@@ -33,14 +40,16 @@ class Placement(NamedTuple):
 
 @lru_cache(maxsize=256)
 def bucket_sizes(resolution: Size, widths: range, most: int | None = None) -> tuple[Size, ...]:
-    """Return the bucket sizes of a resolution, sorted, none twice.
+    """Return the bucket sizes of a resolution, sorted, without duplicates.
 
-    Each width goes with the largest multiple of their step that keeps the area, in both orders.
+    Each width is combined with the largest height, in steps of `widths`, that does not exceed the
+    area. Every bucket also occurs with width and height swapped.
 
     Args:
-        resolution: its area is what all buckets come near to, in pixels.
-        widths: in pixels; the first is the least height too.
-        most: for sd-scripts, the largest height; its buckets include the largest square.
+        resolution: size in pixels, whose area the buckets keep.
+        widths: widths of the buckets in pixels. The first one is also the least height.
+        most: largest height, for sd-scripts, whose buckets also include the largest square; None
+            for musubi-tuner.
     """
     area, step, sizes = resolution.width * resolution.height, widths.step, set[Size]()
     if most is not None:
@@ -55,30 +64,30 @@ def bucket_sizes(resolution: Size, widths: range, most: int | None = None) -> tu
 
 @lru_cache(maxsize=4096)
 def nearest_bucket(image: Size, resolution: Size, widths: range, most: int | None = None) -> Size:
-    """Return the bucket with the width / height nearest to an image's, the first of several.
+    """Return the bucket with the aspect ratio nearest to that of an image; of equals, the first.
 
-    An image of a bucket's size is in that bucket. Arguments are those of `bucket_sizes`.
+    An image that has the size of a bucket belongs to it. For arguments, see `bucket_sizes`.
     """
     sizes, aspect = bucket_sizes(resolution, widths, most), image.width / image.height
     if image in sizes:
         return image
     nearest = min(sizes, key=lambda size: abs(size.width / size.height - aspect), default=None)
-    return nearest or resolution  # of fewer pixels than the smallest bucket has
+    return nearest or resolution  # no bucket is small enough for this resolution
 
 
 def widths(resolution: Size, step: int, beyond: int) -> range:
-    """Return the widths of musubi-tuner's buckets.
+    """Return the widths of musubi-tuner's buckets, from s // 2 to s = int(sqrt(area)), by `step`.
 
-    With s = int(sqrt(area)) they go from s // 2, rounded down to the step, up to s by its rule, and
-    by its code to the first multiple of the step from s on (`beyond` is the step then). This may
-    add a pair: 160 x 176 and 176 x 160 for 160 x 192.
+    By its rule, they end at s (`beyond` is 1). By its code, they end at the first
+    multiple of the step from s on (`beyond` is the step). This may add a pair: 160 x 176 and
+    176 x 160 for 160 x 192.
     """
     side = math.isqrt(resolution.width * resolution.height)
     return range(max(side // 2 // step * step, step), side + beyond, step)
 
 
 def refuse_large(image: Size, most: int, path: str = "") -> None:
-    """Refuse an image of more than `most` pixels, by a SourceError in which `path` names it."""
+    """Raise a SourceError if an image has more than `most` pixels; `path` is for the message."""
     width, height = image
     if width * height > most:
         what = f"has {width} x {height} pixels, more than {most} in all (a decompression bomb?)"
@@ -87,14 +96,19 @@ def refuse_large(image: Size, most: int, path: str = "") -> None:
 
 
 def cover(image: Size, target: Size, limit: int, path: str = "") -> Placement:
-    """Return how an image covers its target size: scaled up or down to cover, centre kept.
+    """Return the placement that scales an image to cover its target size and crops the centre.
 
-    The scale is the larger of the two sides' ratios; sides are rounded to the nearest pixel and
-    the cut begins at (resized - target) // 2.
+    The scale is the larger of the two ratios of sides. Scaled sides are rounded to the nearest
+    pixel, and the crop begins at (resized - target) // 2.
+
+    Args:
+        image: size of the image in pixels.
+        target: size to cover in pixels.
+        limit: largest number of pixels to scale an image up to.
+        path: path of the image, for the message.
 
     Raises:
-        SourceError: it would be scaled up to more pixels than it has and than `limit`; `path` names
-            it.
+        SourceError: the image would be scaled up, and to more than `limit` pixels.
     """
     if image == target:
         return Placement(image, 0, 0, target)
@@ -113,19 +127,19 @@ def cover(image: Size, target: Size, limit: int, path: str = "") -> Placement:
 
 
 def shrink(image: Size, resolution: Size, step: int) -> Placement:
-    """Return how an image is made smaller to the resolution's area, if it has more than that.
+    """Return the placement that scales an image down to the resolution's area, if it is larger.
 
-    It is cut to multiples of `step`.
+    The sides are then cropped to multiples of `step` pixels. Smaller images are only cropped.
 
     Raises:
-        ValueError: nothing would be left of it.
+        ValueError: a side would become 0.
     """
     area, aspect = resolution.width * resolution.height, image.width / image.height
     resized = image
     if image.width * image.height > area:
         wide = math.sqrt(area * aspect)
         width, height = _rounded(wide, step), _rounded(area / wide, step)
-        # One side becomes a multiple of the steps: that which leaves the aspect more as it was.
+        # One side becomes a multiple of the step: the one that changes the aspect ratio less.
         other_width, other_height = _rounded(height * aspect, step), _rounded(width / aspect, step)
         if not (other_height and height):
             raise ValueError(f"is too narrow for steps of {step} pixels")
@@ -145,9 +159,9 @@ def _rounded(side: float, step: int) -> int:
 
 
 def crop_ltrb(target: Size, image: Size) -> tuple[float, float, float, float]:
-    """Return where an image lies when it is fitted inside its bucket: left, top, right, bottom.
+    """Return left, top, right and bottom of an image that is fitted into its bucket.
 
-    sd-scripts calls this the crop, and hands it to SDXL.
+    sd-scripts calls this the crop, and passes it to SDXL as a condition.
     """
     aspect = image.width / image.height
     is_wider = target.width / target.height > aspect
@@ -158,21 +172,22 @@ def crop_ltrb(target: Size, image: Size) -> tuple[float, float, float, float]:
 
 
 def control_size(control: Size, area: int | None, step: int, *, keeps: bool) -> Size:
-    """Return the size that a control image is brought to, where controls have sizes of their own.
+    """Return the size that a control image is scaled to, if controls have sizes of their own.
 
     Source: `BucketSelector.calculate_bucket_resolution` of musubi-tuner's dataset/bucket.py.
 
     Args:
-        control: its own size.
-        area: of the dataset's `control_resolution`, in pixels; sides get about this area and the
-            image's shape. Without it, they are rounded down to `step`.
-        step: sides are multiples of this, in pixels.
-        keeps: `no_resize_control`; with an `area`, an image that has no more keeps its size.
+        control: size of the control image in pixels.
+        area: area of the dataset's `control_resolution` in pixels. The result has about this area
+            and the aspect ratio of the image. If it is None, sides are rounded down to `step`.
+        step: number of pixels of which sides are multiples.
+        keeps: the dataset's `no_resize_control`. With an `area`, an image that is not larger keeps
+            its size.
 
     Raises:
-        SourceError: nothing would be left of it.
+        SourceError: a side would become 0.
     """
-    found = Size(control.width // step * step, control.height // step * step)
+    size = Size(control.width // step * step, control.height // step * step)
     if area is not None:
         if keeps and control.width * control.height <= area:
             return control
@@ -181,22 +196,26 @@ def control_size(control: Size, area: int | None, step: int, *, keeps: bool) -> 
         widths = [exact + number * step for number in range(-2, 3)]
         try:
             sizes = [Size(width, area // width // step * step) for width in widths]
-            found = min(sizes, key=lambda size: abs(size.width / size.height - aspect))
-        except ZeroDivisionError:  # as in the source: the exact shape is two steps wide at most
-            found = Size(0, 0)
-    if min(found) <= 0:
+            size = min(sizes, key=lambda other: abs(other.width / other.height - aspect))
+        except ZeroDivisionError:  # as in the source, for a width of at most two steps
+            size = Size(0, 0)
+    if min(size) <= 0:
         what = f"is too narrow for a control image ({control.width} x {control.height} pixels)"
         hint = f"cut it to a shape nearer to a square, {step} pixels wide and high at least"
         raise SourceError(what, hint=hint)
-    return found
+    return size
 
 
 def refuse_odd(size: Size, step: int, cut: int) -> None:
-    """Refuse a control image that keeps a size of which its network cannot make patches.
+    """Refuse a control image that keeps a size which its network cannot split into patches.
+
+    Args:
+        size: size of the control image in pixels.
+        step: side of a patch in pixels.
+        cut: pixels beyond a multiple of `step` that the network ignores.
 
     Raises:
-        SourceError: a side is longer than a multiple of `step` by more than `cut` pixels, which the
-            network leaves out.
+        SourceError: a side exceeds a multiple of `step` by more than `cut` pixels.
     """
     width, height = (side - side % step for side in size)
     if max(size.width - width, size.height - height) > cut:

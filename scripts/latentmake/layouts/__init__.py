@@ -1,1 +1,1 @@
-"""Layouts: names of cache files, and whatever else differs between the caches of trainers."""
+"""Layouts: names of cache files, and other differences between the caches of trainers."""

@@ -1,4 +1,4 @@
-"""Layouts: names of the cache files that each trainer reads, and their other peculiarities."""
+"""Layouts: names, sizes and clips of the cache files that each trainer reads."""
 
 from __future__ import annotations
 
@@ -23,28 +23,34 @@ from latentmake.geometry.buckets import (
 from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips, sections
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
-"""The name of a latents cache without its ending, where it contains the size of the image."""
+"""Name of a latents cache without its ending, in layouts whose names contain an image size."""
 
 _PLACE = r"(?:_\d{5}\d*-\d{3}\d*(?:-\d{4}\d*)?)?_\d{4}\d*x\d{4}\d*"
-"""Pattern of the clip, its section and the size in the name of a latents cache.
+"""Pattern of clip, section and size in the name of a latents cache.
 
-Snakemake reads no `{4,}` in the pattern of a wildcard.
+It avoids `{4,}`, which Snakemake cannot read in the pattern of a wildcard.
 """
 
 _RESOLUTION = re.compile(r"(\d+)(?:x(\d+))?")
 
 
 class PartName(NamedTuple):
-    """What the name of a part says: `64`, `512x768`, `text`, `text.1`, `text.1@512x768`."""
+    """Parsed name of a part, such as `64`, `512x768`, `text`, `text.1` or `text.1@512x768`.
 
-    kind: str  # `latents` or `text`
-    text: str  # which text they hold: `text`, `text.1`
-    size: Size | None  # resolution of the latents, or of those beside which texts lie
+    Attributes:
+        kind: `latents` or `text`.
+        text: name of the text variant, such as `text` or `text.1`; "" for latents.
+        size: resolution of the latents, or of the latents beside which the texts lie.
+    """
+
+    kind: str
+    text: str
+    size: Size | None
 
 
 @lru_cache(maxsize=256)
 def parsed(part: str) -> PartName:
-    """Return what the name of a part says."""
+    """Parse the name of a part."""
     is_text = part.startswith("text")
     text, _, resolution = part.partition("@") if is_text else ("", "", part)
     sides = _RESOLUTION.fullmatch(resolution)
@@ -53,49 +59,62 @@ def parsed(part: str) -> PartName:
 
 
 class Layout:
-    """A layout: data, and functions of these.
+    """File names, sizes and clips of the caches that one trainer reads.
 
     A part of a dataset and model is a resolution (`64`, `512x768`) or a text (`text`, `text.1`,
     `text@512`).
 
     Attributes:
-        external: whether another program trains on the files. Their names contain the size or the
-            clips of images and videos, so that planning must probe these; a manifest's row names
-            caption and control file; `config.root` knows the rule of its resolutions; and
-            `adopt_from` of a dataset may name files of its own making.
-        flat: whether the caches of a resolution, texts too, lie flat in one folder. The trainer
-            trains on all files there: those of skipped items must go, and the further texts of an
-            item belong to further items, named `{stem}.v1` and so on.
+        name: name of the layout, as `layout_of` takes it.
+        encoding: code that makes the caches: `plain`, `wan` or `sdscripts`.
+        text_ending: end of the name of a text cache; None if texts are not cached.
+        latents_ending: end of the name of a latents cache.
+        longest_ending: longest text that follows an item's own name in a file name.
+        external: whether another program trains on the files. Their names then contain the size of
+            an image or the clip of a video, so planning must probe images and videos. A row of the
+            manifest names caption and control file, `config.root` checks the resolutions, and
+            `adopt_from` of a dataset may name folders with caches of that program.
+        flat: whether all caches of a resolution, texts too, lie in one folder without sub-folders.
+            The trainer trains on all files there. So files of skipped items must be removed, and
+            further texts of an item belong to further items, named `{stem}.v1` and so on.
+        sections: whether a clip has a file for each of its sections.
         clip_name: pattern of the name of a clip, whose first group is the name of its video.
-        bucket_side: step between the sides of musubi-tuner's buckets, in pixels; None: a dataset
-            says it.
-        scales_alpha: whether transparency takes part in scaling, though it is dropped at the end.
-        numbered_controls: whether an item has several control images, by numbers in their names;
-            else the one of its own name.
+        bucket_side: step between the sides of musubi-tuner's buckets in pixels; None if the
+            dataset sets it.
+        npz: whether cache files are `.npz` and not `.safetensors`.
+        scales_alpha: whether images are scaled with their alpha channel, before it is dropped.
+        names_architecture: whether the recipe of latents contains the model's architecture.
+        numbered_controls: whether an item has several control images with numbers in their names;
+            else it has one with its own name.
+        controlled_text: whether embeddings depend on control images.
+        rate: frame rate that `source_fps` converts videos to.
+        released_tokens: whether the trainer reads captions with CLIP's released tokenizers.
+        pads_t5: whether captions for T5 are padded, and T5 attends to the padding.
+        like_sdscripts: whether texts are the same as in sd-scripts, see `data.texts.variants`.
     """
 
-    name: str  # as `layout_of` takes it
-    encoding: str  # what makes its caches: `plain`, `wan` or scripts of a trainer
-    text_ending: str | None  # end of the name of a text cache; None where text is not cached
-    latents_ending: str  # end of the name of a latents cache
-    longest_ending: str  # the longest text that follows an item's own name in that of a cache file
+    name: str
+    encoding: str
+    text_ending: str | None
+    latents_ending: str
+    longest_ending: str
     external = True
     flat = False
-    sections = False  # whether a clip has a file for each of its sections
+    sections = False
     clip_name: re.Pattern[str] | None = None
     bucket_side: int | None = None
-    npz = False  # whether cache files are .npz and not .safetensors
+    npz = False
     scales_alpha = True
-    names_architecture = False  # whether the recipe of latents contains the model's architecture
+    names_architecture = False
     numbered_controls = False
-    controlled_text = False  # whether text depends on control images
-    rate: float = WAN_FPS  # frames a second that `source_fps` converts videos to
-    released_tokens = False  # whether its trainer reads captions by CLIP's released tokenizers
-    pads_t5 = False  # whether T5's captions are padded, and the padding is visible to it
-    like_sdscripts = False  # whether its texts are made as there, see `data.texts.variants`
+    controlled_text = False
+    rate: float = WAN_FPS
+    released_tokens = False
+    pads_t5 = False
+    like_sdscripts = False
 
     def encoder(self, kind: str) -> tuple[str, str]:
-        """Return the module of `caches.encoders`, and its function, that load an encoder."""
+        """Return module and function of `caches.encoders` that load an encoder of a kind."""
         own = self.encoding == "wan"
         if kind == "text":
             return "text", "umt5" if own else "text"
@@ -104,7 +123,7 @@ class Layout:
     # -- names ------------------------------------------------------------------------------------
 
     def parts(self, resolutions: Iterable[str], texts: Sequence[str] = ("text",)) -> list[str]:
-        """Return the parts of one dataset and model; `texts` has a name for each variant."""
+        """Return the parts of a dataset and model; `texts` are the names of text variants."""
         names = list(resolutions)
         if self.flat:
             return [*names, *(f"{text}@{name}" for text in texts for name in names)]
@@ -113,7 +132,7 @@ class Layout:
     def folder(self, dataset: str, model: str, part: str) -> str:
         """Return the folder of a part's cache files.
 
-        The first text of a resolution lies beside its latents, where musubi-tuner looks for it.
+        In a flat layout, the first text lies beside the latents, where musubi-tuner looks for it.
         """
         return f"cache/{dataset}/{model}/{part.removeprefix('text@')}"
 
@@ -130,9 +149,18 @@ class Layout:
         settings: Dataset | None,
         span: Span | None = None,
     ) -> Sequence[tuple[str, AnyClip | None]]:
-        """Return the cache files of one item in one part's folder, each with its frames, if any.
+        """Return the cache files of an item in a part.
 
-        `span` is the item's part of a video.
+        Args:
+            folder: folder of the part.
+            part: name of the part.
+            stem: stem of the item.
+            media: size and length of the image or video; None if the layout does not need them.
+            settings: the dataset's section of the configuration; None for prompts.
+            span: frames of the video that the item uses.
+
+        Returns:
+            Pairs of a path and the clip or section in it; None for images and texts.
         """
         name, (kind, _, resolution) = f"{folder}/{self.base(stem)}", parsed(part)
         if kind == "text":
@@ -145,30 +173,36 @@ class Layout:
         if settings is not None and settings.video:
             assert resolution is not None
             size, window = self.size(size, resolution, settings), settings.fp_latent_window_size
-            found = self.clips(media, settings, span)
-            files = [x for clip in found for x in sections(clip, window)]
-            places = [(_place(each), each) for each in (files if self.sections else found)]
+            cut = self.clips(media, settings, span)
+            if self.sections:
+                pieces = [section for clip in cut for section in sections(clip, window)]
+                places = [(_place(piece), piece) for piece in pieces]
+            else:
+                places = [(_place(clip), clip) for clip in cut]
         ending = f"_{size.width:04d}x{size.height:04d}{self.latents_ending}"
         return [(f"{name}{place}{ending}", clip) for place, clip in places]
 
     def owners(self, name: str) -> Sequence[str]:
-        """Return the bases that a file below a part's folder may belong to; none: no cache file."""
+        """Return possible `base`s of the item that a file in a part's folder belongs to.
+
+        The result is empty if the file is not a cache file.
+        """
         if self.text_ending and name.endswith(self.text_ending):
             return (name.removesuffix(self.text_ending),)
         if not name.endswith(self.latents_ending):
             return ()
-        found = name.removesuffix(self.latents_ending)
+        base = name.removesuffix(self.latents_ending)
         if self.external:
-            if not (sized := SIZED.fullmatch(found)):
+            if not (sized := SIZED.fullmatch(base)):
                 return ()
-            found = sized[1]
-        clip = self.clip_name.fullmatch(found) if self.clip_name else None
-        return (found, clip[1]) if clip else (found,)
+            base = sized[1]
+        clip = self.clip_name.fullmatch(base) if self.clip_name else None
+        return (base, clip[1]) if clip else (base,)
 
     def ending(self, kind: str) -> str:
-        """Return the pattern of what follows an item's stem in the names of its caches of a kind.
+        """Return a pattern of the text after an item's stem in the names of its caches.
 
-        It matches nothing where the layout has no caches of the kind.
+        The pattern never matches if the layout has no caches of the kind.
         """
         if kind == "text":
             return re.escape(self.text_ending) if self.text_ending else "(?!)"
@@ -181,7 +215,7 @@ class Layout:
     # -- sizes and clips --------------------------------------------------------------------------
 
     def size(self, image: Size, resolution: Size, settings: Dataset) -> Size:
-        """Return the size that an image or a frame is brought to; see `place`."""
+        """Return the size that an image or a frame is scaled and cropped to; see `place`."""
         if settings.fit == "crop":
             return resolution
         step = self.bucket_side or settings.bucket_reso_steps or BUCKET_STEPS
@@ -192,19 +226,22 @@ class Layout:
         return nearest_bucket(image, resolution, widths(resolution, step, beyond))
 
     def place(self, image: Size, resolution: Size, settings: Dataset, path: str = "") -> Placement:
-        """Return how an image or a frame is brought to its size; raises SourceError.
+        """Return the placement of an image or a frame in its target size; raises SourceError.
 
-        `image` is its own size in pixels: upright for `plain`, as stored for the others; `path` is
-        for the error.
+        Args:
+            image: size of the image in pixels: upright for `plain`, else as stored.
+            resolution: resolution in pixels.
+            settings: the dataset's section of the configuration.
+            path: path of the image, for the message.
         """
         size = self.size(image, resolution, settings)
         return cover(image, size, settings.max_image_pixels, path)
 
     def clips(self, media: Media, settings: Dataset, span: Span | None = None) -> list[Clip]:
-        """Return the clips that are made of a video, or of a span of it; in sections, if any."""
-        found = clips(media.frames, settings, span or Span(), media.timing, self.rate)
+        """Return the clips of a video or a span of it; with sections, only clips that have one."""
+        cut = clips(media.frames, settings, span or Span(), media.timing, self.rate)
         window = settings.fp_latent_window_size
-        return [clip for clip in found if not self.sections or sections(clip, window)]
+        return [clip for clip in cut if not self.sections or sections(clip, window)]
 
     def view(
         self,
@@ -218,26 +255,27 @@ class Layout:
         rotation: int = 0,
         controls: Sequence[Size] = (),
     ) -> str:
-        """Return the view of a target that depends on a size: the part of its key on size and clip.
+        """Return the view of a target: the part of its key that depends on size and clip.
 
-        Settings that place an image alike give the same pixels and one view: `80x72+8+4:64x64`. In
-        musubi-tuner the size says it all: `64x64`. Its clips are named by their frames; the first
-        one is counted in the file where all frames of it are kept, so that equal clips of several
-        spans have one key. Sizes of control images are named where one is unusual, and always for
-        a text, whose pictures get these sizes before they are resized for the text encoder.
+        Different settings that place an image in the same way have the same view, such as
+        `80x72+8+4:64x64`. In musubi-tuner's layouts the target size determines the placement, so
+        the view is `64x64`. Clips add their frames. If all frames of the file are kept, the first
+        frame is counted in the file, so that equal clips of different spans have one key. Sizes
+        of control images are added if one differs from the target size. The view of a text always
+        has them, because its pictures get these sizes before they are resized for the encoder.
 
         Args:
             image: size of the image or video, as `place` takes it.
-            resolution: the size asked for, in pixels.
+            resolution: resolution of the part, in pixels.
             settings: the dataset's section of the configuration.
-            is_text: whether it is a text with control images.
-            clip: frames of a video that it is made of.
-            span: part of the video that the clip's frames are counted in.
-            rotation: degrees clockwise by which frames are turned before anything else.
-            controls: sizes of its control images, in pixels, where these count.
+            is_text: whether the target is a text with control images.
+            clip: clip or section of a video that the target is made from.
+            span: part of the video in which the clip's frames are counted.
+            rotation: display rotation in degrees clockwise, which is applied first.
+            controls: sizes of the control images in pixels, if the view depends on them.
 
         Raises:
-            SourceError: no target can be made of a source of this size.
+            SourceError: a source of this size cannot be encoded.
         """
         if self.bucket_side is None:
             (width, height), left, top, target = self.place(image, resolution, settings)
@@ -246,22 +284,29 @@ class Layout:
         area, keeps = most.width * most.height if most else None, settings.no_resize_control
         size = self.size(image, resolution, settings)
         if not is_text:
-            cover(image, size, settings.max_image_pixels)  # which refuses a narrow one
+            cover(image, size, settings.max_image_pixels)  # raises SourceError if it is too narrow
         usual = _name(size)
-        sizes = [_name(control_size(each, area, step, keeps=keeps)) for each in controls] or [usual]
+        sizes = [usual]
+        if controls:
+            scaled = (control_size(control, area, step, keeps=keeps) for control in controls)
+            sizes = [_name(control) for control in scaled]
         if is_text:
             return f"controls:{'+'.join(sizes if len({*sizes}) > 1 else sizes[:1])}"
-        found = usual
+        view = usual
         if clip is not None:
             start, (first, _, stride, _) = clip.start, span or Span()
             if settings.source_fps is None:
                 start, first = first + start * stride, 0
-            found += f":{start}-{clip.frames}" + "".join(f"#{number}" for number in clip[2:])
-            found += f"x{stride}" * (stride > 1) + f"+{first}" * (first > 0)
-            if settings.control_directory:  # it is first brought to a bucket of its own
-                found += f"@{_name(resolution)}"
-        found += f":r{rotation}" * (rotation != 0)
-        return found if {*sizes} == {usual} else "+".join((found, *sizes))
+            view += f":{start}-{clip.frames}" + "".join(f"#{number}" for number in clip[2:])
+            if stride > 1:
+                view += f"x{stride}"
+            if first > 0:
+                view += f"+{first}"
+            if settings.control_directory:  # control frames are scaled to their own bucket first
+                view += f"@{_name(resolution)}"
+        if rotation != 0:
+            view += f":r{rotation}"
+        return view if {*sizes} == {usual} else "+".join((view, *sizes))
 
     # -- texts and manifests ----------------------------------------------------------------------
 
@@ -272,9 +317,9 @@ class Layout:
             targets: part -> paths.
 
         Returns:
-            `latents` (resolution -> path), `text` (path, or None) and, where there are several
-            texts, `variants`: the paths of all of them. Where they lie flat, latents have several
-            paths, and texts are those of each resolution.
+            `latents` (resolution -> path), `text` (path or None) and, if there are several texts,
+            `variants` (all paths). In a flat layout, `latents` is resolution -> paths, `text` is
+            resolution -> path, and `variants` is resolution -> all paths.
         """
         latents: dict[str, list[str]] = {}
         texts: dict[str, dict[str, str]] = {}
@@ -286,11 +331,12 @@ class Layout:
         row: dict[str, Any] = {"text": texts.get("text", {})}
         if len(texts) > 1:
             several = texts.values()
-            row["variants"] = {each: [x[each] for x in several] for each in texts["text"]}
+            resolutions = texts["text"]
+            row["variants"] = {name: [paths[name] for paths in several] for name in resolutions}
         if self.flat:
             return {"latents": latents, **row}
         first = {part: paths[0] for part, paths in latents.items()}
-        return {"latents": first, **{key: found.get("") for key, found in row.items()}}
+        return {"latents": first, **{key: paths.get("") for key, paths in row.items()}}
 
 
 def _name(size: Size) -> str:
@@ -303,11 +349,11 @@ def _place(clip: AnyClip) -> str:
 
 
 class Plain(Layout):
-    """Layout of our own trainers, whatever the architecture.
+    """Layout of our own trainers, for all architectures.
 
     cache/{dataset}/{model}/{resolution}/{stem}.latents.safetensors   latents [C, h, w], unscaled
     cache/{dataset}/{model}/text/{stem}.text.safetensors              {encoder}.hidden_state [T, D]
-    cache/{dataset}/{model}/text.1/{stem}.text.safetensors            the same of another variant
+    cache/{dataset}/{model}/text.1/{stem}.text.safetensors            a further text variant
 
     Images in sub-folders keep their relative path.
     """
@@ -329,9 +375,9 @@ class Musubi(Layout):
     cache/{dataset}/{model}/{resolution}/{base}_wan_te.safetensors                  text
     cache/{dataset}/{model}/text.1@{resolution}/{base}_wan_te.safetensors           another text
 
-    `wan` is the suffix of the architecture. Caches of a resolution lie flat in one folder, a
-    `cache_directory` of musubi-tuner, with the text in each. W x H is an image's own size, and a
-    clip's bucket. Names, tensors and metadata are those of musubi-tuner 0.3.4
+    `wan` is the suffix of the architecture. All caches of a resolution, with the texts, lie in one
+    folder, which is a `cache_directory` of musubi-tuner. W x H is the original size of an image,
+    and the bucket of a clip. Names, tensors and metadata are those of musubi-tuner 0.3.4
     (dataset/image_video_dataset.py and cache_io.py there).
     """
 
@@ -339,13 +385,13 @@ class Musubi(Layout):
     flat = True
 
     def __init__(self, architecture: str = "") -> None:
-        # Wan's is as old as the layout, and a model of it has no `architecture`.
+        # Wan came first: its layout has no suffix, because its models have no `architecture`.
         self.name = f"musubi-{architecture}" if architecture else "musubi"
         spec = ARCHITECTURES[architecture] if architecture else WAN
         scripts = spec.scripts
         assert scripts is not None
         self.bucket_side = spec.side
-        # Our encoders take one control, and need none for text.
+        # Our own encoders take one control, and none for texts.
         self.numbered_controls = not spec.encodes
         self.controlled_text = not spec.encodes and scripts.text.reads_controls
         self.rate = scripts.fps
@@ -362,12 +408,12 @@ class SdScripts(Layout):
 
     cache/{dataset}/{model}/{resolution}/{stem}_{W}x{H}_sdxl.npz   latents
     cache/{dataset}/{model}/text/{stem}_te_outputs.npz             text
-    cache/{dataset}/{model}/text.1/{stem}_te_outputs.npz           the same of another variant
+    cache/{dataset}/{model}/text.1/{stem}_te_outputs.npz           a further text variant
 
-    W x H is an image's own size, as stored. Images in sub-folders keep their relative path.
-    sd-scripts wants caches beside images: a folder of links is made for its training. It encodes
-    the captions of Stable Diffusion 1.x and 2.x while it trains, so that these have no text. Names
-    and arrays are those of its library/strategy_*.py.
+    W x H is the original size of an image, as stored. Images in sub-folders keep their relative
+    path. sd-scripts needs caches beside the images, so its training gets a folder of links. It
+    encodes captions of Stable Diffusion 1.x and 2.x while it trains, so these have no text caches.
+    Names and arrays are those of its library/strategy_*.py.
     """
 
     encoding = "sdscripts"
@@ -385,16 +431,16 @@ class SdScripts(Layout):
         assert strategies is not None
         self.latents_ending = strategies.latents_ending
         self.text_ending = strategies.text_ending
-        # An item with several texts is deployed under several names: `.v12` and so on.
+        # The training's folder has an item with several texts several times: `.v12` and so on.
         longest = max(f"_00000x00000{self.latents_ending}", self.text_ending or "", key=len)
         self.longest_ending = f"{longest}.v000"
 
     def size(self, image: Size, resolution: Size, settings: Dataset) -> Size:
-        """Return the size that an image is brought to."""
+        """Return the size that an image is scaled and cropped to."""
         return self.place(image, resolution, settings).target
 
     def place(self, image: Size, resolution: Size, settings: Dataset, path: str = "") -> Placement:
-        """Return how an image, as stored, is brought to its size."""
+        """Return the placement of an image, as stored, in its target size; raises SourceError."""
         limit = settings.max_image_pixels
         if settings.fit == "crop":  # `enable_bucket = false`
             return cover(image, resolution, limit, path)
@@ -411,10 +457,18 @@ class SdScripts(Layout):
 
 
 def released_clip(model: Model, number: int) -> ClipOutput | None:
-    """Return what is kept of a CLIP whose captions its released tokenizer reads, not its folder's.
+    """Return the tensors to keep of a CLIP, if its released tokenizer reads the captions.
 
-    sd-scripts loads openai/clip-vit-large-patch14, or laion/CLIP-ViT-bigG-14-laion2B-39B-b160k,
-    whatever lies beside a model, and sets the token of padding itself.
+    sd-scripts always loads the tokenizer of openai/clip-vit-large-patch14 or
+    laion/CLIP-ViT-bigG-14-laion2B-39B-b160k, ignores the one beside the model, and sets the token
+    of padding itself.
+
+    Args:
+        model: model of the caches.
+        number: index of the text encoder.
+
+    Returns:
+        None if the text encoder is not a CLIP, or uses the tokenizer of its folder.
     """
     clips = model.spec.clips if layout_of(model.layout_name).released_tokens else ()
     return clips[number] if number < len(clips) else None
@@ -425,7 +479,7 @@ def layout_of(name: str) -> Layout:
     """Return a layout by its name: `plain`, `musubi` (Wan), `musubi-qwen_image` and so on.
 
     Raises:
-        KeyError: there is no such architecture.
+        KeyError: there is no layout of this name.
     """
     kind, _, architecture = name.partition("-")
     layouts: dict[str, Callable[[Any], Layout]]

@@ -1,4 +1,4 @@
-"""Names of tensors in cache files, and the metadata that trainers read of them."""
+"""Names of tensors in cache files, and the metadata that trainers read from them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ def plain_latents_metadata(
 ) -> dict[str, str]:
     """Return the metadata of a latents file.
 
-    A network expects (latents - shift) * scaling. `original` is the size of the upright image,
-    `pixels` that of the encoded one (width, height).
+    A network takes (latents - shift) * scaling.
+
+    Args:
+        scaling: scaling factor of the VAE.
+        shift: shift factor of the VAE.
+        original: width and height of the upright image, in pixels.
+        pixels: width and height of the image as encoded, in pixels.
     """
     return {
         "scaling_factor": repr(scaling),
@@ -53,7 +58,7 @@ def latents_key(kind: str, shape: Sequence[int], dtype: str) -> str:
 
 
 def musubi_latents_metadata(width: int, height: int, frames: int | None) -> dict[str, str]:
-    """Return the metadata of a latents file: the size in its name, and the frames of a clip."""
+    """Return the metadata of a latents file: the size in its name, and the number of frames."""
     metadata = {
         "architecture": "wan",
         "width": str(width),
@@ -64,9 +69,10 @@ def musubi_latents_metadata(width: int, height: int, frames: int | None) -> dict
 
 
 def text_metadata(caption: str) -> dict[str, str]:
-    """Return the metadata of a text file: musubi-tuner's keys, and the caption's digest.
+    """Return the metadata of a text file: musubi-tuner's keys, and the digest of the caption.
 
-    musubi-tuner keeps our key when it writes another caption into the file; the digest shows it.
+    When musubi-tuner writes another caption into the file, it keeps our key. The digest then does
+    not match the caption, which shows the change.
     """
     return {
         "architecture": "wan",
@@ -77,26 +83,36 @@ def text_metadata(caption: str) -> dict[str, str]:
 
 
 def frames_and_sides(model: Model, size: Size, clip: AnyClip | None) -> tuple[str, str]:
-    """Return the frames and the sides of an item's latents, as names of tensors have them.
+    """Return frames and sides of an item's latents, as names of tensors contain them.
 
-    They are a pattern of the number of frames, and `{height}x{width}`. The image, or each frame of
-    the clip, was brought to `size`.
+    Args:
+        model: model of the caches.
+        size: target size of the image or of the frames, in pixels.
+        clip: clip or section; None for an image.
+
+    Returns:
+        A pattern of the number of latent frames, and `{height}x{width}` of the latents.
     """
     scripts = model.spec.scripts
     assert scripts is not None
     frames = str(1 if clip is None else (clip.frames - 1) // scripts.frames + 1)
     if scripts.sections or scripts.layers:
-        frames = "[0-9]+"  # as many as a section has, or an item layers
-    side = max((scripts.rounded.get(each, 1) for each in model.latents_arguments), default=1)
+        frames = "[0-9]+"  # depends on the section, or on the number of layers
+    multiples = [scripts.rounded.get(argument, 1) for argument in model.latents_arguments]
+    side = max(multiples, default=1)
     width, height = (-(-length // side) * side // scripts.pixels for length in size)
     return frames, f"{height}x{width}"
 
 
 def array_name(kind: str, architecture: ArchitectureName, height: int, width: int) -> str:
-    """Return the name of an array in a file of latents: `latents_64x96`, or `latents` alone.
+    """Return the name of an array in a file of latents: `latents_64x96`, or only `latents`.
 
-    SD 3, Flux and later ones may have several resolutions in one file. Height and width are those
-    of the latents; `kind` is `latents`, `latents_flipped`, `original_size`, `crop_ltrb` or
-    `alpha_mask`.
+    SD 3, Flux and later architectures may have several resolutions in one file.
+
+    Args:
+        kind: `latents`, `latents_flipped`, `original_size`, `crop_ltrb` or `alpha_mask`.
+        architecture: architecture of the model.
+        height: height of the latents.
+        width: width of the latents.
     """
     return f"{kind}_{height}x{width}" if ARCHITECTURES[architecture].sized_arrays else kind

@@ -199,7 +199,7 @@ class Judge:
         `stat` is that of the file there, if any.
         """
         if stat is None:
-            return Stale(item, target, "new", self.contents.known(item))
+            return Stale(item, target, "new", self.contents.known_digest(item))
         recipe = self.recipes[target.part]
         try:
             key = self.key(target.path, stat)
@@ -219,10 +219,10 @@ class Judge:
             # A job gives another key to what an earlier release encoded.
             reason = FORCED if self.needed(item, target, today) in (None, key) else "changed recipe"
             before = header.recipe if header else ""
-            return Stale(item, target, reason, self.contents.known(item), before)
+            return Stale(item, target, reason, self.contents.known_digest(item), before)
         edited = header.recipe == self.recipe(item, target, header) and header.source != content
         reason = "edited" if edited else "changed recipe"
-        return Stale(item, target, reason, self.contents.known(item), header.recipe)
+        return Stale(item, target, reason, self.contents.known_digest(item), header.recipe)
 
     def forces(self, target: Target) -> bool:
         """Whether the command encodes a target again, whatever is there."""
@@ -273,7 +273,7 @@ class Judge:
                 if file.role in (IMAGE, CAPTION)
             )
         if parsed(part).kind == "latents" and found:
-            self.contents.prepare_sizes(filter(None, map(self.contents.known, items)))
+            self.contents.prepare_sizes(filter(None, map(self.contents.known_digest, items)))
         for item, targets in self.targets(part, items):
             for target in targets:
                 expected.add(target.path)
