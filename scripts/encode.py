@@ -2,8 +2,7 @@
 
 import sys
 
-# An installed copy of the package may have another version, so this folder comes first.
-sys.path.insert(0, snakemake.scriptdir)
+sys.path.insert(0, snakemake.scriptdir)  # comes before any installed copy of the package
 
 from latentmake.entry import logged
 

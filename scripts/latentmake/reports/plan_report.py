@@ -245,8 +245,8 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
         if cut:
             changes.append(f"{_are(cut)} cut by more than half")
         if changes:
-            count = counted(sizes.total(), "video" if settings.video else "picture")
-            yield f"{part.dataset} at {part.name}: of {count}, {', '.join(changes)}"
+            items = counted(sizes.total(), "video" if settings.video else "picture")
+            yield f"{part.dataset} at {part.name}: of {items}, {', '.join(changes)}"
 
 
 def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
