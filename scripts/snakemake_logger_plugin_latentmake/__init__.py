@@ -140,7 +140,7 @@ class _Lines(logging.Formatter):
             return _STOPPING
         if self.brief and getattr(record, "event", None) == LogEvent.JOB_INFO:
             log = _log_of(record)
-            _, word, place, *_ = (*Path(log).with_suffix("").parts, "", "")
+            word, place = [*Path(log).with_suffix("").parts, "", ""][1:3]
             return f"{'training' if word == 'train' else word} of {place}: {log}"
         if self._short and getattr(record, "event", None) == LogEvent.JOB_INFO:
             record = logging.makeLogRecord(vars(record) | _FILES)

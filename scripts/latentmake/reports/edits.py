@@ -1,4 +1,4 @@
-"""Edits since the last training of a run: compares its items with those that the training saw."""
+"""Edits since the last training of a run: differences from the items that the training saw."""
 
 from __future__ import annotations
 

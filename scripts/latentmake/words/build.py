@@ -42,7 +42,9 @@ def build(
     arguments = [*names, "--quiet", "all", "--snakefile", str(HOME / "Snakefile")]
     if configuration != [DEFAULT]:
         arguments += ["--configfile", *(os.path.relpath(file) for file in configuration)]
-    os.environ[TOLD_AT_THE_END] = "1"
+    os.environ[TOLD_AT_THE_END] = (
+        "1"  # jobs inherit it: the last lines of a build show their errors
+    )
     if dry_run:
         arguments.append("--dry-run")
     if profile:
@@ -58,14 +60,14 @@ def _snakemake(arguments: Sequence[str]) -> int:
     from snakemake.cli import args_to_api, parse_args
 
     sys.argv = ["snakemake", *_with_profiles(arguments)]  # the Snakefile and the plugin read it
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):  # Snakemake prints the names of its profiles
+        with contextlib.redirect_stderr(printed):  # Snakemake prints the names of its profiles
             parser, options = parse_args(sys.argv[1:])
     except SystemExit as end:
         if not end.code:
             return 0
-        what = (said.getvalue().strip() or "cannot be read").splitlines()[-1]
+        what = (printed.getvalue().strip() or "cannot be read").splitlines()[-1]
         hint = "options after `--` are those of `snakemake --help`"
         raise ConfigError(what.rpartition("error: ")[2], hint=hint) from None
     except Exception as error:
@@ -100,9 +102,10 @@ def _with_profiles(arguments: Sequence[str]) -> list[str]:
     replaced: list[str] = []
     for word in arguments:
         option, _, name = word.rpartition("=") if word.startswith("--profile=") else ("", "", word)
-        ours = HOME / "profiles" / name
-        if (option or replaced[-1:] == ["--profile"]) and not Path(name).exists() and ours.is_dir():
-            word = f"{option}={ours}" if option else str(ours)
+        profile = HOME / "profiles" / name
+        names_profile = option or replaced[-1:] == ["--profile"]
+        if names_profile and not Path(name).exists() and profile.is_dir():
+            word = f"{option}={profile}" if option else str(profile)
         replaced.append(word)
     return replaced
 

@@ -54,10 +54,10 @@ def _of_run(project: Project, path: str) -> list[Explanation]:
     for run in project.config.runs:
         previous = run_folder(run) / PREVIOUS
         if Path(place).is_relative_to(previous) and os.path.lexists(place):
-            said = f"the result before that of train_{run}; a new training replaces it"
+            meaning = f"the result before that of train_{run}; a new training replaces it"
             now, was = Basis.read(run_folder(run) / BASIS), Basis.read(previous / BASIS)
             changed = now.differences(previous, was.wanted) if now and was else []
-            return [Explanation(place, "previous", said, differences=changed, runs=[run])]
+            return [Explanation(place, "previous", meaning, differences=changed, runs=[run])]
         for word, pattern in _MADE.items():
             if re.fullmatch(pattern.format(run=re.escape(run)), place):
                 reasons = _reasons(project, word, run, place)

@@ -44,8 +44,8 @@ class Explanation:
 
     def values(self) -> dict[str, object]:
         """Return the explanation as JSON values."""
-        said = ("damage", "has_checksum", "is_foreign")
-        checked = self.checked and {name: getattr(self.checked, name) for name in said}
+        names = ("damage", "has_checksum", "is_foreign")
+        checked = self.checked and {name: getattr(self.checked, name) for name in names}
         header = self.header._asdict() if self.header else {}
         header.pop("caption", None)  # it is a value of its own
         return {
@@ -165,7 +165,8 @@ def _same(some: str, other: str) -> bool:
 def _of_cache(facts: Facts, path: str) -> Explanation:
     """Explain the cache file with a name, whether it exists or a run still needs it."""
     there = os.path.lexists(path)
-    _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
+    names = path.split("/", 4)
+    _, dataset, model, place, name = names + [""] * (5 - len(names))
     if model not in facts.config.models or dataset not in (PROMPTS, *facts.config.datasets):
         state, reason = "unknown", "the configuration has no such dataset or model"
     else:
@@ -236,7 +237,7 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     explanation.state, explanation.reason = "stale", stale.reason + damage
     mark_reusable(facts.memo, [made])  # afterwards: it replaces the reason by `reusable`
     explanation.at_hand = [
-        path for target in made.parts[part.name].stale for path in target.target.at_hand
+        path for entry in made.parts[part.name].stale for path in entry.target.at_hand
     ]
     if explanation.header is not None:
         explanation.differences = [

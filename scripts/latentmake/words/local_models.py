@@ -265,7 +265,8 @@ def _task(architecture: Architecture, label: str) -> str | None:
 
 def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Model:
     """Return a Wan model; the network's channels and width give its task; raises ModelError."""
-    width, channels = (*networks[0].shape("patch_embedding.weight"), 5120, 16)[:2]
+    shape = networks[0].shape("patch_embedding.weight")
+    width, channels = shape[:2] if len(shape) > 1 else (5120, 16)  # torch files: shapes unknown
     if channels == 48 and width == 3072:
         what, hint = "is Wan 2.2's 5B model, which no trainer knows", "use Wan 2.1, or Wan 2.2 A14B"
         raise ModelError(what, where=place, hint=hint)

@@ -50,6 +50,7 @@ def prune(
             refuse_unknown("dataset", name, prunables, "prune")
         names = datasets or sorted(project.config.datasets)
         others = [name for name in prunables if name not in names and other_owner(name) is None]
+        # A build must not start while its files are listed and removed.
         with alone() if yes else contextlib.nullcontext():
             removable = {name: find(project.facts, name) for name in names}
             further = {name: find(project.facts, name) for name in others if everything}
@@ -82,7 +83,7 @@ def remove(files: Files) -> None:
             hint, what = "check the permissions of its folder", error.strerror
             raise StorageError(f"cannot be removed ({what})", where=path, hint=hint) from None
     above = {str(folder) for path in files for folder in [*Path(path).parents][:-2]}
-    for folder in sorted(above, key=len, reverse=True):
+    for folder in sorted(above, key=len, reverse=True):  # inner folders before outer ones
         if folder.startswith("cache/"):
             with contextlib.suppress(OSError):  # it is not empty, or it is a link
                 Path(folder).rmdir()

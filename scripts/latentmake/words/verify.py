@@ -26,6 +26,7 @@ def verify(
     directory: Path | None = None,
 ) -> None:
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
+    # A build must not start while a repair deletes files.
     with opened(configfile, directory) as project, alone() if repair else contextlib.nullcontext():
         result = verification.verify(project.facts, project.run_names(runs), repair=repair)
     if as_json:
