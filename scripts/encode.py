@@ -1,13 +1,13 @@
-"""Rules encode_* and reuse_*: carry out orders of one model."""
+"""Script of the rules encode_* and reuse_*: carries out the orders of one model."""
 
 import sys
 
-sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+sys.path.insert(0, snakemake.scriptdir)  # comes before any installed copy of the package
 
 from latentmake.entry import logged
 
 with logged(snakemake.log[0]) as say:
-    # Not before: most of a job's imports, and Ctrl-C in the middle of them gets one line, too.
+    # Imports stand here so that Ctrl-C during them prints one line instead of a traceback.
     from pathlib import Path
 
     from latentmake.backends import encoder_of
@@ -21,7 +21,7 @@ with logged(snakemake.log[0]) as say:
         (Order.read(Path(path)) for path in snakemake.input.orders),
         say=say,
         threads=snakemake.threads,
-        # A GPU waits for pictures, whatever `--cores` says.
+        # A GPU would wait for a single reader, so `--cores` does not limit the number of readers.
         readers=min(8, usable_cores()) if visible() else 1,
         external=encoder_of,
         lease=lease,

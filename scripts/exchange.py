@@ -1,13 +1,13 @@
-"""Rules publish_*, export_* and clips_*: write what other programs read of a run."""
+"""Script of the rules publish_*, export_* and clips_*: writes files for other programs."""
 
 import sys
 
-sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+sys.path.insert(0, snakemake.scriptdir)  # comes before any installed copy of the package
 
 from latentmake.entry import logged
 
 with logged(snakemake.log[0]) as say:
-    # Here, so that Ctrl-C amid imports gets one line, too.
+    # Imports stand here so that Ctrl-C during them prints one line instead of a traceback.
     from pathlib import Path
 
     from latentmake.files.state_file import read_order

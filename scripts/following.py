@@ -1,13 +1,13 @@
-"""Rules generate and evaluate: carry out their order, and write the pages of the results."""
+"""Script of the rules generate and evaluate: carries out an order and writes the result's page."""
 
 import sys
 
-sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+sys.path.insert(0, snakemake.scriptdir)  # comes before any installed copy of the package
 
 from latentmake.entry import logged
 
 with logged(snakemake.log[0]) as say:
-    # Here, so that Ctrl-C amid imports gets one line, too.
+    # Imports stand here so that Ctrl-C during them prints one line instead of a traceback.
     from pathlib import Path
 
     from latentmake import backends

@@ -1,13 +1,13 @@
-"""Rule manifest: remove orphans, write a run's manifest and lock."""
+"""Script of the rule manifest: removes orphaned files and writes a run's manifest and lock."""
 
 import sys
 
-sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+sys.path.insert(0, snakemake.scriptdir)  # comes before any installed copy of the package
 
 from latentmake.entry import logged
 
 with logged(snakemake.log[0]) as say:
-    # Here, so that Ctrl-C amid imports gets one line, too.
+    # Imports stand here so that Ctrl-C during them prints one line instead of a traceback.
     from pathlib import Path
 
     from latentmake.plan.manifest import ManifestOrder

@@ -1,13 +1,13 @@
-"""Rule train: hand the run to its trainer, unless it is trained on just that."""
+"""Script of the rule train: hands the run to its trainer, unless its training is up to date."""
 
 import sys
 
-sys.path.insert(0, snakemake.scriptdir)  # before any other installed copy of the package
+sys.path.insert(0, snakemake.scriptdir)  # comes before any installed copy of the package
 
 from latentmake.entry import logged
 
 with logged(snakemake.log[0]) as say:
-    # Here, so that Ctrl-C amid imports gets one line, too.
+    # Imports stand here so that Ctrl-C during them prints one line instead of a traceback.
     from pathlib import Path
 
     from latentmake import backends

@@ -1,4 +1,4 @@
-"""Hook of hatchling for the two files of a wheel that its `sources` cannot place."""
+"""Build hook of hatchling for the two files of a wheel that its option `sources` cannot place."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ _FILES = {
 
 
 class WheelHook(BuildHookInterface):  # type: ignore[misc]
-    """Adds the files to a wheel, and to no editable installation, which uses the clone's."""
+    """Add the files to a wheel.
+
+    An editable installation uses the files of the clone, so nothing is added to it.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called before a build; `version` is `standard` or `editable`."""
+        """Add the files before a build; `version` is `standard` or `editable`."""
         if version == "standard":
             build_data["force_include"].update(_FILES)

@@ -1,1 +1,1 @@
-"""The small models of the samples, `data/tiny-sd` and `data/tiny-wan`: how they were trained."""
+"""Training of the small models of the samples, `data/tiny-sd` and `data/tiny-wan`."""

@@ -1,7 +1,8 @@
-"""Gradient descent, the training of autoencoders that start as thumbnails, and the files.
+"""Training of networks and autoencoders for the tiny models, and writing of their files.
 
-A VAE with ordinary initial weights learns colours only after thousands of steps. One whose layers
-pass their inputs on keeps the colours from the first step, and learns the shapes.
+A VAE with ordinary initial weights learns colours only after thousands of steps. Here the layers
+start close to the identity. Such a VAE keeps the colours from the first step, and only has to
+learn the shapes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _WARM_UP = 20  # steps
-_RANDOM_SHARE = 0.3  # of the ordinary initial weights beside the identity
+_RANDOM_SHARE = 0.3  # factor of the ordinary initial weights, which are added to the identity
 _NO_NOISE = -10.0  # logarithm of the posterior's variance
 _LATENT_PENALTY = 1e-3
 
@@ -29,14 +30,14 @@ def descend(
     name: str,
     learning_rate: float,
 ) -> None:
-    """Train a network by AdamW, with a warm-up and a linear decay.
+    """Train a network with AdamW, a warm-up and a linear decay of the learning rate.
 
     Args:
-        network: changed in place; in evaluation mode at the end.
-        loss: returns the loss of a new batch.
-        steps: optimizer steps.
-        name: shown with the progress.
-        learning_rate: its peak.
+        network: network that is changed in place; it is in evaluation mode at the end.
+        loss: function that returns the loss of a new batch.
+        steps: number of optimizer steps.
+        name: name in the progress bar.
+        learning_rate: largest learning rate.
     """
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0, fused=True
@@ -47,27 +48,27 @@ def descend(
     network.train()
     bar = Progress(range(steps), desc=name, unit="step")
     for _ in bar:
-        found = loss()
+        value = loss()
         optimizer.zero_grad()
-        torch.autograd.backward(found)
+        torch.autograd.backward(value)
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        bar.set_postfix_str(f"loss {found.item():.4f}", refresh=False)
+        bar.set_postfix_str(f"loss {value.item():.4f}", refresh=False)
     network.eval()
 
 
 def train_vae(
     autoencoder: Any, batch: Callable[[], Tensor], steps: int, *, name: str, learning_rate: float
 ) -> None:
-    """Train an autoencoder of diffusers to give back its inputs; see `descend`.
+    """Train an autoencoder of diffusers to reconstruct its inputs; see `descend`.
 
     Args:
-        autoencoder: untrained; changed in place.
-        batch: returns new pictures or clips, in -1 to 1.
-        steps: optimizer steps.
-        name: shown with the progress.
-        learning_rate: its peak.
+        autoencoder: untrained autoencoder, which is changed in place.
+        batch: function that returns new pictures or clips, with values from -1 to 1.
+        steps: number of optimizer steps.
+        name: name in the progress bar.
+        learning_rate: largest learning rate.
     """
     with torch.no_grad():
         _start_as_identity(autoencoder)
@@ -76,18 +77,18 @@ def train_vae(
         pixels = batch()
         latents = autoencoder.encode(pixels).latent_dist.mean
         decoded = autoencoder.decode(latents).sample
-        found: Tensor = (
+        total: Tensor = (
             functional.mse_loss(decoded, pixels)
             + 0.5 * functional.l1_loss(decoded, pixels)
             + _LATENT_PENALTY * latents.square().mean()
         )
-        return found
+        return total
 
     descend(autoencoder, loss, steps, name=name, learning_rate=learning_rate)
 
 
 def crop(pixels: Tensor, side: int, generator: torch.Generator) -> Tensor:
-    """Return a random square part [..., side, side], which trains faster than a whole picture."""
+    """Return a random square crop [..., side, side], which trains faster than a full picture."""
     top, left = (
         int(torch.randint((length - side) // 4 + 1, (), generator=generator)) * 4
         for length in pixels.shape[-2:]
@@ -96,7 +97,7 @@ def crop(pixels: Tensor, side: int, generator: torch.Generator) -> Tensor:
 
 
 def _start_as_identity(autoencoder: Any) -> None:
-    """Let every convolution pass on what its channels hold, and every residual block its input."""
+    """Set the weights so that convolutions and residual blocks return about their inputs."""
     for name, layer in autoencoder.named_modules():
         if not isinstance(layer, nn.Conv2d | nn.Conv3d):
             continue
@@ -104,26 +105,27 @@ def _start_as_identity(autoencoder: Any) -> None:
         bias: Any = layer.bias
         place = [side // 2 for side in layer.kernel_size]
         if isinstance(layer, nn.Conv3d):
-            place[0] = -1  # causal in time: the last tap is this moment
+            place[0] = -1  # the convolution is causal in time: its last tap is the current frame
         bias.zero_()
-        if name.endswith(".conv2"):  # the last of a residual block
+        if name.endswith(".conv2"):  # last convolution of a residual block; 0 leaves its input
             weight.zero_()
             continue
         weight *= _RANDOM_SHARE
         outer, inner = weight.shape[:2]
-        # Wan doubles the frames by a layer that doubles the channels.
+        # Wan's upsampling in time doubles the channels and makes frames of them, so both halves
+        # start as the identity.
         for first in (0, inner) if name.endswith(".time_conv") and outer > inner else (0,):
             same = min(outer, inner)
             weight[range(first, first + same), range(same), *place] += 1
-    # Of the posterior only the mean is trained.
+    # Only the posterior's mean is trained; its variance stays almost 0.
     half = autoencoder.quant_conv.out_channels // 2
     autoencoder.quant_conv.weight[half:] = 0
     autoencoder.quant_conv.bias[half:] = _NO_NOISE
 
 
 def save(pipeline: Any, folder: Path) -> None:
-    """Write a pipeline of diffusers in float16; whoever loads it computes in float32."""
+    """Write a pipeline of diffusers in float16 that loads as float32."""
     pipeline.to(torch.float16).save_pretrained(folder, safe_serialization=True)
-    # transformers, unlike diffusers, computes in the dtype that the configuration says.
+    # diffusers loads weights as float32, but transformers uses the dtype of the configuration.
     config = folder / "text_encoder/config.json"
     config.write_text(config.read_text().replace('"float16"', '"float32"'))

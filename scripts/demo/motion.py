@@ -1,6 +1,6 @@
-"""Random scenes in motion, for training the tiny Wan bundle.
+"""Random scenes in motion, for the training of the tiny Wan model.
 
-Shapes move, grow or turn over plain, shaded and patterned backgrounds; there is no wave among them.
+Shapes move, grow or turn over plain, shaded and patterned backgrounds. Waves do not occur.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from PIL import Image
 from demo.shapes import COLOURS, PATTERNS, SHAPES, Colour, draw_background, fill_mask
 
 Clip: TypeAlias = NDArray[np.uint8]
-"""[frames, height, width, 3], RGB."""
+"""Frames of a clip in RGB, [frames, height, width, 3]."""
 
 _WAYS = {"right": (1, 0), "left": (-1, 0), "down": (0, 1), "up": (0, -1)}
-_SPEED = 0.035  # of the short side, a frame
-_GROWTH = 0.05  # of the radius, a frame
-_TURN = 0.12  # radians a frame
+_SPEED = 0.035  # movement per frame, as a share of the short side
+_GROWTH = 0.05  # growth per frame, as a share of the radius
+_TURN = 0.12  # radians per frame
 _GROUNDS = (*PATTERNS, "plain", "shaded", "shaded", "shaded")
 
 
 def draw_motion(dice: random.Random, size: tuple[int, int], frames: int) -> tuple[Clip, str]:
-    """Return a random moving scene of a size (width, height), and its caption."""
+    """Return a random scene in motion and its caption; `size` is width and height."""
     short = min(size)
     first, second, *others = dice.sample(list(COLOURS), 5)
     ground = dice.choice(_GROUNDS)
@@ -41,14 +41,14 @@ def draw_motion(dice: random.Random, size: tuple[int, int], frames: int) -> tupl
         shape = dice.choice(list(SHAPES))
         act = dice.choice((*_WAYS, *_WAYS, "growing", "turning", "resting"))
         words.append(f"a {colour} {shape} {f'moving {act}' if act in _WAYS else act}")
-        x, y = (dice.uniform(0.15, 0.85) * side for side in size)
+        left, top = (dice.uniform(0.15, 0.85) * side for side in size)
         radius = short * dice.uniform(0.12, 0.45)
         speed = short * _SPEED * dice.uniform(0.3, 1.2)
         turn = dice.uniform(-math.pi, math.pi)
         for number, image in enumerate(images):
             moment = number - frames / 2
             right, down = _WAYS.get(act, (0, 0))
-            place = (x + right * speed * moment, y + down * speed * moment)
+            place = (left + right * speed * moment, top + down * speed * moment)
             grown = radius * (1 + (act == "growing") * _GROWTH * moment)
             mask = fill_mask(shape, size, place, grown, turn + (act == "turning") * _TURN * moment)
             image.paste(COLOURS[colour], (0, 0), mask)
@@ -58,7 +58,7 @@ def draw_motion(dice: random.Random, size: tuple[int, int], frames: int) -> tupl
 
 
 def _shaded(size: tuple[int, int], top: Colour, bottom: Colour) -> Clip:
-    """Return a picture [height, width, 3] that goes from one colour to another."""
+    """Return a picture [height, width, 3] with a vertical gradient between two colours."""
     share = np.linspace(0, 1, size[1])[:, None, None]
     column = (1 - share) * np.array(top) + share * np.array(bottom)
     return np.repeat(column, size[0], axis=1).round().astype(np.uint8)

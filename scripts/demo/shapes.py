@@ -1,7 +1,7 @@
 """Antialiased shapes and backgrounds, and scenes of one shape.
 
-Every shape is a set of closed contours around the origin with radius 1. Masks are drawn four times
-too large and reduced.
+A shape is a set of closed contours around the origin with radius 1. Masks are drawn at four times
+their size and reduced.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _star(points: int, inner: float) -> Contour:
 
 
 def _moon() -> Contour:
-    """Return a disc minus a smaller disc to its right; both pass through the moon's two tips."""
+    """Return a disc minus a smaller disc on its right; both circles pass through the two tips."""
     tip = math.radians(55)
     outside = [tip + step / 60 * (2 * math.pi - 2 * tip) for step in range(61)]
     outer = [(math.cos(angle), math.sin(angle)) for angle in outside]
@@ -61,7 +61,7 @@ def _moon() -> Contour:
 
 
 def _heart() -> Contour:
-    """Return the curve 16 sin^3 t, 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t, at radius 1."""
+    """Return the curve 16 sin^3 t, 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t, scaled to radius 1."""
     contour = []
     for step in range(80):
         t = 2 * math.pi * step / 80
@@ -107,10 +107,10 @@ def _placed(
     cosine, sine = math.cos(turn), math.sin(turn)
     return [
         (
-            round(_OVERSAMPLING * (centre[0] + radius * (x * cosine - y * sine))),
-            round(_OVERSAMPLING * (centre[1] + radius * (x * sine + y * cosine))),
+            round(_OVERSAMPLING * (centre[0] + radius * (right * cosine - down * sine))),
+            round(_OVERSAMPLING * (centre[1] + radius * (right * sine + down * cosine))),
         )
-        for x, y in contour
+        for right, down in contour
     ]
 
 
@@ -125,9 +125,14 @@ def fill_mask(
     radius: float,
     turn: float = 0.0,
 ) -> Image.Image:
-    """Return the coverage of a filled shape: an `L` picture of `size` (width, height), 0 to 255.
+    """Return the coverage of a filled shape: an `L` picture with values from 0 to 255.
 
-    `centre` and `radius` are in pixels, `turn` in radians, clockwise.
+    Args:
+        shape: key of `SHAPES`.
+        size: width and height in pixels.
+        centre: centre of the shape in pixels.
+        radius: radius of the shape in pixels.
+        turn: clockwise rotation in radians.
     """
     canvas = _canvas(size)
     draw = ImageDraw.Draw(canvas)
@@ -165,8 +170,8 @@ def _dots_mask(size: tuple[int, int], period: float) -> Image.Image:
     radius = step * 0.27
     for row in range(math.ceil(canvas.height / step) + 1):
         for column in range(math.ceil(canvas.width / step) + 1):
-            x, y = (column + 0.5 * (row % 2)) * step, (row + 0.5) * step
-            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
+            right, down = (column + 0.5 * (row % 2)) * step, (row + 0.5) * step
+            draw.ellipse((right - radius, down - radius, right + radius, down + radius), fill=255)
     return canvas.reduce(_OVERSAMPLING)
 
 
@@ -185,7 +190,7 @@ def _checks_mask(size: tuple[int, int], period: float) -> Image.Image:
 def draw_background(
     size: tuple[int, int], pattern: str, first: Colour, second: Colour, period: float
 ) -> Image.Image:
-    """Return an `RGB` background with one of `PATTERNS`; `plain` uses `first` alone.
+    """Return an `RGB` background with one of `PATTERNS`; `plain` uses only the colour `first`.
 
     The other patterns repeat every `period` pixels.
     """
@@ -198,16 +203,16 @@ def draw_background(
 
 
 def draw_scene(dice: random.Random, size: tuple[int, int]) -> tuple[Image.Image, str]:
-    """Return a random scene: an `RGB` picture of a size (width, height), and its caption.
+    """Return a random scene as an `RGB` picture, and its caption; `size` is width and height.
 
-    One figure of any shape and colour in the middle of any background.
+    The scene shows one figure in the middle of a background. Its shape and all colours are random.
     """
     colour, first, second = dice.sample(list(COLOURS), 3)
     pattern = dice.choice(("plain", "plain", "plain", *PATTERNS))
     shape = dice.choice(list(SHAPES))
     short = 0.75 * min(size)
     image = draw_background(size, pattern, COLOURS[first], COLOURS[second], short / 5)
-    # A small model learns shapes sooner where all sit alike.
+    # A small model learns shapes faster if all figures have about the same place and rotation.
     centre = [side * (0.5 + dice.uniform(-0.015, 0.015)) for side in size]
     turn = 0.0 if shape in ("arrow", "tower", "heart") else dice.uniform(-0.05, 0.05)
     mask = fill_mask(shape, size, (centre[0], centre[1]), short * dice.uniform(0.34, 0.4), turn)

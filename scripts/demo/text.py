@@ -1,8 +1,9 @@
-"""The text half of the tiny bundles: tokenizers learnt from captions, and small encoders.
+"""Text encoders of the tiny models: tokenizers learnt from captions, and small networks.
 
-The umT5 encoder stays untrained: with a seed that is a fixed random feature map of the tokens, from
-which a network can learn. The CLIP encoder is trained within seconds to tell what its captions
-show, as the original is: a UNet then needs a tenth of the steps until it heeds them.
+The umT5 encoder stays untrained: with a fixed seed, it is a fixed random feature map of the tokens,
+and a network can learn from it. The CLIP encoder is trained for some seconds to predict the
+pictures of its captions, similar to the original. With it, a UNet follows captions after a tenth
+of the steps.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ HIDDEN_SIZE = 32
 _CLIP_SIZE = 64
 _CLIP_BATCH = 32
 _CLIP_RATE = 3e-3
-_THUMBNAIL = 8  # pixels a side
-_UNKNOWN = 20  # most letters of words that are new to it
-_TOKENS = 77  # the length that CLIP was trained with, and every Stable Diffusion trainer expects
+_THUMBNAIL = 8  # side of a thumbnail in pixels
+_UNKNOWN = 20  # most random letters behind a caption
+_TOKENS = 77  # length that CLIP was trained with, and that trainers of Stable Diffusion expect
 _CLIP_VOCABULARY = 1024
 _CLIP_BOS, _CLIP_EOS = "<|startoftext|>", "<|endoftext|>"
 _END_OF_WORD = "</w>"
@@ -49,11 +50,11 @@ _T5_SPECIAL = ("<pad>", "</s>", "<unk>")
 def clip_tokenizer(captions: Sequence[str]) -> CLIPTokenizer:
     """Return a CLIP tokenizer with byte pairs learnt from captions.
 
-    As in the original, the vocabulary begins with all 256 bytes and all bytes ending a word: no
-    text has an unknown token (openai/CLIP, simple_tokenizer.py).
+    As in the original, the vocabulary begins with all 256 bytes and all bytes at the end of a word.
+    Therefore no text has an unknown token (source: openai/CLIP, simple_tokenizer.py).
     """
     learner = Tokenizer(models.BPE(end_of_word_suffix=_END_OF_WORD))
-    # The splitting that a CLIP tokenizer itself does, so that the merges are of use to it.
+    # Split texts in the same way as a CLIP tokenizer, so that it can use the merges.
     own = CLIPTokenizer().backend_tokenizer
     learner.normalizer = own.normalizer
     learner.pre_tokenizer = own.pre_tokenizer
@@ -63,8 +64,9 @@ def clip_tokenizer(captions: Sequence[str]) -> CLIPTokenizer:
         trainers.BpeTrainer(
             vocab_size=_CLIP_VOCABULARY - 2,
             initial_alphabet=alphabet,
-            # Otherwise these are numbered in the order of a hash table, which differs each time,
-            # and numbers decide between pairs that are equally frequent.
+            # As special tokens, these have fixed numbers. Otherwise their numbers follow the order
+            # of a hash table, which differs each time, and the numbers decide between pairs that
+            # are equally frequent.
             special_tokens=[letter + _END_OF_WORD for letter in alphabet],
             end_of_word_suffix=_END_OF_WORD,
             show_progress=False,
@@ -83,7 +85,7 @@ def clip_tokenizer(captions: Sequence[str]) -> CLIPTokenizer:
 def clip_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
     """Return an untrained CLIP text encoder: tokens [batch, 77] to [batch, 77, 64].
 
-    Drawn from torch's global generator.
+    The weights come from torch's global generator.
     """
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
@@ -103,24 +105,25 @@ def clip_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
 def train_clip(
     encoder: CLIPTextModel, tokens: Tensor, pictures: Tensor, steps: int, generator: torch.Generator
 ) -> None:
-    """Train a CLIP text encoder until a linear map of its states gives the captions' thumbnails.
+    """Train a CLIP text encoder so that a linear map of its states predicts thumbnails.
 
     Args:
-        encoder: changed in place.
-        tokens: of the captions, [count, 77].
-        pictures: [count, 3, height, width].
-        steps: optimizer steps.
-        generator: draws the batches.
+        encoder: encoder that is changed in place.
+        tokens: tokens of the captions, [count, 77].
+        pictures: pictures of the captions, [count, 3, height, width].
+        steps: number of optimizer steps.
+        generator: generator for the batches.
     """
     thumbnails = functional.adaptive_avg_pool2d(pictures, _THUMBNAIL).flatten(1)
     head = nn.Linear(_CLIP_SIZE, thumbnails.shape[1])
     ends = (tokens != tokens[0, -1]).sum(1, keepdim=True)
-    length = int(ends.max()) + _UNKNOWN + 4  # a state sees what is before it: no more is needed
+    # Attention is causal, so the tokens after this length do not affect the states that are used.
+    length = int(ends.max()) + _UNKNOWN + 4
     places = torch.arange(length)
 
     def loss() -> Tensor:
         chosen = torch.randint(len(tokens), (_CLIP_BATCH,), generator=generator)
-        # Letters after the caption, as of a word that no caption has, change nothing.
+        # Random letters behind the caption act as an unknown word. The encoder learns to ignore it.
         letters = torch.randint(256, (_CLIP_BATCH, length), generator=generator)
         added = torch.randint(_UNKNOWN + 1, (_CLIP_BATCH, 1), generator=generator)
         unknown = (places >= ends[chosen]) & (places < ends[chosen] + added)
@@ -135,9 +138,9 @@ def train_clip(
 def t5_tokenizer(captions: Sequence[str]) -> T5Tokenizer:
     """Return a T5 tokenizer with the words of captions and the printable ASCII letters as pieces.
 
-    A piece scores the logarithm of its share of all words, a letter less than any word. The trainer
-    of `tokenizers` would find similar pieces, but different ones in every run. All else becomes
-    `<unk>`.
+    The score of a word is the logarithm of its share of all words. Letters score less than any
+    word. All other characters become `<unk>`. The trainer of `tokenizers` is not used, because its
+    pieces differ from run to run.
     """
     counts = Counter(word.strip(",") for caption in captions for word in caption.split())
     total = sum(counts.values())
@@ -154,7 +157,7 @@ def t5_tokenizer(captions: Sequence[str]) -> T5Tokenizer:
 def umt5_encoder(tokenizer: T5Tokenizer) -> UMT5EncoderModel:
     """Return an untrained umT5 encoder: tokens [batch, length] to [batch, length, `HIDDEN_SIZE`].
 
-    Drawn from torch's global generator.
+    The weights come from torch's global generator.
     """
     config = UMT5Config(
         vocab_size=len(tokenizer),
@@ -172,6 +175,6 @@ def umt5_encoder(tokenizer: T5Tokenizer) -> UMT5EncoderModel:
 
 
 def save_slow_files(tokenizer: CLIPTokenizer, folder: Path) -> None:
-    """Add `vocab.json` and `merges.txt`, needed by older loaders of CLIP tokenizers."""
+    """Write `vocab.json` and `merges.txt`, which older loaders of CLIP tokenizers need."""
     model: Any = tokenizer.backend_tokenizer.model
     model.save(str(folder))

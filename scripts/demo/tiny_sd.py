@@ -1,7 +1,7 @@
-"""A tiny Stable Diffusion that draws plain figures: `data/tiny-sd`.
+"""Tiny Stable Diffusion model that draws plain figures: `data/tiny-sd`.
 
 The folder has the layout of diffusers: `vae`, `text_encoder`, `tokenizer`, `unet` and `scheduler`
-under a `model_index.json`. Weights are float16 safetensors.
+beside a `model_index.json`. Weights are float16 safetensors.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from demo.text import clip_encoder, clip_tokenizer, save_slow_files, train_clip
 
 _SCENES = 6000
 _SIDE = 64
-_CROP = 32  # most batches of the VAE are of crops, which are four times cheaper
+_CROP = 32  # side of crops; most batches of the VAE are crops, which are four times cheaper
 _CROP_SHARE = 0.75
 _BATCH = 16
-_CAPTION_DROPOUT = 0.1  # as Stable Diffusion was trained, for classifier-free guidance
+_CAPTION_DROPOUT = 0.1  # for classifier-free guidance; same share as Stable Diffusion's training
 
 
 def write_tiny_sd(
@@ -36,11 +36,11 @@ def write_tiny_sd(
     text_steps: int = 1000,
     unet_steps: int = 9000,
 ) -> None:
-    """Train the model and write its folder, in about 25 minutes of one core.
+    """Train the model and write its folder, in about 25 minutes on one core.
 
     Args:
-        folder: is made, or written into.
-        seed: of weights, scenes and batches.
+        folder: folder of the model; an existing folder is written into.
+        seed: seed of weights, scenes and batches.
         vae_steps: optimizer steps of the VAE.
         text_steps: optimizer steps of the text encoder.
         unet_steps: optimizer steps of the UNet.
@@ -89,7 +89,7 @@ def make_autoencoder() -> AutoencoderKL:
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
         layers_per_block=1,
-        latent_channels=8,  # as many as let 8 x 8 pixels have an edge in them
+        latent_channels=8,  # enough to encode an edge within 8 x 8 pixels
         norm_num_groups=1,
         mid_block_add_attention=False,
         sample_size=_SIDE,
@@ -97,7 +97,7 @@ def make_autoencoder() -> AutoencoderKL:
 
 
 def make_denoiser() -> UNet2DConditionModel:
-    """Return an untrained UNet on the VAE's latents."""
+    """Return an untrained UNet for the latents of the VAE."""
     return UNet2DConditionModel(
         sample_size=_SIDE // 8,
         in_channels=8,
@@ -115,9 +115,10 @@ def make_denoiser() -> UNet2DConditionModel:
 def make_scheduler() -> DDIMScheduler:
     """Return the noise schedule of Stable Diffusion: 1,000 steps, `scaled_linear`.
 
-    With v prediction, as in Stable Diffusion 2: at high noise a small error in epsilon becomes a
-    large one in the picture, and a network this small makes errors. Its last step is all noise
-    (Lin et al. 2023, https://arxiv.org/abs/2305.08891), so that a background may have any colour.
+    The network predicts v, as in Stable Diffusion 2: at high noise, a small error in epsilon
+    becomes a large error in the picture, and such a small network makes errors. The last step is
+    pure noise (Lin et al. 2023, https://arxiv.org/abs/2305.08891), so that backgrounds can have
+    any colour.
     """
     return DDIMScheduler(
         num_train_timesteps=1000,
@@ -138,7 +139,7 @@ def _train_autoencoder(
 ) -> None:
     """Train a VAE, and set the `scaling_factor` that makes the latents' standard deviation 1.
 
-    The factor is that of Rombach et al. 2022, section D.1.
+    Source of the factor: Rombach et al. 2022, section D.1.
     """
 
     def batch() -> Tensor:
@@ -154,14 +155,14 @@ def _train_autoencoder(
 
 
 def _encode(autoencoder: AutoencoderKL, pictures: Tensor) -> Tensor:
-    """Return scaled latents [count, 8, height / 8, width / 8] of pictures in -1 to 1."""
+    """Return scaled latents [count, 8, height / 8, width / 8] of pictures from -1 to 1."""
     with torch.no_grad():
         means = [autoencoder.encode(part).latent_dist.mean for part in torch.split(pictures, 64)]
     return torch.cat(means) * float(autoencoder.config.scaling_factor)
 
 
 def _embed(encoder: CLIPTextModel, tokens: Tensor) -> Tensor:
-    """Return the last hidden states [count, 77, width] of captions' tokens."""
+    """Return the last hidden states [count, 77, width] of the captions' tokens."""
     with torch.no_grad():
         parts = [encoder(input_ids=part).last_hidden_state for part in torch.split(tokens, 100)]
     return torch.cat(parts)
@@ -177,11 +178,12 @@ def _train_denoiser(
     """Train a UNet to predict the velocity of noisy latents.
 
     Args:
-        denoiser: changed in place.
-        latents: [count, channels, height, width].
-        embeddings: of the captions and at last of the empty one, [count + 1, tokens, size].
-        steps: optimizer steps.
-        generator: draws batches, timesteps and noise.
+        denoiser: network that is changed in place.
+        latents: scaled latents, [count, channels, height, width].
+        embeddings: embeddings of the captions and finally of the empty caption,
+            [count + 1, tokens, size].
+        steps: number of optimizer steps.
+        generator: generator for batches, timesteps and noise.
     """
     scheduler = make_scheduler()
 

@@ -1,7 +1,7 @@
-"""A tiny Wan 2.1 that shows plain figures in motion: `data/tiny-wan`.
+"""Tiny Wan 2.1 model that shows plain figures in motion: `data/tiny-wan`.
 
 The folder has the layout of diffusers' text-to-video pipeline: `vae`, `text_encoder`, `tokenizer`,
-`transformer` and `scheduler` under a `model_index.json`. Weights are float16 safetensors.
+`transformer` and `scheduler` beside a `model_index.json`. Weights are float16 safetensors.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from demo.text import HIDDEN_SIZE, t5_tokenizer, umt5_encoder
 _SCENES = 360
 _SIZE = (96, 64)
 _FRAMES = 9
-_CROP = 32  # the VAE sees only crops of this many pixels a side and 5 frames, which are cheaper
+_CROP = 32  # side of crops; the VAE is trained only on crops of 5 frames, which are cheaper
 _CROPPED_FRAMES = 5
-_MEASURED = 32  # clips of which the statistics of latents are taken
-_FLOW_SHIFT = 2.0  # so few latents are hidden by less noise than the shift of 3 of the real one
-_TOKENS = 512  # Wan's pipelines fill every caption with zeros to this length
+_MEASURED = 32  # number of clips for the statistics of the latents
+_FLOW_SHIFT = 2.0  # Wan uses 3; with so few latents, less noise is enough to hide the content
+_TOKENS = 512  # Wan's pipelines pad every caption with zeros to this length
 _LATENTS = 16
 _CAPTION_DROPOUT = 0.1  # for classifier-free guidance
 
@@ -43,13 +43,13 @@ _CAPTION_DROPOUT = 0.1  # for classifier-free guidance
 def write_tiny_wan(
     folder: Path, *, seed: int = 0, vae_steps: int = 1200, transformer_steps: int = 2500
 ) -> None:
-    """Train the model and write its folder, in about 12 minutes of one core.
+    """Train the model and write its folder, in about 12 minutes on one core.
 
-    It is left undertrained: a short fine-tune must lower the loss visibly.
+    The training stops early on purpose: a short fine-tune must lower the loss visibly.
 
     Args:
-        folder: is made, or written into.
-        seed: of weights, scenes and batches.
+        folder: folder of the model; an existing folder is written into.
+        seed: seed of weights, scenes and batches.
         vae_steps: optimizer steps of the VAE.
         transformer_steps: optimizer steps of the transformer.
     """
@@ -114,10 +114,10 @@ def _train_autoencoder(
 
 
 def _normalize(autoencoder: AutoencoderKLWan, clips: Tensor) -> None:
-    """Give latents the mean and spread that Wan's configuration says, by the outermost layers.
+    """Adjust the VAE's outermost layers so that latents have the statistics of Wan's configuration.
 
-    One factor for all channels, as with the scaling factor of Stable Diffusion: a channel that
-    tells little stays small after normalization.
+    All channels have one factor, like the scaling factor of Stable Diffusion. So a channel with
+    little information stays small after normalization.
     """
     mean, deviation = _statistics(autoencoder)
     inner, outer = autoencoder.quant_conv, autoencoder.post_quant_conv
@@ -138,7 +138,7 @@ def _statistics(autoencoder: AutoencoderKLWan) -> tuple[Tensor, Tensor]:
 
 def _encode(autoencoder: AutoencoderKLWan, clips: Tensor) -> Tensor:
     """Return normalized latents [count, 16, frames / 4 + 1, height / 8, width / 8] of clips."""
-    mean, deviation = (each[:, None, None, None] for each in _statistics(autoencoder))
+    mean, deviation = (values[:, None, None, None] for values in _statistics(autoencoder))
     with torch.no_grad():
         parts = [autoencoder.encode(part).latent_dist.mean for part in torch.split(clips, 16)]
     return (torch.cat(parts) - mean) / deviation
@@ -147,17 +147,18 @@ def _encode(autoencoder: AutoencoderKLWan, clips: Tensor) -> Tensor:
 def _embed(encoder: UMT5EncoderModel, tokenizer: T5Tokenizer, captions: list[str]) -> Tensor:
     """Return the last hidden states [count, tokens, `HIDDEN_SIZE`] of captions.
 
-    Behind each are zeros, at least one row of them.
+    Each caption is padded with zeros, with at least one row of them.
     """
     with torch.no_grad():
         states = [
             encoder(input_ids=tokenizer(caption, return_tensors="pt").input_ids).last_hidden_state
             for caption in captions
         ]
-    found = torch.zeros(len(captions), 1 + max(each.shape[1] for each in states), HIDDEN_SIZE)
-    for row, each in zip(found, states, strict=True):
-        row[: each.shape[1]] = each[0]
-    return found
+    longest = max(state.shape[1] for state in states)
+    padded = torch.zeros(len(captions), 1 + longest, HIDDEN_SIZE)
+    for row, state in zip(padded, states, strict=True):
+        row[: state.shape[1]] = state[0]
+    return padded
 
 
 def _train_denoiser(
@@ -170,11 +171,11 @@ def _train_denoiser(
     """Train a network to predict the velocity, noise minus latents, at shifted timesteps.
 
     Args:
-        denoiser: changed in place.
-        latents: normalized, [count, 16, frames, height, width].
-        embeddings: see `_embed`; the last one is of the empty caption.
-        steps: optimizer steps.
-        generator: draws batches, timesteps and noise.
+        denoiser: network that is changed in place.
+        latents: normalized latents, [count, 16, frames, height, width].
+        embeddings: embeddings of the captions, then of the empty caption; see `_embed`.
+        steps: number of optimizer steps.
+        generator: generator for batches, timesteps and noise.
     """
 
     def loss() -> Tensor:
@@ -197,14 +198,15 @@ def _train_denoiser(
 
 
 class PaddedAttention(WanAttnProcessor):  # type: ignore[misc]
-    """Attention to a caption whose last token stands for all zeros that fill it to `_TOKENS`.
+    """Attention to a caption whose last token stands for all padding up to `_TOKENS`.
 
-    Equal keys and values count together as one whose logit is larger by the logarithm of their
-    number; most of the time of so small a network would go to them otherwise.
+    All padding tokens have the same keys and values. One token has the same effect as all of them
+    if its logit is larger by the logarithm of their number. Otherwise so small a network would
+    spend most of its time on the padding.
     """
 
     def __call__(self, attn: Any, hidden: Tensor, text: Tensor, *others: Any) -> Tensor:
-        """Attend as diffusers' own, see its `WanAttnProcessor`; the mask among `others` is None."""
+        """Attend like `WanAttnProcessor` of diffusers; the first of `others`, the mask, is None."""
         mask = torch.zeros(1, 1, 1, text.shape[1])
         mask[..., -1] = math.log(_TOKENS - text.shape[1] + 1)
         attended: Tensor = super().__call__(attn, hidden, text, mask, *others[1:])

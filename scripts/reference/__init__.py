@@ -1,7 +1,7 @@
 """Generated files of the project: the reference in docs/, the schema, the index of the examples.
 
-`PYTHONPATH=scripts python -m reference` writes all of them. They follow from the schema of the
-configuration, its docstrings, the rows of architectures and the help of `latentmake`.
+`PYTHONPATH=scripts python -m reference` writes all of them. They are made from the schema of the
+configuration, its docstrings, the table of architectures and the help of `latentmake`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def files() -> Mapping[str, str]:
-    """Return path below the project -> content of each generated file."""
+    """Return path in the project -> content, for each generated file."""
     written = {
         "README.md": index.page(),
         "architectures.md": architectures.page(),

@@ -1,4 +1,4 @@
-"""Write the generated files; see the package."""
+"""Write the generated files; see the docstring of the package."""
 
 from __future__ import annotations
 

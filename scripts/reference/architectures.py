@@ -1,4 +1,4 @@
-"""The page on architectures: what the rows of musubi-tuner and sd-scripts say."""
+"""Page about architectures, made from the tables for musubi-tuner and sd-scripts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from reference.types import short
 
 __all__ = ["page"]
 
-_MUSUBI = [(each, each.scripts) for each in (WAN, *ARCHITECTURES.values()) if each.scripts]
-_SD_SCRIPTS = [(each, each.strategies) for each in ARCHITECTURES.values() if each.strategies]
-_SHOWN = 4  # tasks of one architecture
-_SAID = {"learning_rate", "network_dim", "network_alpha", "gradient_checkpointing", "seed"}
+_MUSUBI = [(row, row.scripts) for row in (WAN, *ARCHITECTURES.values()) if row.scripts]
+_SD_SCRIPTS = [(row, row.strategies) for row in ARCHITECTURES.values() if row.strategies]
+_SHOWN = 4  # most tasks of one architecture that are listed
+_DESCRIBED = {"learning_rate", "network_dim", "network_alpha", "gradient_checkpointing", "seed"}
 _TEXT = """# Architectures
 
 Facts about the architectures that musubi-tuner and sd-scripts train: weights, tasks, sizes and
@@ -173,12 +173,12 @@ def _weights(files: Iterable[File]) -> Iterator[str]:
 
 def _items(scripts: Scripts) -> Iterator[str]:
     versions = scripts.versions.values()
-    if any(each.images for each in versions):
+    if any(version.images for version in versions):
         yield "images"
-    if any(each.videos for each in versions):
+    if any(version.videos for version in versions):
         yield "videos"
-    least = min(each.controls[0] for each in versions)
-    most = [each.controls[1] for each in versions]
+    least = min(version.controls[0] for version in versions)
+    most = [version.controls[1] for version in versions]
     if None in most:
         yield "(control images)" if least == 0 else "1 control image or more"
     elif max(filter(None, most), default=0):
@@ -203,7 +203,7 @@ def _default_row(settings: Mapping[str, Setting]) -> list[str]:
     further = [
         f"`{key}: {value}`" if key[0] != "-" else f"`{key} {_value(value)}`"
         for key, value in settings.items()
-        if key not in _SAID and value is not None
+        if key not in _DESCRIBED and value is not None
     ]
     return [short(settings["learning_rate"]), str(rank), f"{alpha or rank:g}", ", ".join(further)]
 

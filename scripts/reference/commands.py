@@ -1,4 +1,4 @@
-"""The page on the commands of `latentmake`, from the help of each."""
+"""Page about the commands of `latentmake`, made from their help."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def page() -> str:
     """Return the Markdown of the page."""
     group: Any = typer.main.get_command(app)
     commands = dict(sorted(group.commands.items()))
-    rows = [[f"[`{name}`](#{name})", _paragraphs(each)[0]] for name, each in commands.items()]
+    rows = [[f"[`{name}`](#{name})", _paragraphs(command)[0]] for name, command in commands.items()]
     shared = {
-        each.name: list(_row(each))
+        parameter.name: list(_row(parameter))
         for command in commands.values()
-        for each in command.params
-        if each.name in _SHARED
+        for parameter in command.params
+        if parameter.name in _SHARED
     }
     tables = {"table": table(("command", "purpose"), rows), "shared": table(_HEAD, shared.values())}
     parts = [_TEXT.format(**tables)]
-    parts += [_command(name, each) for name, each in commands.items()]
+    parts += [_command(name, command) for name, command in commands.items()]
     return "\n".join(parts)
 
 
@@ -56,14 +56,16 @@ def _paragraphs(command: Any) -> list[str]:
 
 
 def _command(name: str, command: Any) -> str:
-    shown = [each for each in command.params if not getattr(each, "hidden", False)]
-    arguments = [each for each in shown if each.param_type_name == "argument"]
+    shown = [option for option in command.params if not getattr(option, "hidden", False)]
+    arguments = [option for option in shown if option.param_type_name == "argument"]
     usage = " ".join(["latentmake", name, *map(_argument, arguments)])
-    rows = [list(_row(each)) for each in shown if each.name not in _SHARED]
-    shared = [f"`{each.opts[-1]}`" for each in shown if each.name in _SHARED]
+    rows = [list(_row(option)) for option in shown if option.name not in _SHARED]
+    shared = [f"`{option.opts[-1]}`" for option in shown if option.name in _SHARED]
     blocks = [f"## `{name}`", f"```text\n{usage}\n```", *_paragraphs(command)]
-    blocks += [table(_HEAD, rows)] if rows else []
-    blocks += [f"[Shared options](#shared-options): {', '.join(shared)}."] if shared else []
+    if rows:
+        blocks.append(table(_HEAD, rows))
+    if shared:
+        blocks.append(f"[Shared options](#shared-options): {', '.join(shared)}.")
     return "\n\n".join(blocks) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The index of the example configurations, from the first line of each."""
+"""Index of the example configurations, made from the first line of each file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Copy one of these configurations, name your own folders and weights, and pass it
 
 
 def page(folder: Path) -> str:
-    """Return the Markdown of the index."""
+    """Return the Markdown of the index of a folder."""
     return f"{_TEXT}{table(('file', 'result', 'trainer'), _rows(folder))}\n"
 
 

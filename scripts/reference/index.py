@@ -1,4 +1,4 @@
-"""The first page of the reference: all sections, and how an entry is read."""
+"""First page of the reference: all sections, and how to read an entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of the configuration: one for each section and trainer, with an entry for each key."""
+"""Pages of the configuration: one per section and per trainer, with an entry for each key."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ _REBUILT: dict[Kind, str] = {
 
 
 class Part(NamedTuple):
-    """A section further down on a page.
+    """Further section on a page.
 
     Attributes:
-        heading: above it.
-        section: its class.
-        form: heading of an entry, for keys that stand on the page twice.
-        inherited: whether it shows the keys of the class that its own is made of.
-        held: what the key that holds the section says about it.
+        heading: heading of the section.
+        section: class of the section.
+        form: format of the headings of its entries; distinguishes keys that are on the page twice.
+        inherited: whether the page shows inherited keys.
+        held: declaration of the key that holds the section; see `schema.declared`.
     """
 
     heading: str
@@ -77,12 +77,12 @@ class Part(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of the reference.
+    """Page of the reference.
 
     Attributes:
-        name: of its file, without the ending.
-        section: whose keys it has.
-        place: of the section in the configuration.
+        name: name of the file, without its ending.
+        section: section that the page describes.
+        place: place of the section in the configuration.
         parts: further sections.
     """
 
@@ -93,12 +93,12 @@ class Page(NamedTuple):
 
     @property
     def file(self) -> str:
-        """Name of its file."""
+        """Name of the file."""
         return f"{self.name}.md"
 
     @property
     def title(self) -> str:
-        """Its heading, which names the key or the kind of the trainer."""
+        """Heading of the page, which names the key or the kind of the trainer."""
         return self.name.replace("trainer-", "Trainer ")
 
 
@@ -165,26 +165,30 @@ def _about(section: type[BaseModel]) -> str:
 def entry(
     section: type[BaseModel], key: str, form: str = "`{}`", held: Shapes | None = None
 ) -> str:
-    """Return the entry of a key: heading, type, default, what it rebuilds, description."""
+    """Return the entry of a key: heading, type, default, rebuilt results, description."""
     field, description = section.model_fields[key], _unwrapped(descriptions(section)[key])
     facts = [type_words(field), default_words(field, description)]
-    facts += [f"rebuilds {found}" for found in [rebuilds(section, key, held)] if found]
+    if results := rebuilds(section, key, held):
+        facts.append(f"rebuilds {results}")
     return f"### {form.format(key)}\n\n*{' · '.join(facts)}*\n\n{description}"
 
 
 def rebuilds(section: type[BaseModel], key: str, held: Shapes | None = None) -> str:
-    """Return what a changed value makes again; nothing for a section whose keys say it."""
+    """Return the results that a changed value rebuilds.
+
+    The text is empty if the value is a section and its keys have declarations of their own.
+    """
     try:
         shapes = declared(section, key, held)
     except TypeError:
         return "the same as the key that holds it" if issubclass(section, Weights) else ""
-    found = ", ".join(dict.fromkeys(_REBUILT[kind] for kind in shapes.kinds))
+    results = ", ".join(dict.fromkeys(_REBUILT[kind] for kind in shapes.kinds))
     if shapes.when is None:
-        return found
+        return results
     key, values = shapes.when
     if len(values) == 1:
-        return f"{found} (with `{key}: {values[0]}`)"
-    return f"{found} (with `{key}` {alternatives([f'`{value}`' for value in values])})"
+        return f"{results} (with `{key}: {values[0]}`)"
+    return f"{results} (with `{key}` {alternatives([f'`{value}`' for value in values])})"
 
 
 def summary(section: type[BaseModel]) -> str:
@@ -200,13 +204,13 @@ def _entries(part: Part) -> Iterator[str]:
 
 
 def _keys(section: type[BaseModel]) -> list[str]:
-    """Return the keys of a section; those that only this trainer has stand first."""
+    """Return the keys of a section; keys that only this trainer has come first."""
     keys, own = list(descriptions(section)), inspect.get_annotations(section)
     return sorted(keys, key=lambda key: key not in own) if issubclass(section, Trainer) else keys
 
 
 def _unwrapped(text: str) -> str:
-    """Return Markdown with one line for each paragraph and item; code stays as it is."""
+    """Return Markdown with one line per paragraph and list item; code blocks stay as they are."""
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(
         part if part.startswith("```") else re.sub(r"(?<=\S)\n(?!\n|- |#)[ ]*(?=\S)", " ", part)

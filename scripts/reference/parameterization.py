@@ -1,4 +1,4 @@
-"""The page on predictions, noise schedules and scales of latents, from the rows and the code."""
+"""Page about predictions, noise schedules and scales of latents, made from the architectures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reference.tables import table
 __all__ = ["page"]
 
 BETAS = json.loads((parameterization.SCHEDULE / parameterization.SCHEDULE_FILE).read_text())
-"""Stable Diffusion's noise schedule."""
+"""Noise schedule of Stable Diffusion."""
 _TEXT = """# Predictions, noise schedules and the scale of latents
 
 `latentmake check` shows what a network predicts, by which noise schedule, and at which scale it
@@ -81,9 +81,8 @@ def _diffusion() -> Iterator[list[str]]:
         strategies = row.strategies
         if not row.checkpoints or strategies is None:
             continue
-        asked = "`{}`, which is asked for"
         words = [
-            f"the file; else {row.prediction or asked.format(key)}"
+            f"the file; else {row.prediction or f'`{key}`, which is asked for'}"
             for key in ("prediction_type", "v_parameterization")
         ]
         name, scale = f"`{row.name}`", ": ".join(reversed(strategies.scale))
@@ -94,7 +93,7 @@ def _diffusion() -> Iterator[list[str]]:
             ("`sdscripts`", "folder", f"{own}: `prediction_type`", stable, scale),
             ("`sdscripts`", "one file", words[1], stable, scale),
         )
-        yield from ([name, *each] for each in rows)
+        yield from ([name, *cells] for cells in rows)
 
 
 def _scale(row: Architecture) -> str:
@@ -118,10 +117,12 @@ def _flow() -> Iterator[list[str]]:
     ]
 
 
-def _flow_row(row: Architecture, kind: str, known: Scripts | Strategies, script: str) -> list[str]:
-    predicts = known.predicts if isinstance(known, Scripts) else "flow matching"
-    text, file = known.scale
-    settings = {key.removeprefix("--"): value for key, value in known.settings.items()}
+def _flow_row(
+    row: Architecture, kind: str, program: Scripts | Strategies, script: str
+) -> list[str]:
+    predicts = program.predicts if isinstance(program, Scripts) else "flow matching"
+    text, file = program.scale
+    settings = {key.removeprefix("--"): value for key, value in program.settings.items()}
     sampling = [
         f"`{key}: {_number(settings[key])}`"
         for key in ("timestep_sampling", "discrete_flow_shift")

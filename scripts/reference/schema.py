@@ -1,6 +1,6 @@
-"""The JSON schema of the configuration, and the docstrings of keys.
+"""JSON schema of the configuration, and the docstrings of its keys.
 
-Docstrings of keys are Markdown, as the reference shows it; the schema has them without links.
+Docstrings of keys are Markdown, which the reference shows. The schema contains them without links.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from pydantic import BaseModel
 _LIMITS = {
     "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"
 }  # fmt: skip
-"""Limits as pydantic leaves them behind a validator -> as JSON schema names them."""
+"""Name of a limit in pydantic -> its name in JSON schema. Pydantic does not translate limits of
+fields that have a validator."""
 
 
 def json_schema() -> str:
-    """Return the JSON schema of the configuration, as `config/schema.json` holds it."""
+    """Return the JSON schema of the configuration: the content of `config/schema.json`."""
     schema = Config.model_json_schema()
     for model in {section.model for section in sections(Config)}:
         section = schema if model is Config else schema["$defs"][model.__name__]
@@ -40,7 +41,7 @@ def json_schema() -> str:
 
 
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Return the keys of a section, inherited ones first, with the strings that follow them."""
+    """Return key -> docstring for a section; inherited keys come first."""
     return dict(_docstrings(model))
 
 
@@ -50,6 +51,7 @@ def _plain(text: str) -> str:
 
 
 def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Yield each key and the string that follows it in the source code."""
     for part in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
         assert isinstance(tree, ast.ClassDef)
@@ -63,11 +65,21 @@ def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
 
 
 def declared(section: type[BaseModel], key: str, inherited: Shapes | None = None) -> Shapes:
-    """Return a key's declaration; `inherited` is that of the field that holds the section."""
+    """Return the declaration of what a key rebuilds.
+
+    Args:
+        section: section of the key.
+        key: name of the key.
+        inherited: declaration of the field that holds the section. It is used if neither the key
+            nor the section has one.
+
+    Raises:
+        TypeError: There is no declaration.
+    """
     field = section.model_fields[key]
-    found = field.json_schema_extra
-    if not isinstance(found, Shapes):
-        found = getattr(section, "shapes", None) or inherited
-    if found is None:
+    declaration = field.json_schema_extra
+    if not isinstance(declaration, Shapes):
+        declaration = getattr(section, "shapes", None) or inherited
+    if declaration is None:
         raise TypeError(f"{section.__name__}.{key} has no declaration")
-    return found
+    return declaration

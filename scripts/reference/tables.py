@@ -8,6 +8,6 @@ __all__ = ["table"]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table."""
+    """Return the Markdown of a table."""
     lines = (f"| {' | '.join(cells)} |" for cells in rows)
     return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines])

@@ -1,4 +1,4 @@
-"""Types and defaults of keys in a reader's words."""
+"""Types and defaults of keys in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["alternatives", "default_words", "short", "type_words"]
 
 _NAMES = {int: "integer", float: "number", str: "text", ByteSize: "size in bytes"}
 _PATTERNS = {r"^\.": "file ending", "^[A-Z": "name", "^(#": "colour"}
-_LARGEST = 10_000  # limits beyond it only refuse typing errors
+_LARGEST = 10_000  # larger limits only catch typing errors, so they are not shown
 
 
 def type_words(field: FieldInfo) -> str:
@@ -22,7 +22,7 @@ def type_words(field: FieldInfo) -> str:
 
 
 def default_words(field: FieldInfo, description: str) -> str:
-    """Return the default of a key; its description may tell it in place of the schema."""
+    """Return the default of a key, from the schema, or a hint that the description gives it."""
     value = field.default
     if field.is_required():
         return "required"
@@ -38,21 +38,25 @@ def default_words(field: FieldInfo, description: str) -> str:
 
 
 def short(value: object) -> str:
-    """Return a value, small numbers as `1e-4`."""
+    """Return a value as text; small numbers look like `1e-4`."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:g}" if value == 0 or value >= 0.001 else f"{value:.0e}".replace("e-0", "e-")
 
 
 def alternatives(words: Sequence[str]) -> str:
-    """Return words with commas and an `or`."""
+    """Join words with commas and a final `or`."""
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _words(annotation: Any, metadata: Sequence[Any]) -> Iterator[str]:
     """Yield the types that a value may have."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    metadata = [y for x in metadata for y in (x.metadata if isinstance(x, FieldInfo) else [x])]
+    metadata = [
+        inner
+        for outer in metadata
+        for inner in (outer.metadata if isinstance(outer, FieldInfo) else [outer])
+    ]
     if origin is Annotated:
         yield from _words(arguments[0], (*arguments[1:], *metadata))
     elif annotation is bool:
@@ -61,7 +65,7 @@ def _words(annotation: Any, metadata: Sequence[Any]) -> Iterator[str]:
         yield from (f"`{value}`" for value in arguments)
     elif origin is list:
         members = list(dict.fromkeys(_words(arguments[0], ())))
-        if any(isinstance(x, OneOrMore) for x in metadata):
+        if any(isinstance(value, OneOrMore) for value in metadata):
             yield from (*members, "list of them")
         else:
             yield f"list of {_plural(alternatives(members))}"
@@ -74,16 +78,18 @@ def _words(annotation: Any, metadata: Sequence[Any]) -> Iterator[str]:
     elif annotation is Resolution:
         yield "size"
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        places = (x for x in metadata if isinstance(x, BeforeValidator) and x.func is place)
-        yield from ("path", "section") if any(places) else ("section",)
+        validators = (value for value in metadata if isinstance(value, BeforeValidator))
+        takes_path = any(validator.func is place for validator in validators)
+        yield from ("path", "section") if takes_path else ("section",)
     elif annotation is not type(None):
         yield _simple(annotation, metadata)
 
 
 def _simple(annotation: type, metadata: Sequence[Any]) -> str:
-    if any(isinstance(x, AfterValidator) and x.func is expanded for x in metadata):
+    validators = (value for value in metadata if isinstance(value, AfterValidator))
+    if any(validator.func is expanded for validator in validators):
         return "path"
-    patterns = [str(found) for x in metadata if (found := getattr(x, "pattern", None))]
+    patterns = [str(value.pattern) for value in metadata if getattr(value, "pattern", None)]
     for beginning, name in _PATTERNS.items():
         if any(pattern.startswith(beginning) for pattern in patterns):
             return name
@@ -94,14 +100,14 @@ def _limits(metadata: Sequence[Any]) -> str:
     """Return the limits of a number; large ones are left out."""
 
     def limit(name: str) -> Any:
-        return next((getattr(x, name) for x in metadata if hasattr(x, name)), None)
+        return next((getattr(value, name) for value in metadata if hasattr(value, name)), None)
 
     least, above, most, below = map(limit, ("ge", "gt", "le", "lt"))
-    found = f" from {least:g}" if least is not None else ""
-    found = f" above {above:g}" if above is not None else found
+    words = f" from {least:g}" if least is not None else ""
+    words = f" above {above:g}" if above is not None else words
     if most is not None and most <= _LARGEST:
-        return f"{found} to {most:g}"
-    return f"{found}, below {below:g}" if below is not None else found
+        return f"{words} to {most:g}"
+    return f"{words}, below {below:g}" if below is not None else words
 
 
 def _plural(words: str) -> str:

@@ -1,8 +1,9 @@
 """Logger plugin `latentmake` for Snakemake: short lines for jobs that run on this machine.
 
-The profiles choose it. Snakemake imports each package on its path whose name has this prefix,
-before it reads a profile. So this package lies beside `latentmake`, and does not import it, unless
-Snakemake ends before it has read a Snakefile, which may be that of another copy.
+The profiles select this plugin. Before Snakemake reads a profile, it imports every package on its
+path whose name has this prefix. Therefore this package stands beside `latentmake` and does not
+import it: the Snakefile may belong to another copy of `latentmake`. The only exception are errors
+that end Snakemake before it reads a Snakefile.
 """
 
 from __future__ import annotations
@@ -21,32 +22,32 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import OutputSettingsLoggerInterface
 
-# Steps of Snakemake. It keeps no records here (see profiles/default), on which it would remark in
-# each dry run.
+# Snakemake's internal steps. The first line would appear in each dry run: Snakemake keeps no
+# metadata of jobs here, and none is needed (see `rerun-triggers` in profiles/default).
 _STEPS = re.compile(
     r".*provenance/metadata"
     r"|(Select jobs to|Execute \d+ jobs|Building DAG|Using shell|Rules claiming)"
     r"|(Assuming unrestricted|Conda environments: ignored)"
 )
-# What the last lines of a build say, which `latentmake.reports.outcome` prints.
+# Snakemake's last lines of a build. `latentmake.reports.outcome` prints its own instead.
 _ENDS = re.compile(
     r"Complete log|Elapsed time|Exiting because a job execution failed"
     r"|WorkflowError:\s+At least one job did not complete|RuleException:\s+CalledProcessError"
 )
 _STOPS = re.compile(r"Terminating processes on user request")
 _STOPPING = "stopping: jobs finish what they have in hand; Ctrl-C again ends them at once"
-# Of a dry run, whose plan says all of it.
+# Explanations after a dry run. The plan's table already contains the information.
 _DRY = re.compile(r"Reasons:|.*The order of jobs\s+does not reflect")
-_MOST_BYTES = 4_000_000
+_MOST_BYTES = 4_000_000  # largest part of a file that is searched
 _FILES: dict[str, Any] = {"input": [], "output": [], "resources": {}}
 
 
 class LogHandler(LogHandlerBase):
-    """Print the lines of Snakemake, without its own steps and those of single cache files.
+    """Print the lines of Snakemake, without its internal steps and jobs of single cache files.
 
-    Jobs on this machine are shown without their files, those on a cluster with them. A dry run
-    shows no jobs, unless `--printshellcmds` asks for them. `--verbose` shows everything, and
-    `--quiet all`, which `latentmake build` chooses, where the log of each job is.
+    Jobs on this machine are shown without their files, and jobs on a cluster with them. A dry run
+    shows jobs only with `--printshellcmds`. `--verbose` shows everything. `--quiet all`, which
+    `latentmake build` sets, shows only where the log of each job is.
     """
 
     writes_to_stream = has_filter = has_formatter = True
@@ -55,25 +56,29 @@ class LogHandler(LogHandlerBase):
     def __post_init__(self) -> None:
         """Add a handler to Snakemake's logger.
 
-        Snakemake calls `emit` in a thread of its own, so that a line could be printed after the
-        output of the job that it announces.
+        Snakemake calls `emit` in a separate thread. A line that `emit` prints could therefore come
+        after the output of the job that the line announces. The added handler prints at once.
         """
         if any(_holds_code(word) for word in sys.argv):
             _explain_configuration()
-        asked, lines = self.common_settings, _Lines(self.common_settings)
-        stream = sys.stdout if asked.stdout else sys.stderr
-        plain = asked.nocolor or bool(os.environ.get("NO_COLOR"))
+        common, lines = self.common_settings, _Lines(self.common_settings)
+        stream = sys.stdout if common.stdout else sys.stderr
+        plain = common.nocolor or bool(os.environ.get("NO_COLOR"))
         handler = _Terminal(plain, stream, formatter=lines, filter=lines)
         if not lines.brief:
             handler.addFilter(
                 DefaultFilter(
-                    asked.quiet, asked.debug_dag, asked.verbose, asked.dryrun, asked.printshellcmds
+                    common.quiet,
+                    common.debug_dag,
+                    common.verbose,
+                    common.dryrun,
+                    common.printshellcmds,
                 )
             )
         logger.addHandler(handler)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Do nothing: the record is printed already."""
+        """Do nothing: the added handler has already printed the record."""
 
 
 class _Terminal(ColorizingTextHandler):  # type: ignore[misc]  # Snakemake has no types
@@ -98,20 +103,20 @@ class _Terminal(ColorizingTextHandler):  # type: ignore[misc]  # Snakemake has n
 
 
 class _Lines(logging.Formatter):
-    """Filter and formatter of the lines, by the options of the command line."""
+    """Filter and formatter of the lines, which follow the options of the command line."""
 
-    def __init__(self, asked: OutputSettingsLoggerInterface) -> None:
+    def __init__(self, settings: OutputSettingsLoggerInterface) -> None:
         super().__init__()
-        self._default = DefaultFormatter(asked.quiet, asked.show_failed_logs)
-        self._verbose = asked.verbose
-        self.brief = Quietness.ALL in (asked.quiet or ()) and not asked.verbose
-        self._short = not asked.verbose and not asked.dryrun
-        self._plan_only = asked.dryrun and not asked.printshellcmds
+        self._default = DefaultFormatter(settings.quiet, settings.show_failed_logs)
+        self._verbose = settings.verbose
+        self.brief = Quietness.ALL in (settings.quiet or ()) and not settings.verbose
+        self._short = not settings.verbose and not settings.dryrun
+        self._plan_only = settings.dryrun and not settings.printshellcmds
         self._stops = False  # whether the user has stopped the build
-        self._counted = False  # whether the jobs of a dry run are
-        self._begun = set[int]()  # numbers of jobs; a cluster's executor tells of each twice
-        self._cache_files = set[int]()  # numbers of their jobs
-        self._last = -1  # number of the job that ended last
+        self._counted = False  # whether the table of a dry run's jobs was shown
+        self._begun = set[int]()  # IDs of jobs: the executor of SLURM announces each job twice
+        self._cache_files = set[int]()  # IDs of jobs that stand for single cache files
+        self._last = -1  # ID of the job that ended last
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a line is shown."""
@@ -131,7 +136,8 @@ class _Lines(logging.Formatter):
         if told and (self._stops or _is_told(_log_of(record))):
             return False  # the job has said it, to the terminal
         if event == LogEvent.JOB_INFO and not getattr(record, "threads", 1):
-            # The rule of a cache file takes no thread: a job has written the file.
+            # The rule of a single cache file has 0 threads, because the job of its batch has
+            # already written the file.
             self._cache_files.add(record.jobid)  # type: ignore[attr-defined]
             return False
         if event == LogEvent.JOB_FINISHED:
@@ -153,20 +159,23 @@ class _Lines(logging.Formatter):
         return not again and not self._plan_only and bool(_log_of(record))
 
     def _is_planned(self, record: logging.LogRecord, event: LogEvent | None) -> bool:
-        """Return whether a line of a dry run tells what others tell."""
+        """Return whether a line of a dry run repeats information of other lines."""
         again = event == LogEvent.RUN_INFO and self._counted
         self._counted |= event == LogEvent.RUN_INFO
         return again or event == LogEvent.JOB_INFO or _DRY.match(str(record.msg)) is not None
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a line as Snakemake writes it. Other loggers get the same record, unchanged."""
+        """Return the text of a line.
+
+        Other loggers get the same record, so it is copied, not changed.
+        """
         if getattr(record, "exception", "") == "LockException":
             return _locked()
         if _STOPS.match(str(record.msg)):
             return _STOPPING
         if self.brief and getattr(record, "event", None) == LogEvent.JOB_INFO:
             log = _log_of(record)
-            _, word, place, *_ = (*Path(log).with_suffix("").parts, "", "")
+            word, place = [*Path(log).with_suffix("").parts, "", ""][1:3]
             return f"{'training' if word == 'train' else word} of {place}: {log}"
         if self._short and getattr(record, "event", None) == LogEvent.JOB_INFO:
             record = logging.makeLogRecord(vars(record) | _FILES)
@@ -174,37 +183,40 @@ class _Lines(logging.Formatter):
 
 
 def _log_of(record: logging.LogRecord) -> str:
-    """Return the log of a job of ours; "" of another."""
+    """Return the path of a job's log; "" if the job is not one of Latentmake's."""
     return next((log for log in getattr(record, "log", ()) if log.startswith("logs/")), "")
 
 
 def _is_told(log: str) -> bool:
-    """Return whether a job on this machine has printed the fault that its log holds."""
+    """Return whether the log contains an error of the job, which the job has also printed."""
     with contextlib.suppress(OSError):
         return b"error: " in Path(log).read_bytes()[-_MOST_BYTES:] if log else False
     return False
 
 
 def _locked() -> str:
-    """Return a line on the build that has locked this folder."""
+    """Return a line about the build that has locked this folder."""
     if build := sys.modules.get("latentmake.plan.build"):
         return f"error: {build.locked()}"
     return "error: another build has locked this folder; wait until it ends"
 
 
 def _explain_configuration() -> None:
-    """End with a line about the first mistake in the files of `--configfile`, if there is one.
+    """Exit with a line about the first mistake in the files of `--configfile`, if there is one.
 
-    Snakemake reads them before the Snakefile, and answers a missing one with a traceback.
+    Snakemake reads these files before the Snakefile. If one is missing, it prints a traceback.
     """
-    if any(each.startswith("--configfile") for each in sys.argv):
+    if any(word.startswith("--configfile") for word in sys.argv):
         from latentmake.config.document import check_command
 
         check_command(sys.argv[1:])
 
 
 def _holds_code(word: str) -> bool:
-    """Return whether a word of the command line names a file whose Python Snakemake would run."""
+    """Return whether a word of the command line names a file with Python that Snakemake would run.
+
+    Snakemake processes YAML files that contain `__use_yte__` with the template engine YTE.
+    """
     path = Path(word.rpartition("=")[2])
     with contextlib.suppress(OSError, ValueError):
         return path.is_file() and b"__use_yte__" in path.read_bytes()[:_MOST_BYTES]

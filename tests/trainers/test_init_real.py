@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from latentmake.words.found import found_model
+from latentmake.words.local_models import model_at
 
 pytestmark = pytest.mark.real_trainer
 
@@ -24,4 +24,4 @@ def test_a_network_is_known_by_its_tensors(
 ) -> None:
     (weights,) = tiny_weights(f"{family}_dit").glob("*.safetensors")
     named = shutil.copy(weights, tmp_path / f"{family}.safetensors")
-    assert found_model(Path(named)).architecture.name == family
+    assert model_at(Path(named)).architecture.name == family

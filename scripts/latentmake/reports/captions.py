@@ -1,7 +1,7 @@
-"""Texts of a run as they are encoded: the tokens that each encoder of its model keeps.
+"""Texts of a run as they are encoded: the tokens that each text encoder of the model keeps.
 
-Counts are of the text's own tokens: without those that a tokenizer puts around them (CLIP's BOS and
-EOS, T5's EOS) and without padding. Tokenizers are loaded, networks are not.
+Only tokens of the text itself are counted. Special tokens (BOS and EOS of CLIP, EOS of T5) and
+padding are not. Latentmake loads the tokenizers for this, but no networks.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from latentmake.progress import Progress
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CLIP_SPECIAL, _T5_SPECIAL = 2, 1
-_BARS = 40  # of a histogram
+_CLIP_SPECIAL, _T5_SPECIAL = 2, 1  # number of special tokens around a text
+_BARS = 40  # most bars of a histogram
 
 
 class Cut(NamedTuple):
-    """Part of a text that an encoder sees.
+    """Tokens of a text that an encoder sees, and the rest of the text.
 
     Attributes:
-        tokens: number in the text.
-        kept: number seen, from the first.
-        rest: text of the others; empty where all are seen.
-        words: words that are not seen completely, without commas.
+        tokens: number of tokens in the text.
+        kept: number of tokens that the encoder sees, counted from the first.
+        rest: text of the other tokens; empty if the encoder sees all.
+        words: words that the encoder does not see completely, without commas.
     """
 
     tokens: int
@@ -50,63 +50,64 @@ class Cut(NamedTuple):
 
 
 def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut:
-    """Return the parts of a text that an encoder sees and does not see.
+    """Split a text into the part that an encoder sees and the rest.
 
     Args:
-        text: as the tokenizer gets it; of Wan, after `caches.tokenizers.clean_caption`.
-        tokenizer: the encoder's. One without offsets gives the rest in its own spelling.
-        limit: tokens that the encoder keeps, as in `limits`; None: all.
+        text: input of the tokenizer; for Wan, the result of `caches.tokenizers.clean_caption`.
+        tokenizer: tokenizer of the encoder. Without offsets, the rest is decoded from its tokens,
+            so its spelling may differ.
+        limit: number of tokens that the encoder keeps, as in `limits`; None for all.
     """
-    placed = bool(tokenizer.is_fast)
+    placed = bool(tokenizer.is_fast)  # only fast tokenizers return offsets
     options = {"add_special_tokens": False, "truncation": False, "verbose": False}
-    found = tokenizer(text, return_offsets_mapping=placed, **options)
-    ids = found["input_ids"]
+    encoded = tokenizer(text, return_offsets_mapping=placed, **options)
+    ids = encoded["input_ids"]
     if limit is None or len(ids) <= limit:
         return Cut(len(ids), len(ids), "", ())
     if not placed:
         text, start = tokenizer.decode(ids[limit:], skip_special_tokens=True), 0
     else:
-        start = found["offset_mapping"][limit][0]
-    words = (each for each in re.finditer(r"[^\s,]+", text) if each.end() > start)
-    return Cut(len(ids), limit, text[start:].strip(), tuple(each[0] for each in words))
+        start = encoded["offset_mapping"][limit][0]
+    words = (match for match in re.finditer(r"[^\s,]+", text) if match.end() > start)
+    return Cut(len(ids), limit, text[start:].strip(), tuple(match[0] for match in words))
 
 
 def limits(model: Model) -> dict[str, int | None]:
-    """Return how many tokens each text encoder of a model keeps of a caption; raises ModelError.
+    """Return how many tokens of a caption each text encoder of a model keeps; raises ModelError.
 
     Returns:
-        By its name in cache files, such as text_encoder_2, or umT5 of Wan; None where it keeps all,
-        or no configuration on this disk says.
+        Name of the encoder in cache files, such as text_encoder_2 (or umT5 for Wan) -> number of
+        tokens. None if the encoder keeps all, or if no configuration on this disk gives the number.
     """
     kinds = model.spec.text_encoders or [""] * len(model.text)
-    found: dict[str, int | None] = {}
+    kept: dict[str, int | None] = {}
     for number, (kind, place) in enumerate(zip(kinds, model.text, strict=True)):
         name, longest = encoder_name(number), place.max_length or T5_LENGTH
         if kind == "umT5":
-            found[kind] = min(longest, T5_LENGTH) - _T5_SPECIAL
+            kept[kind] = min(longest, T5_LENGTH) - _T5_SPECIAL
         elif kind == "T5":
-            found[name] = longest - _T5_SPECIAL
+            kept[name] = longest - _T5_SPECIAL
         elif kind:
             tokens = model.max_token_length
-            found[name] = tokens if isinstance(tokens, int) else None
+            kept[name] = tokens if isinstance(tokens, int) else None
         elif (own := text_tokens(place)) is None:
-            found[name] = None
+            kept[name] = None
         else:
             special = _CLIP_SPECIAL if own.padded else _T5_SPECIAL
-            found[name] = own.longest - special
-    return found
+            kept[name] = own.longest - special
+    return kept
 
 
 class Text(NamedTuple):
-    """One text of an item, and what each encoder keeps of it."""
+    """One text of an item, and the part that each encoder sees."""
 
     text: str
     seen: list[Cut]
 
     @property
     def is_cut(self) -> bool:
-        """Whether an encoder does not see all of it."""
-        return any(each.kept < each.tokens for each in self.seen)
+        """Whether at least one encoder does not see all of the text."""
+        return any(part.kept < part.tokens for part in self.seen)
 
     @property
     def split(self) -> list[str]:
@@ -120,7 +121,7 @@ class Text(NamedTuple):
 
 
 class Card(NamedTuple):
-    """One item of a dataset with its texts; `fault` says why they cannot be read."""
+    """One item of a dataset with its texts; `fault` is the reason why they cannot be read."""
 
     dataset: str
     item: Item
@@ -132,10 +133,10 @@ class Cards(NamedTuple):
     """Cards of a run.
 
     Attributes:
-        cards: one an item.
-        limits: number of tokens that each text encoder sees.
-        faults: a line for each item that is faulty or skipped.
-        notes: lines about what is missing.
+        cards: one card per item.
+        limits: text encoder -> number of tokens that it sees; None for all.
+        faults: a line for each faulty or skipped item.
+        notes: warnings, and the reason if tokens cannot be counted.
     """
 
     cards: list[Card]
@@ -144,7 +145,7 @@ class Cards(NamedTuple):
     notes: list[str]
 
     def encoders(self) -> list[dict[str, Any]]:
-        """Return the lengths of all texts as each encoder sees them."""
+        """Return statistics of the texts' lengths, for each encoder."""
         texts = [text for card in self.cards for text in card.texts]
         return [
             _lengths(name, limit, [text.seen[number] for text in texts])
@@ -173,14 +174,14 @@ def read_cards(facts: Facts, name: str) -> Cards:
     run = facts.config.runs[name]
     limits, see, notes = _token_counter(facts.config.models[run.model])
     cards, faults, marks = list[Card](), list[str](), set[str]()
-    found: list[tuple[str, Item]] = []
+    included: list[tuple[str, Item]] = []
     for dataset in run.datasets:
         notes += (f"warning: {line}" for line in facts.doubts(dataset, run.model))
         items, faulty = facts.items(dataset, run.model)
-        skipped = {each["stem"]: each["line"] for each in facts.skipped(dataset)}
+        skipped = {row["stem"]: row["line"] for row in facts.skipped(dataset)}
         faults += [*(fault.line for fault in faulty), *skipped.values()]
-        found += [(dataset, item) for item in items if item.stem not in skipped]
-    for dataset, item in Progress(found, desc=f"captions of {name}", unit="item"):
+        included += [(dataset, item) for item in items if item.stem not in skipped]
+    for dataset, item in Progress(included, desc=f"captions of {name}", unit="item"):
         try:
             own = item.texts
             if own is None:
@@ -196,9 +197,9 @@ def read_cards(facts: Facts, name: str) -> Cards:
 def _token_counter(
     model: Model,
 ) -> tuple[dict[str, int | None], Callable[[str], list[Cut]], list[str]]:
-    """Return the limit of each encoder, and a function from a text to what each keeps of it.
+    """Return the limit of each encoder, a function that cuts a text for each encoder, and notes.
 
-    Where tokens cannot be counted, the third value says why.
+    If tokens cannot be counted, the notes say why.
     """
     try:
         kept = limits(model) if model.spec.encodes else {}
@@ -223,8 +224,9 @@ def _token_counter(
 
 
 def _lengths(name: str, limit: int | None, seen: Sequence[Cut]) -> dict[str, Any]:
-    lengths = [each.tokens for each in seen] or [0]
-    width = -(-(max(lengths) + 1) // _BARS)  # tokens of a bar
+    """Return statistics of the texts of one encoder, with a histogram of their lengths."""
+    lengths = [text.tokens for text in seen] or [0]
+    width = -(-(max(lengths) + 1) // _BARS)  # number of lengths that share a bar
     bars = [0] * (max(lengths) // width + 1)
     for length in lengths:
         bars[length // width] += 1
@@ -232,7 +234,7 @@ def _lengths(name: str, limit: int | None, seen: Sequence[Cut]) -> dict[str, Any
         "name": name,
         "limit": limit,
         "texts": len(seen),
-        "cut": sum(each.kept < each.tokens for each in seen),
+        "cut": sum(text.kept < text.tokens for text in seen),
         "median": median_low(lengths),
         "longest": max(lengths),
         "width": width,

@@ -1,4 +1,4 @@
-"""Cards of a run's items for a page: a picture with its crops, every text, edits since training."""
+"""Cards of a run's items for a page: picture with its crops, all texts, edits since training."""
 
 from __future__ import annotations
 
@@ -22,21 +22,28 @@ from latentmake.reports.edits import Edits
 from latentmake.reports.thumbnails import look_at
 
 PICTURES = 500
-"""Cards whose picture is in the page; of more, the page shows the files themselves."""
+"""Number of cards whose picture is embedded; further cards show the picture file itself."""
 ON_PAGE = 20_000
-"""Cards on a page: a browser needs seconds for as many."""
+"""Most cards on a page: a browser needs seconds to show this many."""
 
 Stale = Mapping[tuple[str, str], Sequence[str]]
 """Dataset and stem -> its stale targets, such as `text: edited`."""
 
 
 def page_data(
-    facts: Facts, name: str, found: Cards, page: Path, stale: Stale | None = None
+    facts: Facts, name: str, run_cards: Cards, page: Path, stale: Stale | None = None
 ) -> dict[str, Any]:
-    """Return what a page shows of cards of a run, as JSON values; other sections are empty."""
+    """Return the JSON values of a page that shows the cards of a run.
+
+    The sections for training and tables are empty.
+    """
     run, datasets = facts.config.runs[name], facts.config.datasets
-    titles = {x: f"{x} (regularisation)" if datasets[x].is_reg else x for x in run.datasets}
-    cards, notes, edits = found.cards, [*found.notes], Edits(facts, name, found.cards)
+    titles = {
+        dataset: f"{dataset} (regularisation)" if datasets[dataset].is_reg else dataset
+        for dataset in run.datasets
+    }
+    cards, notes = run_cards.cards, [*run_cards.notes]
+    edits = Edits(facts, name, cards)
     if len(cards) > ON_PAGE:
         notes.append(f"{ON_PAGE} of {len(cards)} items are shown, those with cut texts first.")
         cards = sorted(cards, key=lambda card: not any(text.is_cut for text in card.texts))
@@ -44,7 +51,7 @@ def page_data(
         notes.append(f"The training also saw {some(edits.gone)}, which the dataset has no more.")
 
     cards = cards[:ON_PAGE]
-    changes = [edits.of(card) for card in cards]  # not in threads: they ask the memo
+    changes = [edits.of(card) for card in cards]  # before the threads: this may use the memo
 
     def values(number: int) -> dict[str, Any]:
         card = cards[number]
@@ -60,7 +67,9 @@ def page_data(
             "picture": picture,
             "fault": card.fault or fault,
             "texts": [[text.split, [seen[:2] for seen in text.seen]] for text in card.texts],
-            "targets": [_target(facts, name, card, each.name, size) for each in run.resolutions],
+            "targets": [
+                _target(facts, name, card, resolution.name, size) for resolution in run.resolutions
+            ],
             "stale": (stale or {}).get(place, []),
             **changes[number],
         }
@@ -70,41 +79,42 @@ def page_data(
         items = [*Progress(made, desc=f"images of {name}", unit="image", total=len(cards))]
     return {
         "facts": [["Run", name], ["Model", run.model], ["Datasets", ", ".join(titles.values())]],
-        "encoders": found.encoders(),
-        "faults": found.faults,
+        "encoders": run_cards.encoders(),
+        "faults": run_cards.faults,
         "notes": notes,
         "items": items,
         "root": f"{os.path.relpath('.', page.parent)}/",
-        "trained": edits.known,
+        "trained": edits.has_record,
         "plans": stale is not None,
-        "word": next(filter(None, (_trigger(datasets[x]) for x in run.datasets)), ""),
+        "word": next(filter(None, (_trigger(datasets[name]) for name in run.datasets)), ""),
         "tables": [],
         "training": None,
     }
 
 
 def _trigger(settings: Dataset) -> str:
-    """Return the words that the configuration puts into every caption of a dataset; or ""."""
+    """Return the words that the configuration adds to every caption of a dataset; "" if none."""
     making = settings.captions
     around = (making.caption_prefix, making.caption_suffix) if making else ()
-    words = ((each or "").strip(" ,.\n") for each in (settings.class_tokens, *around))
-    return next((each for each in words if each and "{" not in each), "")
+    words = ((text or "").strip(" ,.\n") for text in (settings.class_tokens, *around))
+    return next((word for word in words if word and "{" not in word), "")
 
 
 def _target(
     facts: Facts, run: str, card: Card, resolution: str, size: Size | None
 ) -> dict[str, Any]:
-    """Return what a resolution makes of an image.
+    """Return how an image is scaled and cropped for a resolution.
 
-    These are words, the part that is kept in shares of its width and height, and whether it is
-    enlarged.
+    Returns:
+        `words` (a line of text), `crop` (left, top, right and bottom of the kept part, as shares
+        of width and height) and `enlarged` (whether the image is scaled up).
     """
-    asked = parsed(resolution).size
-    if size is None or asked is None:
+    resolution_size = parsed(resolution).size
+    if size is None or resolution_size is None:
         return {"words": resolution, "crop": None}
     layout, settings = facts.layout(facts.config.runs[run].model), facts.config.datasets
     try:
-        resized, left, top, target = layout.place(size, asked, settings[card.dataset])
+        resized, left, top, target = layout.place(size, resolution_size, settings[card.dataset])
     except SourceError as error:
         return {"words": f"{resolution}: {error.what}", "crop": None}
     ends = (left, top, left + target.width, top + target.height)

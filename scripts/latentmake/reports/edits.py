@@ -1,4 +1,4 @@
-"""Edits since the last training of a run: its items beside those that the training saw."""
+"""Edits since the last training of a run: differences from the items that the training saw."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from latentmake.training.seen import SeenItem, read_seen, seen_items
 
 
 class Edits:
-    """What was edited since the last training of a run.
+    """Items that were edited since the last training of a run.
 
-    Pictures are compared by digests, which are computed only where a picture is not known yet.
+    Pictures are compared by their digests. A digest is computed only if the memo does not have it.
     Pictures at a URL are not compared.
 
     Attributes:
-        known: whether it is known what the last training saw.
-        gone: stems of items that it saw and that are not there any more.
+        has_record: whether a record says which items the last training saw.
+        gone: stems of items that the training saw and that no longer exist.
     """
 
     def __init__(self, facts: Facts, run: str, cards: Sequence[Card]) -> None:
         self._seen = _read_seen(run)
-        self.known = bool(self._seen)
-        self.gone = sorted(
-            stem for _, stem in self._seen.keys() - {(x.dataset, x.item.stem) for x in cards}
-        )
+        self.has_record = bool(self._seen)
+        present = {(card.dataset, card.item.stem) for card in cards}
+        self.gone = sorted(stem for _, stem in self._seen.keys() - present)
         model = facts.config.runs[run].model
         layout = facts.layout(model)
         inputs: dict[str, dict[str, Item]] = {}
-        for card in cards if self.known else ():
+        for card in cards if self.has_record else ():
             own = inputs.setdefault(card.dataset, {})
             own[card.item.stem] = card.item.inputs("latents", layout)
         self._inputs = inputs
@@ -45,23 +44,23 @@ class Edits:
         }
 
     def of(self, card: Card) -> dict[str, list[str] | bool]:
-        """Return what was edited of an item.
+        """Return the edits of an item.
 
         Returns:
-            Nothing where nothing was edited or the last training is unknown; else `new`, or
+            An empty dict if nothing was edited or no training is recorded. Otherwise `new`, or
             `before` (the texts that the training saw), `repainted` or both.
         """
-        if not self.known:
+        if not self.has_record:
             return {}
         was = self._seen.get((card.dataset, card.item.stem))
         if was is None:
             return {"new": True}
-        found = dict[str, list[str] | bool]()
+        edits = dict[str, list[str] | bool]()
         if not card.fault and was.texts != [text.text for text in card.texts]:
-            found["before"] = was.texts
+            edits["before"] = was.texts
         if was.source and self._digest(card) not in (None, was.source):
-            found["repainted"] = True
-        return found
+            edits["repainted"] = True
+        return edits
 
     def _digest(self, card: Card) -> str | None:
         if is_remote(card.item.image):
@@ -70,17 +69,17 @@ class Edits:
 
 
 def _read_seen(run: str) -> dict[tuple[str, str], SeenItem]:
-    """Return dataset and stem -> item of a run's last finished training; empty where unknown.
+    """Return dataset and stem -> item of a run's last finished training; empty if unknown.
 
-    A result of an earlier release has no such file. Its items are known as long as the lock is the
-    one that it was trained on.
+    Results of earlier releases have no file of the items. Their items are read from the manifest,
+    as long as the lock is the one of that training.
     """
     folder = result_folder(run)
-    found = read_seen(folder)
-    if found is None:
+    items = read_seen(folder)
+    if items is None:
         record = Origin.read(folder / "training.json")
         if record is None or record.wanted.data != read_lock(run).data:
             return {}
         with suppress(TrainingError):
-            found = [*seen_items(run_folder(run) / "manifest.jsonl")]
-    return {(item.dataset, item.stem): item for item in found or ()}
+            items = [*seen_items(run_folder(run) / "manifest.jsonl")]
+    return {(item.dataset, item.stem): item for item in items or ()}

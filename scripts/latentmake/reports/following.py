@@ -1,6 +1,6 @@
 """Pages of a training: its section of a report, the clips of `generate`, and `evaluate`.
 
-Clips lie beside the page, which names them: they play from a disk, without a server.
+The page of `generate` links to clip files beside it, so browsers play them without a server.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _LOSS = (
     "How far the network's prediction is from the truth on items that did not train, at the same "
     "noise for both. Lower is better. Timestep 1000 is noise alone, 0 the item itself."
 )
-_WIDTH = 2400  # pixels: width of a picture of the training, at most
+_WIDTH = 2400  # largest width of a picture of the training, in pixels
 
 
 def _state(results: Path) -> str | None:
-    """Return the digest of all that a page shows of some results; None where there are none."""
+    """Return the digest of a file of results and the page's templates; None without results."""
     try:
         return digest.of_value([template_digest("gallery"), digest.of_file(results)])
     except OSError:
@@ -59,7 +59,7 @@ def _state(results: Path) -> str | None:
 
 
 def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -> None:
-    """Write the page of a folder's clips, by its index, and the receipt; raises StorageError."""
+    """Write the page of the clips in a folder's index, and the receipt; raises StorageError."""
     index = GenerationIndex.read(folder / INDEX)
     assert index is not None
     noun = "clips" if "frames" in index.settings else "pictures"
@@ -93,7 +93,7 @@ def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -
 
 
 def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> None:
-    """Write the page of the results in a folder, which are there; raises StorageError."""
+    """Write the page of the results in a folder, which must exist; raises StorageError."""
     metrics = Metrics.read(folder / METRICS)
     assert metrics is not None
     sources = ClipSources(path, [folder / clip.file for clip in metrics.clips()])
@@ -149,7 +149,7 @@ def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
     if any(result.group for result in metrics.results):
         means = {
             f"{name} ({len(several)})": {
-                kind: fmean(x for each in several for x in each.losses[kind].values)
+                kind: fmean(loss for result in several for loss in result.losses[kind].values)
                 for kind in metrics.loss
             }
             for name, several in sorted(groups.items())
@@ -160,10 +160,10 @@ def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
 
 
 def _loss_rows(losses: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    """Return the rows of a table of losses: name, base, adapter and the change."""
+    """Return the rows of a table of losses: name, loss of the base, of the adapter, and change."""
     return [
-        [name, _number(each["base"]), _number(each["adapter"]), _change(**each)]
-        for name, each in losses.items()
+        [name, _number(by_kind["base"]), _number(by_kind["adapter"]), _change(**by_kind)]
+        for name, by_kind in losses.items()
     ]
 
 
@@ -190,7 +190,7 @@ def _summary(metrics: Metrics) -> str:
 
 
 def refuse_following(config: Config, run: str, word: str) -> None:
-    """Refuse, by ConfigError, `{word}_{run}` of a run without a trainer or items for it."""
+    """Raise ConfigError if a run has no trainer or no items for the target `{word}_{run}`."""
     trainer, where = config.runs[run].trainer, f"{word}_{run}"
     if trainer is None or not trainer.ours:
         does = "draws nothing" if word == "generate" else "evaluates nothing"
@@ -204,7 +204,7 @@ def refuse_following(config: Config, run: str, word: str) -> None:
 
 
 def outdated(run: str, word: str) -> list[Difference]:
-    """Return why the page of a run's clips (`generate`) or of its evaluation is not up to date."""
+    """Return the reasons why a run's page of `generate` or `evaluate` is outdated."""
     folder = run_folder(run) / FOLDER
     results, page, receipt = folder / INDEX, folder / PAGE, run_folder(run) / "generated.json"
     if word == "evaluate":
@@ -220,14 +220,18 @@ def outdated(run: str, word: str) -> list[Difference]:
 
 
 def training_section(run: str) -> dict[str, Any]:
-    """Return figures of a run's training in words, its curves and its sample pictures."""
+    """Return a line of figures of a run's training, its curves and its sample pictures."""
     folder = run_folder(run)
-    found = AnyRecord.read(folder / "training.json")
-    record = found.model_dump(exclude={"files"}, exclude_unset=True) if found else {}
-    words = [f"{record['steps']} steps"] if record.get("steps") else []
-    words += [duration(record["seconds"] / 60)] if record.get("seconds") else []
+    trained = AnyRecord.read(folder / "training.json")
+    record = trained.model_dump(exclude={"files"}, exclude_unset=True) if trained else {}
+    words = []
+    if record.get("steps"):
+        words.append(f"{record['steps']} steps")
+    if record.get("seconds"):
+        words.append(duration(record["seconds"] / 60))
     losses = [record[name] for name in ("loss_start", "loss_end") if record.get(name) is not None]
-    words += ["loss " + " → ".join(f"{loss:.4g}" for loss in losses)] if losses else []
+    if losses:
+        words.append("loss " + " → ".join(f"{loss:.4g}" for loss in losses))
     pictures = {"Sample pictures": _file(folder / "samples.png"), "Curves": _curves(folder, run)}
     shown = [[name, _scaled(data)] for name, data in pictures.items() if data]
     if not words and not shown:
@@ -236,7 +240,7 @@ def training_section(run: str) -> dict[str, Any]:
 
 
 def provenance(run: str) -> str:
-    """Return what the weights of a run were trained on: network, data, settings; "" without one."""
+    """Return a table of the network, data and settings of a run's training; "" if untrained."""
     basis = Basis.read(run_folder(run) / BASIS)
     if basis is None:
         return ""
@@ -252,20 +256,20 @@ def _file(path: Path) -> bytes | None:
 
 
 def _curves(folder: Path, run: str) -> bytes | None:
-    """Return the curves that the training drew, or those of its newest TensorBoard files."""
+    """Return the curves that the training drew, or curves of its newest TensorBoard files."""
     if (drawn := _file(folder / "curves.png")) is not None:
         return drawn
     from latentmake.training.loop.pictures import curves_png
 
-    found = folder.rglob("events.out.tfevents*")
-    present = (path for path in found if not path.is_relative_to(folder / PREVIOUS))
-    files = sorted(present, key=lambda path: path.stat().st_mtime)
+    events = folder.rglob("events.out.tfevents*")
+    current = (path for path in events if not path.is_relative_to(folder / PREVIOUS))
+    files = sorted(current, key=lambda path: path.stat().st_mtime)
     places = dict.fromkeys(path.parent for path in reversed(files))
     return next((data for place in places if (data := curves_png(place, title=run))), None)
 
 
 def _scaled(data: bytes) -> str:
-    """Return a PNG as a data URI, a large one scaled down."""
+    """Return a PNG as a data URI; a large picture is scaled down."""
     from PIL import Image
 
     with Image.open(BytesIO(data), formats=["PNG"]) as image:

@@ -1,4 +1,4 @@
-"""Last lines of a build: its results and what to do next, or what failed and what is finished."""
+"""Last lines of a build: its results and the next step, or its failures and finished files."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.orders import Order
 from latentmake.reports.plan_report import counted
 
-_SHOWN = 3  # runs of a build whose results are named
+_SHOWN = 3  # most runs of a build whose results are listed
 _GOES_ON = "the same command goes on"
 
 
 def tell(lines: Iterable[str]) -> None:
-    """Print lines, as all that a build says."""
+    """Print lines to stderr, where a build prints everything."""
     sys.stderr.writelines(f"{line}\n" for line in lines)
 
 
 def built(
     orders: Sequence[Order], trained: Mapping[str, str], configfiles: Iterable[str | Path] = ()
 ) -> list[str]:
-    """Return the last lines of a build: how many targets it encoded, results, and what is next.
+    """Return the last lines of a build: number of encoded targets, results, and the next step.
 
     Args:
-        orders: those that it carried out.
-        trained: run that it trained anew -> its weights.
-        configfiles: those of the command line, for the command that comes next.
+        orders: orders that the build carried out.
+        trained: run that the build trained -> path of its weights.
+        configfiles: configuration files of the command line, repeated in the suggested command.
     """
-    lines = [_encoded(orders)] * bool(orders)
+    lines = [_encoded(orders)] if orders else []
     if len(trained) > 1:
-        shown = [", ".join(_results(*each)) for each in trained.items()]
-        more = f"{len(shown) - _SHOWN} more runs: see the folder runs"
-        return [*lines, *shown[:_SHOWN], *([more] * (len(shown) > _SHOWN))]
+        results = [", ".join(_results(run, weights)) for run, weights in trained.items()]
+        lines += results[:_SHOWN]
+        if len(results) > _SHOWN:
+            lines.append(f"{len(results) - _SHOWN} more runs: see the folder runs")
+        return lines
     options = "".join(f" -c {quote(str(file))}" for file in configfiles)
     for run, weights in trained.items():
         lines += [*_results(run, weights), _next(run, options)]
@@ -47,7 +49,8 @@ def built(
 def up_to_date(results: Mapping[str, str]) -> list[str]:
     """Return the last lines of a build that had nothing to do.
 
-    `results` has the weights of each run or file that was asked for; "" where it has none.
+    Args:
+        results: requested run or file -> path of its weights; "" if it has none.
     """
     runs = ", ".join(results)
     lines = [f"{runs or 'everything'}: up to date, nothing to do"]
@@ -65,7 +68,7 @@ def _results(run: str, weights: str) -> list[str]:
 
 
 def _next(run: str, options: str) -> str:
-    """Return the line on what a user does next with a run that was trained anew."""
+    """Return the line that suggests the next step after a training."""
     folder = run_folder(run) / PREVIOUS
     if (folder / "samples.png").is_file():
         command = f"latentmake compare {run}{options}"
@@ -79,7 +82,7 @@ def _next(run: str, options: str) -> str:
 
 
 def _encoded(orders: Sequence[Order]) -> str:
-    """Return how many targets a build encoded: `1 text encoded, 0 latents`."""
+    """Return the number of encoded targets as text: `1 text encoded, 0 latents`."""
     counts = Counter[str]()
     for order in orders:
         if receipt := receipts.read_receipt(order.receipt):
@@ -89,12 +92,12 @@ def _encoded(orders: Sequence[Order]) -> str:
 
 
 def failed(logs: Mapping[str, str], sizes: Mapping[str, int], orders: Sequence[Order]) -> list[str]:
-    """Return the last lines of a build that failed: the first fault, its log, what is finished.
+    """Return the last lines of a failed build: first fault, its log, and finished files.
 
     Args:
-        logs: rule of a job that failed -> its log, "" without one.
-        sizes: log -> bytes that it had before the build.
-        orders: those that the build carries out.
+        logs: rule of a failed job -> path of its log; "" if it has none.
+        sizes: log -> its size in bytes before the build.
+        orders: orders that the build carries out.
     """
     faults: dict[str, str] = {}
     for rule, log in logs.items():
@@ -109,20 +112,25 @@ def failed(logs: Mapping[str, str], sizes: Mapping[str, int], orders: Sequence[O
 
 
 def interrupted(orders: Sequence[Order]) -> list[str]:
-    """Return the last line of a build that a user ended."""
+    """Return the last line of a build that the user interrupted."""
     return [f"interrupted; finished: {_finished(orders)}; {_GOES_ON}"]
 
 
 def _fault(log: Path, size: int) -> str:
-    """Return the last error that a job has written to its log, or its last line."""
+    """Return the last error that a job wrote to its log, or the last line of the log.
+
+    Args:
+        log: path of the log.
+        size: size of the log before the build; a job appends to it, or writes it anew.
+    """
     with contextlib.suppress(OSError):
         data = log.read_bytes()
-        is_longer = len(data) > size and data[:size].endswith(b"\n")  # and not written anew
+        is_longer = len(data) > size and data[:size].endswith(b"\n")
         text = (data[size:] if is_longer else data).decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")]
-        if errors or lines:
-            return [*lines, *errors][-1].removeprefix("error: ")
+        if lines:
+            return (errors or lines)[-1].removeprefix("error: ")
     return f"{log}: the job ended without a message; it may have been killed"
 
 
@@ -130,4 +138,4 @@ def _finished(orders: Sequence[Order]) -> str:
     targets = [target for order in orders for item in order.items for target in item.targets]
     if not targets:
         return "all caches"
-    return f"{sum(each.is_made for each in targets)} of {len(targets)} cache files"
+    return f"{sum(target.is_made for target in targets)} of {len(targets)} cache files"

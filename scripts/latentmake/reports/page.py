@@ -1,8 +1,8 @@
 """Self-contained HTML pages with images and clips: one file each, no network.
 
-A page's content is data (JSON) that its script shows as text, never as markup. The page's content
-security policy allows that script, that style sheet and embedded pictures, nothing else;
-cards and galleries also pictures in files beside the page, a page with clips also clips.
+The content of a page is JSON data. The page's script shows it as text, never as markup. The content
+security policy allows only the page's own script and style sheet, and embedded pictures. Cards and
+galleries may also load picture files beside the page, and pages with clips may load clips.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ PLAYED = frozenset({".mp4", ".webm"})
 """Endings of clips that browsers play."""
 
 FPS = 16.0
-"""Frames a second of Wan's clips."""
+"""Frames per second of Wan's clips."""
 
 EMBEDDED = 40_000_000
-"""Bytes of all clips of a page up to which they are embedded, so that the page can be moved."""
+"""Largest total size of clips in bytes that a page embeds. A page with embedded clips can be moved
+without its files."""
 
 _FOLDER = Path(__file__).parent
 _PARTS = {
@@ -40,24 +41,27 @@ _PARTS = {
     "compare": ("page", "clips", "chart", "viewer", "compare"),
     "gallery": ("page", "clips", "chart", "gallery"),
 }
-"""Kind of a page -> its templates, style sheets and scripts, as far as there are such files."""
-_HEAD = 4096  # bytes: the state stands within these
+"""Kind of page -> names of its templates, style sheets and scripts; not every file exists."""
+_HEAD = 4096  # bytes at the start of a page that contain the state
 _STATE = re.compile(rb'<meta name="latentmake-state" content="([0-9a-f]{64})">')
 
 
 def _sources(kind: str, ending: str) -> list[str]:
-    """Return the texts of a kind of page's files that have an ending."""
+    """Return the texts of the files of one kind of page with one ending."""
     paths = (_FOLDER / f"{name}.{ending}" for name in _PARTS[kind])
     return [path.read_text(encoding="utf-8").strip() for path in paths if path.exists()]
 
 
 def template_digest(kind: str) -> str:
-    """Return the digest of a kind of page: its templates, style sheets and scripts."""
+    """Return the digest of the templates, style sheets and scripts of one kind of page."""
     return digest.of_value([_sources(kind, ending) for ending in ("html", "css", "js")])
 
 
 def _allowed(text: str) -> str:
-    """Name a script or a style sheet in a content security policy (W3C CSP3, section 2.3)."""
+    """Return the hash of a script or style sheet for a content security policy.
+
+    Source: W3C CSP3, section 2.3.
+    """
     sha256 = bytes.fromhex(digest.of_bytes(text.encode()))
     return f"'sha256-{base64.b64encode(sha256).decode()}'"
 
@@ -67,16 +71,16 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
 
     Args:
         kind: `cards`, `compare` or `gallery`.
-        title: of the page.
-        data: JSON values for its script.
-        state: digest of what it was made of, for `state_in`.
+        title: title of the page.
+        data: JSON values for the page's script.
+        state: digest of the inputs that the page was made from; `state_in` reads it.
     """
-    from jinja2 import Environment, FileSystemLoader  # not while planning
+    from jinja2 import Environment, FileSystemLoader  # here: a plan does not need it
 
     templates = Environment(
         loader=FileSystemLoader(_FOLDER), autoescape=True, keep_trailing_newline=True
     )
-    # Written in its own order, and without spaces.
+    # jinja2 sorts the keys by default; these options keep their order and write no spaces.
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     style, script = ("\n".join(_sources(kind, ending)) for ending in ("css", "js"))
     clips = "media-src data: file: 'self'; " if "clips" in _PARTS[kind] else ""
@@ -91,7 +95,7 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
 
 
 def write_page(path: Path, kind: str, title: str, data: Any, state: str = "") -> str:
-    """Write a page as `page` makes it; return its size in words; raises StorageError."""
+    """Write the page that `page` returns; return its size as text; raises StorageError."""
     text = page(kind, title, data, state).encode()
     atomic.write(path, text)
     return f"{len(text) / 1e6:.1f} MB"
@@ -100,16 +104,17 @@ def write_page(path: Path, kind: str, title: str, data: Any, state: str = "") ->
 def table(
     name: str, title: str, words: str, heads: Sequence[str], rows: Iterable[Sequence[str | float]]
 ) -> dict[str, Any]:
-    """Return a table of a page; `name` is its section's.
+    """Return a table of a page; `name` is the ID of its section.
 
-    Heads with a `>` belong to columns of numbers; a cell that is a number is a bar of that share.
+    Heads that begin with `>` belong to columns of numbers. If a cell is a number and no text, the
+    page shows a bar whose length is that share.
     """
     values = [[*row] for row in rows]
     return {"id": name, "title": title, "words": words, "heads": [*heads], "rows": values}
 
 
 def state_in(path: Path) -> str | None:
-    """Return the state of a page; None without a page of ours."""
+    """Return the state of a page; None if there is no page or it is not one of Latentmake's."""
     try:
         with path.open("rb") as file:
             match = _STATE.search(file.read(_HEAD))
@@ -128,7 +133,7 @@ class ClipSources:
 
     def __init__(self, page: Path, paths: list[Path]) -> None:
         self._folder = page.parent
-        sizes = (each.stat().st_size for each in {*paths} if each.is_file())
+        sizes = (path.stat().st_size for path in {*paths} if path.is_file())
         self.embeds = sum(sizes) <= EMBEDDED
 
     def address(self, path: Path) -> str:
@@ -140,21 +145,21 @@ class ClipSources:
         return quote(Path(os.path.relpath(path, self._folder)).as_posix())
 
 
-_WIDTH, _NARROW = 1024, 512  # pixels; wider pictures are scaled down
-_MANY = 200  # pictures; more are narrow
-_PIXEL_ART = 256  # pixels; smaller pictures are embedded without loss
+_WIDTH, _NARROW = 1024, 512  # largest width of a picture in pixels
+_MANY = 200  # pictures; pages with more scale them to `_NARROW`
+_PIXEL_ART = 256  # pixels; smaller pictures are embedded losslessly
 Picture = tuple[str, int, int, bool]
 
 
 def embedded(image: Image.Image, kind: str, **options: Any) -> str:
-    """Return an image as a data URI; `kind` is `png` or `webp`, `options` are Pillow's."""
+    """Return an image as a data URI; `kind` is `png` or `webp`, `options` go to Pillow."""
     data = io.BytesIO()
     image.save(data, kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
 def picture_of(data: bytes, path: Path) -> Image.Image:
-    """Return the picture that a file holds; raises SourceError."""
+    """Decode the picture in a file's content; raises SourceError."""
     from latentmake.caches.pixels.plain import decode
 
     return decode(data, str(path), Dataset(path="."))
@@ -170,16 +175,17 @@ class Pictures:
 
     Args:
         page: path of the page.
-        paths: all pictures and clips of it; many pictures are shown smaller.
+        paths: all pictures and clips of the page; if there are many pictures, they are smaller.
 
     Attributes:
-        embedded: address, width, height, whether to show it pixel by pixel.
-        clips: numbers of those that are clips.
-        faults: pictures that cannot be read, a line each.
+        embedded: address, width and height of each picture, and whether browsers must not smooth
+            its pixels.
+        clips: numbers of the pictures that are clips.
+        faults: one line for each picture that cannot be read.
     """
 
     def __init__(self, page: Path, paths: Sequence[Path]) -> None:
-        clips = [each for each in paths if each.suffix.lower() in PLAYED]
+        clips = [path for path in paths if path.suffix.lower() in PLAYED]
         self._sources = ClipSources(page, clips)
         self._width = _WIDTH if len(paths) - len(clips) <= _MANY else _NARROW
         self.clips: list[int] = []
@@ -188,13 +194,14 @@ class Pictures:
         self.faults: list[str] = []
 
     def add(self, path: Path) -> int | str:
-        """Return the number of a picture, or why it cannot be shown."""
+        """Return the number of a picture, or the reason why it cannot be shown."""
         try:
             data = path.read_bytes()
             if (name := digest.of_bytes(data)) not in self._numbers:
                 number, is_clip = len(self.embedded), path.suffix.lower() in PLAYED
                 self.embedded.append(self._clip(path) if is_clip else self._image(data, path))
-                self.clips += [number] * is_clip
+                if is_clip:
+                    self.clips.append(number)
                 self._numbers[name] = number
             return self._numbers[name]
         except SourceError as error:

@@ -1,4 +1,4 @@
-"""Report of a plan: its table and estimates, pictures that do not fit, and disks without room."""
+"""Report of a plan: its table and estimates, enlarged or cut pictures, and disks without space."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from latentmake.plan.orders import Order, Part
 from latentmake.plan.run_plan import Plan, RunPlan, faulty_items
 from latentmake.plan.state import REASONS, PartState
 
-_ENLARGED = 1.01  # times: less is the rounding of sides
+_ENLARGED = 1.01  # scale factor; smaller ones come from rounding the sides
 _WIDTH = 80  # characters of a line in a terminal
-_HEADS = {"changed recipe": "recipe"}  # reason -> a shorter head of its column
-_LOOKED_AT = 1000  # pictures of a dataset whose headers are read: that takes a while on a disk
+_HEADS = {"changed recipe": "recipe"}  # reason -> shorter head of its column
+_LOOKED_AT = 1000  # most pictures of a dataset whose headers are read, because disks are slow
 
 
 def plan_table(
@@ -35,9 +35,9 @@ def plan_table(
 
     Args:
         plan: the plan.
-        orders: those that a build carries out.
-        estimates: lines about what is to be made.
-        kinds: run -> kinds of caches that are asked for; all where there is none.
+        orders: orders that a build carries out.
+        estimates: further lines below the table, such as estimates of time and size.
+        kinds: run -> requested kinds of caches; an empty collection or None stands for all.
     """
     parts = {
         part: state
@@ -49,14 +49,18 @@ def plan_table(
     for part, state in parts.items():
         row = rows.setdefault(row_of(part), Counter())
         row.update(fresh=state.fresh, orphaned=len(state.orphans))
-        row.update(_HEADS.get(each.reason, each.reason) for each in state.stale)
-    faults = {name: found for run in plan.runs.values() for name, found in run.faults.items()}
+        row.update(_HEADS.get(target.reason, target.reason) for target in state.stale)
+    faults = {
+        name: dataset_faults
+        for run in plan.runs.values()
+        for name, dataset_faults in run.faults.items()
+    }
     lines = _table({name: counts for name, counts in rows.items() if counts.total()})
     if not plan.runs:
-        lines = []  # files that the command names
-    for found in faults.values():
-        by_place = sorted(found, key=lambda fault: _in_numbers(fault.path))
-        lines += [f"faulty: {fault.line}" for fault in by_place]
+        lines = []  # no runs are planned: the command only names cache files
+    for dataset_faults in faults.values():
+        by_path = sorted(dataset_faults, key=lambda fault: _in_numbers(fault.path))
+        lines += [f"faulty: {fault.line}" for fault in by_path]
     warnings = (line for run in plan.runs.values() for line in run.warnings)
     lines += [f"warning: {line}" for line in dict.fromkeys(warnings)]
     made = Counter[str]()
@@ -66,7 +70,7 @@ def plan_table(
         names = {order.name for order in orders}
         jobs = sum(any(order.name in names for order in job.orders) for job in plan.jobs)
         reused = sum(len(order.paths) for order in orders if order.reuses)
-        linked = f", {reused} of them by linking" * bool(reused)
+        linked = f", {reused} of them by linking" if reused else ""
         lines.append(
             f"{counted(total, 'target')} to make ({counted(made['latents'], 'latent')}, "
             f"{counted(made['text'], 'text')}){linked}, in {counted(jobs, 'job')}"
@@ -76,37 +80,40 @@ def plan_table(
 
 
 def _table(rows: Mapping[tuple[str, str, str], Counter[str]]) -> list[str]:
-    """Return the lines of a table without empty columns, of 80 characters if it can be."""
-    reasons = [_HEADS.get(reason, reason) for reason in REASONS]
-    heads = [x for x in (*reasons, "orphaned") if any(counts[x] for counts in rows.values())]
-    heads = ["dataset", "model", "kind", "fresh", *heads]
-    cells = [[*name, *(str(counts[x] or ".") for x in heads[3:])] for name, counts in rows.items()]
+    """Return the lines of a table without empty columns, at most 80 characters wide if possible."""
+    states = [*(_HEADS.get(reason, reason) for reason in REASONS), "orphaned"]
+    states = [state for state in states if any(counts[state] for counts in rows.values())]
+    heads = ["dataset", "model", "kind", "fresh", *states]
+    cells = [
+        [*name, *(str(counts[head] or ".") for head in heads[3:])] for name, counts in rows.items()
+    ]
     columns = [[head, *column] for head, *column in zip(heads, *cells, strict=True)]
     widths = [max(map(len, column)) for column in columns]
     if sum(widths) + 2 * len(widths) - 2 > _WIDTH and len({*columns[1][1:]}) == 1:
-        del columns[1], widths[1]  # the same model in each row
+        del columns[1], widths[1]  # all rows have the same model
     names = len(columns) - len(heads[3:])
     columns = [
-        [x.ljust(width) if number < names else x.rjust(width) for x in column]
+        [cell.ljust(width) if number < names else cell.rjust(width) for cell in column]
         for number, (column, width) in enumerate(zip(columns, widths, strict=True))
     ]
     head, *others = zip(*columns, strict=True)
-    return ["  ".join(x).rstrip() for x in (head, ["-" * width for width in widths], *others)]
+    rule = ["-" * width for width in widths]
+    return ["  ".join(line).rstrip() for line in (head, rule, *others)]
 
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 target`, `2 targets`."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _in_numbers(name: str) -> list[tuple[int, str]]:
-    """Return a sort key by which `line 9` stands before `line 10`."""
+    """Return a sort key that puts `line 9` before `line 10`."""
     parts = re.split(r"([0-9]+)", name)
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
 def row_of(part: Part) -> tuple[str, str, str]:
-    """Return dataset, model and kind of a part's row: all variants of a text make one."""
+    """Return dataset, model and kind of a part's row; all variants of a text share one row."""
     kind = f"latents {part.name}"
     if parsed(part.name).kind == "text":
         text, _, resolution = part.name.partition("@")
@@ -115,20 +122,20 @@ def row_of(part: Part) -> tuple[str, str, str]:
 
 
 def stopped_by(facts: Facts, plan: RunPlan) -> str:
-    """Return a line on the faulty items that keep a run from its training; "" without any."""
-    found, videos = list[str](), False
+    """Return a line about the faulty items that prevent a run's training; "" if there are none."""
+    faults, videos = list[str](), False
     for name, lines in faulty_items(facts, plan).items():
         settings = facts.config.datasets[name]
         if lines and settings.on_error != "skip":
             videos |= bool(settings.video)
-            found += lines
-    if not found:
+            faults += lines
+    if not faults:
         return ""
     what = f"the manifest of {plan.name} will not be written"
     if facts.config.runs[plan.name].trainer is not None:
         what = f"the training of {plan.name} will not start"
-    count = counted(len(found), "video" if videos else "picture")
-    are, them = ("is", "it") if len(found) == 1 else ("are", "them")
+    count = counted(len(faults), "video" if videos else "picture")
+    are, them = ("is", "it") if len(faults) == 1 else ("are", "them")
     return (
         f"{what}: {count} {are} faulty; repair {them} as the lines `faulty` say, or set "
         f"`on_error: skip` to train without {them}"
@@ -148,40 +155,42 @@ def report(
     """Print the table of a plan, and return it; "" if the command needs no run and no cache file.
 
     Args:
-        facts: of its runs.
+        facts: facts about the configuration's runs.
         plan: the plan.
-        trained: runs whose training is asked for.
-        orders: those that a build carries out.
-        kinds: run -> kinds of caches that are asked for.
-        dry: whether nothing is built, so that a disk without room is no more than a warning.
-        more: a further line.
+        trained: runs whose training is requested.
+        orders: orders that a build carries out.
+        kinds: run -> requested kinds of caches.
+        dry: whether nothing is built. If so, a disk without enough space is only a warning.
+        more: a further line; "" for none.
 
     Raises:
-        StorageError: what is to be built has no room.
+        StorageError: A disk does not have enough space for the build.
     """
-    asked = [run for name, run in plan.runs.items() if name in trained]
+    training = [run for name, run in plan.runs.items() if name in trained]
     lines = [*receipts.lines(facts.memo, orders)]
-    lines += [f"training of {run.name}: {run.forecast}" for run in asked if run.forecast]
-    lines += [line for run in asked for line in (run.reason, run.note) if line]
+    lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
+    lines += [line for run in training for line in (run.reason, run.note) if line]
     runs = plan.runs.values()
     lines = [*dict.fromkeys(fitting_lines(facts, plan)), *lines]
-    stale = (each for run in runs for state in run.parts.values() for each in state.stale)
-    if any(each.reason == "changed recipe" for each in stale):
+    stale = (target for run in runs for state in run.parts.values() for target in state.stale)
+    if any(target.reason == "changed recipe" for target in stale):
         from latentmake.reports.explanation import recipe_changes
 
         lines = [*recipe_changes(facts, runs), *lines]
     lines += [
         f"{need.what}: {human(need.size)} in {need.folder}" for need in plan.needs if need.size
     ]
-    lines += [more] * bool(more)
+    if more:
+        lines.append(more)
     lines = [*_noted(facts, runs), *lines]
-    whole = (run for name, run in plan.runs.items() if len(kinds[name]) > 1 and _may_stop(run))
-    lines += [line for run in whole if (line := stopped_by(facts, run))]
+    # A command for one kind of caches writes no manifest, so faulty items do not stop it.
+    complete = (run for name, run in plan.runs.items() if len(kinds[name]) > 1 and _may_stop(run))
+    lines += [line for run in complete if (line := stopped_by(facts, run))]
     text = plan_table(plan, orders, lines, kinds=kinds)
     sys.stderr.write(f"{text}\n" if text else "")
     caches = receipts.needs(facts.memo, orders)
     for shortage in shortages(
-        [*caches, *plan.needs, *(need for run in asked for need in run.needs)]
+        [*caches, *plan.needs, *(need for run in training for need in run.needs)]
     ):
         if not dry:
             raise shortage
@@ -194,21 +203,22 @@ def _may_stop(plan: RunPlan) -> bool:
 
 
 def _noted(facts: Facts, runs: Iterable[RunPlan]) -> Iterator[str]:
-    """Yield a line for each fault that a job of an earlier build has found."""
-    known = set[str]()
+    """Yield a line for each fault that a job of an earlier build noted and this plan did not."""
+    printed = set[str]()
     for run in runs:
         if _may_stop(run):
-            known |= {fault.line for faults in run.faults.values() for fault in faults}
-            found = {line for lines in faulty_items(facts, run).values() for line in lines}
-            yield from (f"faulty: {line}" for line in sorted(found - known, key=_in_numbers))
-            known |= found
+            printed |= {fault.line for faults in run.faults.values() for fault in faults}
+            noted = {line for lines in faulty_items(facts, run).values() for line in lines}
+            yield from (f"faulty: {line}" for line in sorted(noted - printed, key=_in_numbers))
+            printed |= noted
 
 
 def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
-    """Yield a line for each dataset and resolution with such pictures, of those to be encoded.
+    """Yield a line for each dataset and resolution whose stale pictures are enlarged or cut.
 
-    Sizes come from the headers of images, each read once, of some of a large dataset; images on S3
-    are left out where no name of a cache file contains their size.
+    Sizes come from the images' headers; the memo remembers them. In a large dataset, only a sample
+    of the headers is read. Images on S3 count only if the names of their cache files contain the
+    size.
     """
     parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
     for part, state in parts.items():
@@ -217,28 +227,30 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
             continue
         settings, layout = facts.config.datasets[part.dataset], facts.layout(part.model)
         if not layout.external and settings.exif_rotation and len(set(resolution)) > 1:
-            continue  # EXIF may turn an image, and its header's size does not tell
+            continue  # EXIF may rotate an image, and the size in its header does not show this
         sizes = Counter(_sizes(facts, part.dataset, state))
         enlarged, cut, most = 0, 0, 0.0
         for size, count in sizes.items():
             try:
                 resized, _, _, target = layout.place(size, resolution, settings)
-            except SourceError:  # a faulty item, said elsewhere
+            except SourceError:  # the item is faulty, and another line reports it
                 continue
             scale = max(resized.width / size.width, resized.height / size.height)
             enlarged += count * (scale > _ENLARGED)
             most = max(most, scale)
             cut += count * (2 * target.width * target.height < resized.width * resized.height)
-        what = [f"{_are(enlarged)} enlarged (up to {most:.3g} times)"] * (enlarged > 0)
-        what += [f"{_are(cut)} cut by more than half"] * (cut > 0)
-        if what:
-            number = sizes.total()
-            kind = ("video" if settings.video else "picture") + "s" * (number != 1)
-            yield f"{part.dataset} at {part.name}: of {number} {kind}, {', '.join(what)}"
+        changes = []
+        if enlarged:
+            changes.append(f"{_are(enlarged)} enlarged (up to {most:.3g} times)")
+        if cut:
+            changes.append(f"{_are(cut)} cut by more than half")
+        if changes:
+            items = counted(sizes.total(), "video" if settings.video else "picture")
+            yield f"{part.dataset} at {part.name}: of {items}, {', '.join(changes)}"
 
 
 def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
-    """Yield the size of each item to be encoded, where it is known."""
+    """Yield the sizes of the items to be encoded, as far as they are known."""
     unknown = {}
     for item in {stale.item.stem: stale.item for stale in state.stale}.values():
         if item.media is not None:
@@ -246,12 +258,14 @@ def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
         elif item.files and not is_remote(item.files[0].path):
             unknown[item.files[0].path] = item.files[0]
     step = -(-len(unknown) // _LOOKED_AT) or 1
-    if some := [*islice(unknown.values(), 0, None, step)]:
+    if sample := [*islice(unknown.values(), 0, None, step)]:
         from latentmake.data.probe import probed
 
-        found = probed(some, facts.memo, video=False)
+        results = probed(sample, facts.memo, video=False).values()
         yield from (
-            Size(x.width, x.height) for x in found.values() if not isinstance(x, SourceError)
+            Size(media.width, media.height)
+            for media in results
+            if not isinstance(media, SourceError)
         )
 
 

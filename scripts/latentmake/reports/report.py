@@ -22,19 +22,19 @@ from latentmake.reports.page import table, write_page
 from latentmake.reports.status import Status, StatusRow, stale_items, status_of
 
 _LATENTS = "latents"
-_IMAGE, _CLIP = 3, 4  # dimensions of an image's latents [C, h, w] and of a clip's [C, F, h, w]
+_IMAGE, _CLIP = 3, 4  # number of dimensions: latents [C, h, w] of images, [C, F, h, w] of clips
 
 
 def write_report(facts: Facts, plan: RunPlan, path: Path) -> Status:
     """Write the page of a run, and return its status; raises UserError."""
-    found = read_cards(facts, plan.name)
-    faults = [*found.faults, *chain(*faulty_items(facts, plan).values())]
-    found = found._replace(faults=[*dict.fromkeys(faults)])
+    cards = read_cards(facts, plan.name)
+    faults = [*cards.faults, *chain(*faulty_items(facts, plan).values())]
+    cards = cards._replace(faults=[*dict.fromkeys(faults)])
     stale = stale_items(plan)
     datasets = facts.config.runs[plan.name].datasets
     if prompts := sum(dataset not in datasets for dataset, _ in stale):
-        found.notes.append(f"Prompts that are not encoded yet: {prompts}.")
-    data = page_data(facts, plan.name, found, path, stale)
+        cards.notes.append(f"Prompts that are not encoded yet: {prompts}.")
+    data = page_data(facts, plan.name, cards, path, stale)
     status = status_of(facts, plan)
     files = sum(row.files for row in status.rows)
     size = human(sum(row.bytes for row in status.rows))
@@ -71,10 +71,10 @@ def _caches(rows: list[StatusRow]) -> dict[str, Any]:
 
 
 def _buckets(facts: Facts, name: str) -> dict[str, Any]:
-    """Return a table of the sizes of latents, by the headers of the cache files.
+    """Return a table of the sizes of latents, which are read from the headers of cache files.
 
-    Sizes are in pixels where the VAE's configuration tells how many a latent stands for. Files that
-    are missing or damaged are not counted.
+    Sizes are in pixels if the VAE's configuration gives its scale factor, otherwise in latents.
+    Missing and damaged files are not counted.
     """
     run = facts.config.runs[name]
     try:
@@ -85,8 +85,8 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
     for item in members(facts, run, {}, {}):
         for part, targets in item.targets.items():
             if parsed(part).kind == _LATENTS:
-                found = filter(None, (_size(path) for path, _ in targets))
-                sizes.update((item.dataset, part, *size) for size in found)
+                present = filter(None, (_size(path) for path, _ in targets))
+                sizes.update((item.dataset, part, *size) for size in present)
     most = max(sizes.values(), default=1)
     rows: list[list[str | float]] = []
     for (dataset, part, width, height, frames), count in sorted(sizes.items()):
@@ -101,7 +101,7 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
 
 
 def _size(path: str) -> tuple[int, int, int] | None:
-    """Return width, height and frames of a file's latents; None where no header tells."""
+    """Return width, height and frames of a file's latents; None if its header cannot be read."""
     try:
         for name, _, shape in arrays_in(path):
             if name.startswith(_LATENTS) and len(shape) in (_IMAGE, _CLIP):

@@ -1,4 +1,4 @@
-"""Status of a run: state, bytes and rest of each dataset, model and kind; running builds."""
+"""Status of a run: state, size and unfinished work by dataset, model and kind; running builds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from latentmake.reports.plan_report import row_of
 
 
 class StatusRow(BaseModel, extra="forbid", frozen=True):
-    """State of one dataset, model and kind; all variants of a text are one kind."""
+    """State of one dataset, model and kind; all variants of a text count as one kind."""
 
     dataset: str
     model: str
@@ -32,22 +32,22 @@ class StatusRow(BaseModel, extra="forbid", frozen=True):
     fresh: int  # number of fresh targets
     stale: dict[str, int]  # reason -> number of stale targets
     orphans: int  # number of cache files whose items are gone
-    files: int  # cache files there now, stale and orphaned ones too
-    bytes: int  # their size; of several names of one file once
+    files: int  # number of existing cache files, including stale and orphaned ones
+    bytes: int  # their size; a file with several hard links counts once
     rest: int  # number of files to be encoded
-    rest_bytes: int | None  # their estimated size; None where nobody knows
-    rest_seconds: float | None  # to encode them; None where no job of the kind has run here
+    rest_bytes: int | None  # their estimated size; None if unknown
+    rest_seconds: float | None  # estimated time; None if no job of the kind has run here
 
 
 class Status(BaseModel, extra="forbid", frozen=True):
     """Status of a run."""
 
     run: str
-    rows: list[StatusRow]  # of its parts
-    files: list[dict[str, str]]  # reason and path of each target that is not fresh, or orphaned
+    rows: list[StatusRow]  # one row per dataset, model and kind
+    files: list[dict[str, str]]  # reason and path of each stale target and each orphaned file
     faulty: list[str]  # a line for each faulty item
-    builds: list[dict[str, Any]]  # that run here
-    lines: list[str]  # on changed recipes, the rest, past jobs, manifest, training and store
+    builds: list[dict[str, Any]]  # running builds, as `running_builds` returns them
+    lines: list[str]  # further lines: warnings, recipes, past jobs, manifest, training, store
 
     @property
     def stale(self) -> int:
@@ -59,7 +59,7 @@ def status_of(facts: Facts, plan: RunPlan) -> Status:
     """Return the status of a run."""
     files = []
     for state in plan.parts.values():
-        files += [{"reason": each.reason, "path": each.path} for each in state.stale]
+        files += [{"reason": target.reason, "path": target.path} for target in state.stale]
         files += [{"reason": "orphaned", "path": path} for path in state.orphans]
     return Status(
         run=plan.name,
@@ -72,14 +72,14 @@ def status_of(facts: Facts, plan: RunPlan) -> Status:
 
 
 def stale_items(plan: RunPlan) -> dict[tuple[str, str], list[str]]:
-    """Return dataset and stem of each item with stale targets -> these, as `text: edited`."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Return dataset and stem of an item -> its stale targets, such as `text: edited`."""
+    items: dict[tuple[str, str], list[str]] = {}
     for part, state in plan.parts.items():
-        for each in state.stale:
-            words = found.setdefault((part.dataset, each.item.stem), [])
-            if (word := f"{row_of(part)[-1]}: {each.reason}") not in words:
+        for target in state.stale:
+            words = items.setdefault((part.dataset, target.item.stem), [])
+            if (word := f"{row_of(part)[-1]}: {target.reason}") not in words:
                 words.append(word)
-    return found
+    return items
 
 
 def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
@@ -90,7 +90,8 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
     parts: dict[tuple[str, str, str], list[Part]] = {}
     for part in plan.parts:
         parts.setdefault(row_of(part), []).append(part)
-    listings = {place: Folder("/".join(("cache", *place))) for place in {x[:2] for x in parts}}
+    places = {(dataset, model) for dataset, model, _ in parts}
+    listings = {place: Folder("/".join(("cache", *place))) for place in places}
     for name, own in parts.items():
         dataset, model, kind = name
         states, rest = [plan.parts[part] for part in own], rests.get(name, receipts.Past())
@@ -100,7 +101,7 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
             model=model,
             kind=kind,
             fresh=sum(state.fresh for state in states),
-            stale=Counter(each.reason for state in states for each in state.stale),
+            stale=Counter(target.reason for state in states for target in state.stale),
             orphans=sum(len(state.orphans) for state in states),
             files=len(sizes),
             bytes=sum(dict(sizes).values()),
@@ -111,14 +112,14 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
 
 
 def _sizes(facts: Facts, parts: Sequence[Part], listing: Folder) -> list[tuple[int, int]]:
-    """Return inode and bytes of each cache file of some parts of a kind."""
+    """Return inode and size of each cache file of these parts, which are of one kind."""
     layout, is_text = facts.layout(parts[0].model), parsed(parts[0].name).kind == "text"
     ending = layout.text_ending if is_text else layout.latents_ending
     folders = tuple(f"{layout.folder(*part)}/" for part in parts)
     return [
         (inode, size)
         for folder, block in listing.blocks
-        if f"{folder}/".startswith(folders)  # stems may have folders of their own
+        if f"{folder}/".startswith(folders)  # not ==: a stem may contain sub-folders
         for name, size, _, inode in unpacked(block)
         if name.endswith(ending)
     ]
@@ -131,7 +132,7 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     yield from recipe_changes(facts, [plan])
     for work in dict.fromkeys(f"{parsed(part.name).kind} {part.model}" for part in plan.parts):
         if past := receipts.past_jobs(facts.memo, work):
-            speed, words = past.targets / past.seconds, past.words and f", {past.words}"
+            speed, words = past.targets / past.seconds, f", {past.words}" if past.words else ""
             number = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
             yield f"past jobs of {work.replace(' ', ' of ')}: {number} targets/s{words}"
     if plan.manifest_order is not None:
@@ -149,14 +150,14 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
 
 
 def running_builds() -> list[dict[str, Any]]:
-    """Return each build that runs here, and how far it is by what lies on the disk.
+    """Return the builds that run in this folder, and their progress, which is read from the disk.
 
     Returns:
-        `process` (its id, on its machine), `targets` (of its command line; none stand for all),
-        `began` (seconds since 1970), `made` (`latents tiny` -> number of targets made and to make),
-        `training` (run -> the last line of its log; "" before it has one).
+        `process` (process ID on the build's machine), `targets` (targets of its command line;
+        empty for all), `began` (seconds since 1970), `made` (`latents tiny` -> number of finished
+        targets, and of all), `training` (run -> last line of its log; "" if there is none yet).
     """
-    found = []
+    builds = []
     for _, about in running():
         began, made = about["began"], dict[str, tuple[int, int]]()
         for name in about.pop("orders"):
@@ -165,19 +166,22 @@ def running_builds() -> list[dict[str, Any]]:
                 done, total = made.get(order.work, (0, 0))
                 targets = [target for item in order.items for target in item.targets]
                 made[order.work] = (
-                    done + sum(each.is_made for each in targets),
+                    done + sum(target.is_made for target in targets),
                     total + len(targets),
                 )
         logs = {run: Path(f"logs/train/{run}.log") for run in about.pop("trained")}
         training = {run: _last_line(log, began) for run, log in logs.items()}
-        found.append(about | {"made": made, "training": training})
-    return found
+        builds.append(about | {"made": made, "training": training})
+    return builds
 
 
 def _last_line(log: Path, began: float) -> str:
-    """Return the last line of a log that was written since a build began; of a bar as it is now."""
+    """Return the last line of a log; "" if it was not written since a build began.
+
+    If the last line is a progress bar, its latest state is returned.
+    """
     with contextlib.suppress(OSError):
-        if log.stat().st_mtime >= began - 1:  # another machine may have another clock
+        if log.stat().st_mtime >= began - 1:  # the clocks of machines may differ
             text = log.read_text(errors="replace").replace("\r", "\n")
             return text.rstrip().rpartition("\n")[2].strip()
     return ""

@@ -1,4 +1,4 @@
-"""Small pictures of items for a page, and the sizes of items in pixels."""
+"""Thumbnails of items for a page, and the sizes of items in pixels."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from latentmake.reports.page import embedded
 if TYPE_CHECKING:
     from PIL import Image
 
-_SIDE = 192  # pixels of a picture
+_SIDE = 192  # longest side of a thumbnail, in pixels
 
 
 def look_at(
     facts: Facts, card: Card, readers: Readers, *, embeds: bool
 ) -> tuple[Size | None, str | None, str]:
-    """Return the size of an item, a small picture as a data URI, and why there is none.
+    """Return the size of an item, its thumbnail as a data URI, and the fault if it has none.
 
-    The picture of a video is a frame; an item at a URL has none. Without `embeds` the picture is
-    not read, only its size.
+    The thumbnail of a video is its first frame. An item at a URL has neither size nor thumbnail.
+    Without `embeds`, only the size is read.
     """
     if is_remote(card.item.image):
         return None, None, ""
     settings = facts.config.datasets[card.dataset]
-    if card.item.media is not None:  # a layout whose names have it takes images as they are stored
+    # If file names contain an item's size, the trainer's layout does not rotate images.
+    if card.item.media is not None:
         settings = settings.model_copy(update={"exif_rotation": False})
     try:
         if not embeds:
@@ -48,7 +49,7 @@ def look_at(
 
 
 def _size_of(card: Card, settings: Dataset) -> Size:
-    """Return the size of an item, of an image from its header."""
+    """Return the size of an item as it is displayed; an image's size is read from its header."""
     item = card.item
     if item.media is not None:
         size = Size(item.media.width, item.media.height)

@@ -1,6 +1,6 @@
-"""Verification of runs' cache files and trained weights: each is read, and judged as a plan does.
+"""Verification of a run's cache files and trained weights: reads every file and judges its state.
 
-The memo is not believed, since a file may be damaged that it says is fresh.
+The memo's record of a file is not trusted: the file may be damaged and still have the same stat.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from latentmake.training.order import trained_files
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
 """Verdicts on a file."""
 EDITED = "edited"
-"""Verdict on a sound file whose source was edited since: the next build encodes it again."""
+"""Verdict on an undamaged file whose source was edited. The next build encodes it again."""
 
 _Wanted = tuple[Part, Judge, Item, Target]
 
@@ -39,10 +39,11 @@ class Finding(NamedTuple):
     """A file that is not as it should be.
 
     Attributes:
-        is_ours: whether a repair may delete it.
-        source: digest in the header of a file whose source was edited.
-        key: of the file, as far as it is known: a repair puts a sound one into the store under it.
-        done: what repair did, or why it did nothing.
+        is_ours: whether a repair may delete the file.
+        source: if the source was edited, its digest in the header of the file.
+        key: key of the file, or "" if unknown. A repair moves an undamaged file into the store
+            under this key.
+        done: action of the repair, or the reason why it did nothing.
     """
 
     path: str
@@ -60,9 +61,9 @@ class Verified:
 
     Attributes:
         files: number of cache files that were read.
-        size: bytes that were read.
-        missing: paths of cache files that the next build makes.
-        repaired: number of findings of which nothing is left.
+        size: number of bytes that were read.
+        missing: paths of missing cache files, which the next build makes.
+        repaired: number of findings whose file no longer exists at its path.
     """
 
     files: int = 0
@@ -74,55 +75,60 @@ class Verified:
 
     @property
     def wrong(self) -> list[Finding]:
-        """Findings besides the files whose sources were edited."""
-        return [each for each in self.findings if each.verdict != EDITED]
+        """Findings, except files whose sources were edited."""
+        return [finding for finding in self.findings if finding.verdict != EDITED]
 
 
 def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verified:
-    """Read runs' cache files and weights; `repair` deletes what is wrong; raises UserError."""
-    wanted = {each[-1].path: each for run in runs for each in _wanted(facts, run)}
-    found, began = Verified(), time.monotonic()
+    """Read the cache files and weights of runs; `repair` deletes faulty ones; raises UserError."""
+    wanted = {entry[-1].path: entry for run in runs for entry in _wanted(facts, run)}
+    result, began = Verified(), time.monotonic()
     with (
         ThreadPoolExecutor(usable_cores()) as pool,
         Progress(total=len(wanted), unit="files", desc="verifying") as progress,
     ):
-        for each, (size, checked) in zip(wanted.values(), pool.map(_read, wanted), strict=True):
+        for entry, (size, checked) in zip(wanted.values(), pool.map(_read, wanted), strict=True):
             progress.update()
-            finding = _finding(facts, *each, checked)
+            finding = _finding(facts, *entry, checked)
             if finding and finding.verdict == MISSING:
-                found.missing.append(finding.path)
+                result.missing.append(finding.path)
                 continue
-            found.files += 1
-            found.size += size
-            found.findings += [finding] if finding else []
-    found.seconds = time.monotonic() - began
-    found.findings = sorted(_misplaced(found.findings, wanted))
+            result.files += 1
+            result.size += size
+            if finding:
+                result.findings.append(finding)
+    result.seconds = time.monotonic() - began
+    result.findings = sorted(_misplaced(result.findings, wanted))
     if repair:
-        found.findings = [
-            _repaired(each, facts) if each.is_ours else each for each in found.findings
+        result.findings = [
+            _repaired(finding, facts) if finding.is_ours else finding for finding in result.findings
         ]
-        found.repaired = sum(not os.path.lexists(each.path) for each in found.findings)
-        # A build reads again what is left, whatever its stat.
-        facts.memo.targets.forget(each.path for each in found.findings)
-    found.findings += (each for run in runs for each in _changed_weights(run))
-    return found
+        result.repaired = sum(not os.path.lexists(finding.path) for finding in result.findings)
+        # The next build must read the remaining files again, even if their stat is unchanged.
+        facts.memo.targets.forget(finding.path for finding in result.findings)
+    result.findings += (finding for run in runs for finding in _changed_weights(run))
+    return result
 
 
 def _misplaced(findings: Sequence[Finding], wanted: Mapping[str, _Wanted]) -> Iterator[Finding]:
-    """Yield findings; latents of another picture of today have its place, and are not edited."""
+    """Yield the findings, with a new verdict on latents that belong to another picture.
+
+    If the source of an edited file is another picture of today, no picture was edited: the file
+    lies in the wrong place.
+    """
     sources = set[str | None]()
-    if any(each.source for each in findings):
-        pictures = (x for x in wanted.values() if x[-1].size is not None)
+    if any(finding.source for finding in findings):
+        pictures = (entry for entry in wanted.values() if entry[-1].size is not None)
         sources = {judge.contents.of(item) for _, judge, item, _ in pictures}
-    for each in findings:
-        if each.verdict == EDITED and each.source in sources:
-            yield each._replace(verdict=UNEXPECTED, is_ours=True)
+    for finding in findings:
+        if finding.verdict == EDITED and finding.source in sources:
+            yield finding._replace(verdict=UNEXPECTED, is_ours=True)
         else:
-            yield each
+            yield finding
 
 
 def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
-    """Yield the targets of a run, and who judges each."""
+    """Yield the targets of a run, each with its part, judge and item."""
     run, parts = facts.config.runs[run_name], dict[str, list[Part]]()
     for part in parts_of(facts.config, run):
         parts.setdefault(part.dataset, []).append(part)
@@ -133,7 +139,7 @@ def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
             if dataset == PROMPTS:
                 inputs = prompt_items(prompts_of(facts.config, run))
             else:
-                inputs = [each.inputs(part.name, judge.layout) for each in items]
+                inputs = [item.inputs(part.name, judge.layout) for item in items]
             judge.contents.fetch(file for item in inputs for file in item.read)
             for item, targets in judge.targets(part.name, inputs):
                 yield from ((part, judge, item, target) for target in targets)
@@ -168,8 +174,8 @@ def _finding(
         reason = f"{checked.damage}; the next build replaces it"
         return Finding(path, UNEXPECTED, reason, is_ours=False)
     if checked.damage is not None or checked.header is None:
-        known = facts.memo.targets.get(path) if checked.header is None else checked.header.key
-        return Finding(path, DAMAGED, checked.damage or "", key=known or "")
+        key = facts.memo.targets.get(path) if checked.header is None else checked.header.key
+        return Finding(path, DAMAGED, checked.damage or "", key=key or "")
     if judge.recipes[part.name] == UNKNOWN:  # the model is on another machine
         return None
     stale = judge.state(item, target, target_stat(Path(path).stat()))
@@ -179,13 +185,13 @@ def _finding(
     if stale.reason == "edited":
         source = item.source if item.source is not None else item.text or ""
         reason = f"it was not made of {shortened(' '.join(source.split()))} as it is"
-        known = checked.header.source
-        return Finding(path, EDITED, reason, is_ours=False, key=checked.header.key, source=known)
+        header = checked.header
+        return Finding(path, EDITED, reason, is_ours=False, key=header.key, source=header.source)
     return Finding(path, UNEXPECTED, reason, key=checked.header.key)
 
 
 def _repaired(finding: Finding, facts: Facts) -> Finding:
-    """Delete a file, or put it into the store where it is sound; of a link the link is deleted."""
+    """Delete a damaged file, or move an undamaged one to the store. A link is only deleted."""
     path = Path(finding.path)
     try:
         if finding.verdict == UNEXPECTED and not path.is_symlink():
@@ -194,27 +200,27 @@ def _repaired(finding: Finding, facts: Facts) -> Finding:
         for name in [*_other_names(path, finding.key, facts), path]:
             name.unlink(missing_ok=True)
     except OSError as error:
-        known = storage_error(error, path)
-        return finding._replace(done=f"cannot be deleted ({known.what if known else error})")
+        fault = storage_error(error, path)
+        return finding._replace(done=f"cannot be deleted ({fault.what if fault else error})")
     return finding._replace(done="deleted")
 
 
 def _other_names(path: Path, key: str, facts: Facts) -> list[Path]:
-    """Return other names of a damaged file, from which the next build would link it again."""
+    """Return other hard links of a damaged file; the next build would link it again from them."""
     if not key or path.is_symlink() or path.stat().st_nlink == 1:
         return []
-    known = [store.stored(key)]
-    known += [Path(name) for name, _, _ in facts.memo.targets.where("value", [key])]
-    return [each for each in known if each.exists() and each.samefile(path)]
+    names = [store.stored(key)]
+    names += [Path(name) for name, _, _ in facts.memo.targets.where("value", [key])]
+    return [name for name in names if name.exists() and name.samefile(path)]
 
 
 # -- trained weights ------------------------------------------------------------------------------
 
 
 def _changed_weights(run: str) -> Iterator[Finding]:
-    """Yield a finding for each file of trained weights that is not as its training wrote it.
+    """Yield a finding for each file of trained weights that changed since its training.
 
-    A repair never deletes them. Missing files are no finding: the next training makes them.
+    A repair never deletes weights. Missing files are not reported: the next training makes them.
     """
     record, files = trained_files(run)
     folder = record.parent
@@ -223,8 +229,13 @@ def _changed_weights(run: str) -> Iterator[Finding]:
         try:
             if digest.of_file(path) == expected:
                 continue
-            # An external trainer's own output is the same file, and would be taken again.
-            others = [x for x in folder.rglob("*.safetensors") if x != path and x.samefile(path)]
+            # The output of an external trainer is a hard link to the same file. If it stayed, the
+            # damaged weights would be taken from it again.
+            others = [
+                other
+                for other in folder.rglob("*.safetensors")
+                if other != path and other.samefile(path)
+            ]
         except FileNotFoundError:
             continue
         except OSError as error:

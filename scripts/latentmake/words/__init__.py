@@ -1,1 +1,1 @@
-"""Words of the command `latentmake`, one module each."""
+"""Commands of `latentmake`, such as `latentmake status`."""

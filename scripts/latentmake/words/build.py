@@ -1,4 +1,4 @@
-"""`latentmake build`: Snakemake in this process, with our Snakefile and our lines alone."""
+"""`latentmake build`: run Snakemake in this process, with Latentmake's Snakefile and messages."""
 
 from __future__ import annotations
 
@@ -32,18 +32,23 @@ def build(
     """Run Snakemake for some targets, and raise typer.Exit with its status; see `latentmake.cli`.
 
     Raises:
-        ConfigError: no configuration has the targets, or several have; Snakemake cannot read an
-            option or a profile.
+        ConfigError: No configuration has the targets, or several have them; or Snakemake cannot
+            read an option or a profile.
     """
     files = [path.absolute() for path in configfile or ()]
     check_directory(directory)
     os.chdir(directory or ".")
-    names, found = _resolved(targets, files)
+    names, configuration = _resolved(targets, files)
     arguments = [*names, "--quiet", "all", "--snakefile", str(HOME / "Snakefile")]
-    if found != [DEFAULT]:
-        arguments += ["--configfile", *(os.path.relpath(file) for file in found)]
-    os.environ[TOLD_AT_THE_END] = "1"
-    arguments += ["--dry-run"] * dry_run + (["--profile", profile] if profile else [])
+    if configuration != [DEFAULT]:
+        arguments += ["--configfile", *(os.path.relpath(file) for file in configuration)]
+    os.environ[TOLD_AT_THE_END] = (
+        "1"  # jobs inherit it: the last lines of a build show their errors
+    )
+    if dry_run:
+        arguments.append("--dry-run")
+    if profile:
+        arguments += ["--profile", profile]
     raise typer.Exit(_snakemake([*arguments, *(context.obj or ())]))
 
 
@@ -51,18 +56,18 @@ def build(
 
 
 def _snakemake(arguments: Sequence[str]) -> int:
-    """Run Snakemake as its own command does, and return the exit status."""
+    """Run Snakemake like its own command does, and return the exit status."""
     from snakemake.cli import args_to_api, parse_args
 
-    sys.argv = ["snakemake", *_with_profiles(arguments)]  # which the Snakefile and its plugin read
-    said = io.StringIO()
+    sys.argv = ["snakemake", *_with_profiles(arguments)]  # the Snakefile and the plugin read it
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):  # it prints the profiles that it uses
+        with contextlib.redirect_stderr(printed):  # Snakemake prints the names of its profiles
             parser, options = parse_args(sys.argv[1:])
     except SystemExit as end:
         if not end.code:
             return 0
-        what = (said.getvalue().strip() or "cannot be read").splitlines()[-1]
+        what = (printed.getvalue().strip() or "cannot be read").splitlines()[-1]
         hint = "options after `--` are those of `snakemake --help`"
         raise ConfigError(what.rpartition("error: ")[2], hint=hint) from None
     except Exception as error:
@@ -72,7 +77,7 @@ def _snakemake(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         typer.echo("interrupted before the first job", err=True)
         return 130
-    except SystemExit as end:  # a mistake, which the Snakefile has found
+    except SystemExit as end:  # the Snakefile reports a mistake
         if not isinstance(end.code, str):
             return end.code or 0
         typer.echo(end.code, err=True)
@@ -81,7 +86,7 @@ def _snakemake(arguments: Sequence[str]) -> int:
 
 
 def _ended(status: int, options: Any) -> int:
-    """Say that there was nothing to do, if so; return the exit status."""
+    """Print that there was nothing to do, if so, and return the exit status."""
     session = commandline.last_session()
     if session is None:
         return status
@@ -93,15 +98,16 @@ def _ended(status: int, options: Any) -> int:
 
 
 def _with_profiles(arguments: Sequence[str]) -> list[str]:
-    """Return arguments of Snakemake in which a profile of ours is named by its path."""
-    found: list[str] = []
+    """Return the arguments with names of Latentmake's own profiles replaced by their paths."""
+    replaced: list[str] = []
     for word in arguments:
         option, _, name = word.rpartition("=") if word.startswith("--profile=") else ("", "", word)
-        ours = HOME / "profiles" / name
-        if (option or found[-1:] == ["--profile"]) and not Path(name).exists() and ours.is_dir():
-            word = f"{option}={ours}" if option else str(ours)
-        found.append(word)
-    return found
+        profile = HOME / "profiles" / name
+        names_profile = option or replaced[-1:] == ["--profile"]
+        if names_profile and not Path(name).exists() and profile.is_dir():
+            word = f"{option}={profile}" if option else str(profile)
+        replaced.append(word)
+    return replaced
 
 
 # -- the configuration ----------------------------------------------------------------------------
@@ -111,23 +117,23 @@ def _resolved(targets: Sequence[str], given: Sequence[Path]) -> tuple[list[str],
     """Return the targets as rules name them, and the files of the configuration that has them.
 
     Raises:
-        ConfigError: none has all of them, or several have.
+        ConfigError: No configuration has all of the targets, or several have them.
     """
     for file in given:
         check_file(file)
     if given:
         sections = [sections_of(file) for file in given]
-        runs = {run: None for each in sections for run in each.get("runs") or ()}
+        runs = {run: None for of_file in sections for run in of_file.get("runs") or ()}
         return [_target(target, runs) for target in targets], [*given]
-    found = configurations()
-    having = [file for file in found if all(_has(found[file], target) for target in targets)]
+    files = configurations()
+    having = [file for file in files if all(_has(files[file], target) for target in targets)]
     if len(having) > 1:
         what = f"several configurations have it: {', '.join(map(str, having))}"
         command = f"latentmake build {' '.join(targets)} -c {having[0]}"
         raise ConfigError(what, where=" ".join(targets), hint=f"name one: {command}")
     if not having:
-        raise _unknown(targets, found)
-    return [_target(target, found[having[0]]["runs"]) for target in targets], having
+        raise _unknown(targets, files)
+    return [_target(target, files[having[0]]["runs"]) for target in targets], having
 
 
 def _has(sections: Mapping[str, Any], target: str) -> bool:
@@ -143,28 +149,33 @@ def _has(sections: Mapping[str, Any], target: str) -> bool:
 
 
 def _target(target: str, runs: Iterable[str]) -> str:
-    """Return a target as rules name it: the name of a run stands for its training."""
-    known = word_and_run(target)[1] in runs
-    return f"train_{target}" if target in runs and not known else target
+    """Return a target as rules name it; the name of a run stands for its training."""
+    is_target = word_and_run(target)[1] in runs
+    return f"train_{target}" if target in runs and not is_target else target
 
 
-def _unknown(targets: Sequence[str], found: Mapping[Path, Mapping[str, Any]]) -> ConfigError:
-    """Return the error for targets that no configuration has, with the nearest one."""
-    for file, sections in found.items():
+def _unknown(targets: Sequence[str], files: Mapping[Path, Mapping[str, Any]]) -> ConfigError:
+    """Return the error for targets that no configuration has, with the nearest run as a hint."""
+    for file, sections in files.items():
         if not sections and file.parent == Path():
-            check_file(file)  # if it has a mistake, this may be why
-    runs = {run: file for file, sections in found.items() for run in sections.get("runs", ())}
+            check_file(file)  # a mistake in the file may be the reason
+    runs = {run: file for file, sections in files.items() for run in sections.get("runs", ())}
     if not runs:
         hint = "write one: `latentmake init FOLDER`, or name it: -c FILE"
         return ConfigError("there is no configuration", where=Path.cwd(), hint=hint)
-    alone = [x for x in targets if not any(_has(sections, x) for sections in found.values())]
-    if not alone:
+    unknown = [
+        target
+        for target in targets
+        if not any(_has(sections, target) for sections in files.values())
+    ]
+    if not unknown:
         hint = "run a command for each of them"
         return ConfigError("no configuration has all of them", where=" ".join(targets), hint=hint)
-    name = word_and_run(alone[0])[1] or alone[0]
+    target = unknown[0]
+    name = word_and_run(target)[1] or target
     guess = nearest(name, runs)
-    known = ", ".join(f"{run} ({file})" for run, file in runs.items())
-    hint = f"runs: {known}"
+    names_of_runs = ", ".join(f"{run} ({file})" for run, file in runs.items())
+    hint = f"runs: {names_of_runs}"
     if guess:
-        hint = f"did you mean `{alone[0].replace(name, guess)}` of {runs[guess]}?"
-    return ConfigError("no configuration here has this run", where=alone[0], hint=hint)
+        hint = f"did you mean `{target.replace(name, guess)}` of {runs[guess]}?"
+    return ConfigError("no configuration here has this run", where=target, hint=hint)

@@ -1,7 +1,7 @@
-"""Names that the shell completes: runs, datasets and targets of the configurations at hand.
+"""Names that the shell completes: runs, datasets and targets of the configurations in a folder.
 
-Each press of Tab starts a process that waits for its answer. So this reads the names of a section
-and checks nothing; a file that cannot be read has none.
+Each press of Tab starts a process, and the user waits for it. Therefore this module only reads the
+names in a section and checks nothing. An unreadable file counts as empty.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 from latentmake.regular import read_text
 
 DEFAULT = Path("config/config.yaml")
-"""The configuration that is read unless another one is named."""
+"""Configuration that is read if the user names none."""
 
 _TARGETS = ("train", "caches", "latents", "text", "generate", "evaluate", "publish", "clips")
 _SECTION = re.compile(r"\b(runs|datasets)\b")
@@ -45,12 +45,12 @@ def builds(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def files(folder: Path) -> list[Path]:
     """Return the files of a project that may be configurations, the default first."""
-    found = (*sorted(folder.glob("*.y*ml")), *sorted(folder.glob("config/*.y*ml")))
-    return [file for file in dict.fromkeys((folder / DEFAULT, *found)) if file.is_file()]
+    others = (*sorted(folder.glob("*.y*ml")), *sorted(folder.glob("config/*.y*ml")))
+    return [file for file in dict.fromkeys((folder / DEFAULT, *others)) if file.is_file()]
 
 
 def sections(file: Path) -> Mapping[str, Any]:
-    """Return the sections of a configuration, unchecked; none where it cannot be read."""
+    """Return the unchecked sections of a configuration; no sections if it cannot be read."""
     import yaml
 
     try:
@@ -65,10 +65,11 @@ def sections(file: Path) -> Mapping[str, Any]:
 
 
 def _names(ctx: typer.Context, section: str) -> list[str]:
-    """Return the keys of a section of the files of `-c`, or else of those in the folder."""
+    """Return the keys of a section in the files of `-c`, or in the files of the folder."""
     named = [Path(file) for file in ctx.params.get("configfile") or ()]
-    found = (
-        sections(file).get(section)
-        for file in named or files(Path(ctx.params.get("directory") or "."))
-    )
-    return list(dict.fromkeys(str(x) for each in found if isinstance(each, dict) for x in each))
+    names: dict[str, None] = {}
+    for file in named or files(Path(ctx.params.get("directory") or ".")):
+        content = sections(file).get(section)
+        if isinstance(content, dict):
+            names.update(dict.fromkeys(map(str, content)))
+    return list(names)

@@ -1,4 +1,4 @@
-"""Datasets in folders, as `latentmake init` finds them: images, videos, captions, and the rest."""
+"""Datasets in folders, for `latentmake init`: images, videos, captions, and files left out."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from latentmake.geometry.clips import Timing
 from latentmake.reports.plan_report import counted
 
 _CAPTIONS = (".txt", ".caption", ".TXT")
-_SHOWN = 3  # items without a caption that are named
+_SHOWN = 3  # most items without a caption that a message names
 _LISTS = ("metadata.jsonl", "metadata.csv")
-_PROBED_IMAGES, _PROBED_VIDEOS = 500, 50
-_LONGEST = 33  # frames of a clip: two seconds of Wan
+_PROBED_IMAGES, _PROBED_VIDEOS = 500, 50  # about as many items are probed
+_LONGEST = 33  # most frames of a clip: two seconds of Wan
 
 
-class Found(NamedTuple):
-    """A dataset in a folder.
+class FoundDataset(NamedTuple):
+    """Dataset in a folder.
 
     Attributes:
-        name: for the configuration.
-        words: the folder's name as a caption: `10_sks man` and `sks_man` are `sks man`.
+        name: name of the dataset in the configuration.
+        words: name of the folder as a caption; `10_sks man` and `sks_man` become `sks man`.
         path: the folder.
-        repeats: of kohya's `10_sks man`.
-        video: whether it holds videos.
-        items: number of images, or of videos.
-        bare: those of them without a caption file, and without an entry of `listed`.
-        texts: captions of those that were probed, of each file the first line.
-        ending: of the caption files.
-        listed: name of its metadata file, if any.
-        sizes: width and height of those that were probed, in pixels, the smallest first.
-        clips: frames, and frames a second, of the videos among them.
+        repeats: number of repeats in the name of a kohya folder, such as 10 in `10_sks man`.
+        video: whether the items are videos.
+        items: number of images or videos.
+        bare: names of items without a caption file or an entry in the metadata file.
+        texts: first lines of the captions of the probed items.
+        ending: ending of the caption files.
+        listed: name of the metadata file, if any.
+        sizes: width and height of the probed items in pixels, the smallest first.
+        clips: number of frames, and frames per second, of the probed videos.
     """
 
     name: str
@@ -60,26 +60,27 @@ class Found(NamedTuple):
 
     @property
     def counted(self) -> str:
-        """Its items for people: `30 images`."""
+        """Number of items with its noun: `30 images`."""
         return counted(self.items, "video" if self.video else "image")
 
     @property
     def captioned(self) -> int:
-        """Number of its items with a caption."""
+        """Number of items with a caption."""
         return self.items - len(self.bare)
 
     @property
     def described(self) -> str:
-        """One line for people: `30 images, 28 captions, 640 x 480 to 1920 x 1080 pixels`."""
+        """Line for people: `30 images, 28 captions, 640 x 480 to 1920 x 1080 pixels`."""
         ends = dict.fromkeys(f"{w} x {h}" for w, h in (*self.sizes[:1], *self.sizes[-1:]))
         sizes = f", {' to '.join(ends)} pixels" if ends else ""
         return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
 
     @property
     def lacking(self) -> str:
-        """One line for people about the captions that are missing."""
-        more = f" and {len(self.bare) - _SHOWN} more" * (len(self.bare) > _SHOWN)
-        names = ", ".join(self.bare[:_SHOWN]) + more
+        """Line for people about the missing captions."""
+        names = ", ".join(self.bare[:_SHOWN])
+        if len(self.bare) > _SHOWN:
+            names += f" and {len(self.bare) - _SHOWN} more"
         file = self.path / (self.listed or Path(self.bare[0]).with_suffix(self.ending))
         first = "it" if len(self.bare) == 1 else "the first"
         many = counted(len(self.bare), "caption")
@@ -87,7 +88,7 @@ class Found(NamedTuple):
 
     @property
     def settings(self) -> Dataset:
-        """Its section of the configuration, as far as that says which files are read."""
+        """Section of the configuration, with only the keys that decide which files are read."""
         return Dataset.model_construct(
             path=str(self.path),
             caption_extension=self.ending,
@@ -97,26 +98,26 @@ class Found(NamedTuple):
 
     @property
     def fps(self) -> float | None:
-        """Frames a second of its videos; None where they differ, or are not known."""
+        """Frames per second of the videos; None if they differ or are unknown."""
         rates = {rate for _, rate in self.clips}
         return rates.pop() or None if len(rates) == 1 else None
 
     def target_frames(self, fps: float) -> int:
-        """Return the length of a clip, 4 n + 1 frames, that nine of ten videos have.
+        """Return a clip length of 4 n + 1 frames that nine of ten videos reach.
 
         Args:
-            fps: frames a second that the model knows.
+            fps: frames per second of the model.
         """
         lengths = sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
         shortest = lengths[len(lengths) // 10] if lengths else 1
         return max(1, (min(shortest, _LONGEST) - 1) // 4 * 4 + 1)
 
 
-def found_in(folder: Path) -> list[Found]:
-    """Return the datasets of a folder: its images, its videos, or kohya's folders in it.
+def datasets_in(folder: Path) -> list[FoundDataset]:
+    """Return the datasets of a folder: its images, its videos, or the kohya folders in it.
 
     Raises:
-        DatasetError: there is no such folder, or it holds neither images nor videos.
+        DatasetError: The folder does not exist, or it contains neither images nor videos.
     """
     if folder.is_file():
         hint = "name the folder of the images or videos"
@@ -125,67 +126,80 @@ def found_in(folder: Path) -> list[Found]:
         raise DatasetError("is a file, not a folder", where=folder, hint=hint)
     if not folder.is_dir():
         raise DatasetError("this folder does not exist", where=folder, hint="correct the path")
-    inside = [each for each in _folders(folder) if kohya(each)]
-    found = [one for each in inside for one in _found(each)] or list(_found(folder))
-    if not found:
-        known = ", ".join(sorted(IMAGE_EXTENSIONS | VIDEO_EXTENSIONS))
-        hint = _unread(folder) or f"put images or videos there ({known})"
+    inside = [path for path in _folders(folder) if kohya(path)]
+    datasets = [dataset for path in inside for dataset in _datasets_of(path)]
+    datasets = datasets or list(_datasets_of(folder))
+    if not datasets:
+        endings = ", ".join(sorted(IMAGE_EXTENSIONS | VIDEO_EXTENSIONS))
+        hint = _unread(folder) or f"put images or videos there ({endings})"
         raise DatasetError("holds neither images nor videos", where=folder, hint=hint)
-    return found
+    return datasets
 
 
-def left_out(folder: Path, found: Sequence[Found]) -> Iterator[str]:
-    """Yield what `found_in` leaves out of a folder, a line each with the reason."""
-    taken = {each.path: [x.settings for x in found if x.path == each.path] for each in found}
+def left_out(folder: Path, datasets: Sequence[FoundDataset]) -> Iterator[str]:
+    """Yield a line, with the reason, for everything that `datasets_in` leaves out of a folder."""
+    taken: dict[Path, list[Dataset]] = {}
+    for dataset in datasets:
+        taken.setdefault(dataset.path, []).append(dataset.settings)
     for path, (first, *others) in taken.items():
-        if told := unread(first, others, _listing(path)):
-            yield f"{path}: {told}"
+        if line := unread(first, others, _listing(path)):
+            yield f"{path}: {line}"
     if folder in taken:
         return
     why = "its name begins with no number of repeats, as kohya's do that are beside it"
-    for each in _folders(folder):
-        if each not in taken:
-            nothing = _unread(each) or "it holds neither images nor videos"
-            yield f"{each}: left out, {why if [*_found(each)] else nothing}"
-    kinds, beside = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS, (Path(x) for x in _listing(folder))
-    if files := [x for x in beside if len(x.parts) == 1 and x.suffix.lower() in kinds]:
+    for path in _folders(folder):
+        if path not in taken:
+            nothing = _unread(path) or "it holds neither images nor videos"
+            yield f"{path}: left out, {why if [*_datasets_of(path)] else nothing}"
+    kinds, beside = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS, map(Path, _listing(folder))
+    if files := [file for file in beside if len(file.parts) == 1 and file.suffix.lower() in kinds]:
         yield f"{folder}: left out {counted(len(files), 'file')} beside kohya's folders"
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(x for x in folder.iterdir() if x.is_dir() and not x.name.startswith("."))
+    return sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
 
 
 def _listing(folder: Path) -> list[str]:
-    """Return the files of a folder and its sub-folders, as a dataset lists them."""
+    """Return the names of the files of a folder and its sub-folders, as a dataset lists them."""
     entries = scan(slug(folder.name), Dataset.model_construct(path=str(folder))).entries
     return sorted(path for path, size, *_ in entries if size >= 0)
 
 
 def _unread(folder: Path) -> str:
-    """Return a sentence on the files of a folder that are not read; "" where there is none."""
+    """Return a sentence about the files of a folder that are not read; "" if all are read."""
     images = Dataset.model_construct(path=str(folder))
     return unread(images, [images.model_copy(update={"target_frames": [1]})], _listing(folder))
 
 
-def _found(folder: Path) -> Iterator[Found]:
-    """Yield the dataset of images, then that of videos, of a folder with its sub-folders."""
+def _datasets_of(folder: Path) -> Iterator[FoundDataset]:
+    """Yield the dataset of images, then the dataset of videos, of a folder and its sub-folders."""
     files = _listing(folder)
     hidden = masks(files, _CAPTIONS)
     images, videos = (
-        [x for x in files if Path(x).suffix.lower() in known and x not in hidden]
-        for known in (IMAGE_EXTENSIONS, VIDEO_EXTENSIONS)
+        [file for file in files if Path(file).suffix.lower() in endings and file not in hidden]
+        for endings in (IMAGE_EXTENSIONS, VIDEO_EXTENSIONS)
     )
     for kind, items in (("images", images), ("videos", videos)):
         if items:
-            yield _dataset(folder, f"_{kind}" * bool(images and videos), items, {*files})
+            suffix = f"_{kind}" if images and videos else ""
+            yield _dataset(folder, suffix, items, {*files})
 
 
-def _dataset(folder: Path, kind: str, items: list[str], files: set[str]) -> Found:
-    """Return the dataset of some files; a job names those that cannot be read."""
+def _dataset(folder: Path, suffix: str, items: list[str], files: set[str]) -> FoundDataset:
+    """Return the dataset of these items; unreadable items are reported later, by a job.
+
+    Args:
+        folder: folder of the dataset.
+        suffix: suffix of the dataset's name.
+        items: names of the images or videos.
+        files: names of all files in the folder.
+    """
     repeats, words = kohya(folder) or (1, Path(os.path.abspath(folder)).name)  # noqa: PTH100
-    stems = [splitext(each)[0] for each in items]
-    beside = {x: sum(f"{each}{x}" in files for each in stems) for x in _CAPTIONS}
+    stems = [splitext(item)[0] for item in items]
+    beside = {ending: sum(f"{stem}{ending}" in files for stem in stems) for ending in _CAPTIONS}
     ending = max(_CAPTIONS, key=beside.__getitem__)
     listed = None if beside[ending] else next((name for name in _LISTS if name in files), None)
     rows = metadata_of(slug(words), str(folder / listed), str(folder))[0] if listed else {}
@@ -196,26 +210,32 @@ def _dataset(folder: Path, kind: str, items: list[str], files: set[str]) -> Foun
     ]
     video = Path(items[0]).suffix.lower() in VIDEO_EXTENSIONS
     sizes, clips, texts = [], [], []
-    for each in items[:: -(-len(items) // (_PROBED_VIDEOS if video else _PROBED_IMAGES))]:
-        stem, row = splitext(each)[0], rows.get(each) or rows.get(splitext(each)[0])
+    for item in items[:: -(-len(items) // (_PROBED_VIDEOS if video else _PROBED_IMAGES))]:
+        stem = splitext(item)[0]
+        row = rows.get(item) or rows.get(stem)
         if row is not None:
             texts += (row.caption or row.tags or "").splitlines()[:1]
-        elif each not in bare:
+        elif item not in bare:
             texts += _first_line(folder / f"{stem}{ending}")
-        place = str(folder / each)
+        place = str(folder / item)
         with suppress(SourceError):
             media = probe_video(place) if video else probe_image(place)
             sizes.append((media.width, media.height))
             seconds = float(Timing.parse(media.timing).seconds) if media.timing else 0.0
-            clips += [(media.frames, round(media.frames / seconds, 3) if seconds else 0.0)] * video
+            if video:
+                rate = round(media.frames / seconds, 3) if seconds else 0.0
+                clips.append((media.frames, rate))
     sizes.sort(key=lambda size: size[0] * size[1])
-    name, words = f"{slug(words)}{kind}", words.replace("_", " ").strip() or "dataset"
+    name, words = f"{slug(words)}{suffix}", words.replace("_", " ").strip() or "dataset"
     counts = (len(items), bare, texts, ending, listed)
-    return Found(name, words, folder, repeats, video, *counts, sizes, clips)
+    return FoundDataset(name, words, folder, repeats, video, *counts, sizes, clips)
 
 
 def _first_line(file: Path) -> list[str]:
-    """Return the first line of a caption file; a build names a file that cannot be read."""
+    """Return the first line of a caption file, or no line if it cannot be read.
+
+    A build reports unreadable files.
+    """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError):

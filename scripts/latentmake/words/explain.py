@@ -1,4 +1,4 @@
-"""`latentmake explain`: where a file of a build comes from, and why it is made again."""
+"""`latentmake explain`: explain where a file comes from, and why a build makes it again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MADE = {
     "clips": r"clips_{run}|clips/{run}/.*",
     "train": r"train_{run}|runs/{run}/.*",
 }
-"""What is asked -> pattern of its target and of the files that it makes."""
+"""Word of a target -> pattern of the target and of the files that it makes."""
 
 
 def explain(
@@ -40,36 +40,35 @@ def explain(
 ) -> None:
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
     with opened(configfile, directory, encoders=True) as project:
-        found = _of_run(project, path) or explanations(project.facts, path)
+        explained = _of_run(project, path) or explanations(project.facts, path)
     if as_json:
-        typer.echo(json.dumps([each.values() for each in found], indent=1))
+        typer.echo(json.dumps([explanation.values() for explanation in explained], indent=1))
     else:
-        typer.echo(
-            "\n".join(line for each in found for line in (*each.lines(coloured), "")), nl=False
-        )
+        lines = (line for explanation in explained for line in (*explanation.lines(coloured), ""))
+        typer.echo("\n".join(lines), nl=False)
 
 
 def _of_run(project: Project, path: str) -> list[Explanation]:
-    """Explain a target of a run, or a file that one makes; nothing where it is neither."""
+    """Explain a target of a run, or a file that a target makes; empty if it is neither."""
     place = os.path.relpath(path or ".")
     for run in project.config.runs:
         previous = run_folder(run) / PREVIOUS
         if Path(place).is_relative_to(previous) and os.path.lexists(place):
-            said = f"the result before that of train_{run}; a new training replaces it"
+            meaning = f"the result before that of train_{run}; a new training replaces it"
             now, was = Basis.read(run_folder(run) / BASIS), Basis.read(previous / BASIS)
-            found = now.differences(previous, was.wanted) if now and was else []
-            return [Explanation(place, "previous", said, differences=found, runs=[run])]
+            changed = now.differences(previous, was.wanted) if now and was else []
+            return [Explanation(place, "previous", meaning, differences=changed, runs=[run])]
         for word, pattern in _MADE.items():
             if re.fullmatch(pattern.format(run=re.escape(run)), place):
-                found = _reasons(project, word, run, place)
+                reasons = _reasons(project, word, run, place)
                 fresh = "trained; nothing differs" if word == "train" else ""
-                state, reason = ("stale", "") if found else ("fresh", fresh)
-                return [Explanation(place, state, reason, differences=found, runs=[run])]
+                state, reason = ("stale", "") if reasons else ("fresh", fresh)
+                return [Explanation(place, state, reason, differences=reasons, runs=[run])]
     return []
 
 
 def _reasons(project: Project, word: str, run: str, place: str) -> list[Difference]:
-    """Return why what a word makes of a run is made again; raises UserError."""
+    """Return the reasons why a build makes a run's target again; raises UserError."""
     config, facts = project.config, project.facts
     if word == "clips":
         return _clip_reasons(facts, run, place)
@@ -78,10 +77,10 @@ def _reasons(project: Project, word: str, run: str, place: str) -> list[Differen
         refuse_following(config, run, word)
     elif word == "train" and config.runs[run].trainer is None:
         raise ConfigError("the run has no trainer", where=place, hint=f"see runs.{run}")
-    plan = project.plan([run], [run] * follows).runs[run]
+    plan = project.plan([run], [run] if follows else []).runs[run]
     if word == "train":
         return plan.reasons
-    if word == "caches":  # those of prompts are in no manifest
+    if word == "caches":  # `outdated` is about the manifest, which does not contain the prompts
         parts = {f"{part.dataset}/{part.name}": state for part, state in plan.parts.items()}
         return list(dict.fromkeys((*stale_targets(parts), *plan.outdated)))
     backend = backends.of_run(config, run)
@@ -91,11 +90,11 @@ def _reasons(project: Project, word: str, run: str, place: str) -> list[Differen
 
 def _clip_reasons(facts: Facts, run: str, place: str) -> list[Difference]:
     order, is_whole = plan_clips(facts, run), place in (f"clips_{run}", str(CLIPS / run / LIST))
-    asked = [file for file in order.files if is_whole or str(order.path(file)) == place]
-    if not (asked or is_whole):
+    requested = [file for file in order.files if is_whole or str(order.path(file)) == place]
+    if not (requested or is_whole):
         return [Difference("no clip of the run has this name; the next build removes it")]
     return [
-        each._replace(name=f"{order.path(file)}: {each.name}" if is_whole else each.name)
-        for file in asked
-        for each in order.differences(file, file.source()[-1])
+        change._replace(name=f"{order.path(file)}: {change.name}" if is_whole else change.name)
+        for file in requested
+        for change in order.differences(file, file.source()[-1])
     ]

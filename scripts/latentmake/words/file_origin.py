@@ -1,4 +1,4 @@
-"""Origin of a cache file, or of all cache files of an image or a caption, for `explain`."""
+"""Origin of a cache file, or of all cache files of an image or caption, for `explain`."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from latentmake.reports.explanation import differences, program_of, recipe_words
 
 @dataclass
 class Explanation:
-    """Explanation of a file, of one that is to be made, or of a target of a run."""
+    """Explanation of a file, of a missing cache file, or of a target of a run."""
 
     path: str
     state: str  # `fresh`, `stale`, `orphaned`, `unknown`, `unreadable` or `previous`
-    reason: str = ""  # one of `state.REASONS` of a stale one, or a sentence
-    differences: list[Difference] = field(default_factory=list)  # of its key, or of a run
-    source: list[str] = field(default_factory=list)  # files that it is made of, or the text
-    header: Header | None = None  # None where it cannot be read
-    recipe: dict[str, object] = field(default_factory=dict)  # in its header
-    key: str | None = None  # that it needs today, if known
-    at_hand: list[str] = field(default_factory=list)  # files that have this key
-    caption: str | None = None  # in its header, where it is there
-    checked: Checked | None = None  # what was found of its bytes; None without a header
-    runs: list[str] = field(default_factory=list)  # that use it
-    is_reg: bool = False  # whether it is made of a regularisation image
+    reason: str = ""  # one of `state.REASONS` if the file is stale; otherwise a sentence
+    differences: list[Difference] = field(default_factory=list)  # differences of keys or trainings
+    source: list[str] = field(default_factory=list)  # files that it is made from, or the text
+    header: Header | None = None  # None if it cannot be read
+    recipe: dict[str, object] = field(default_factory=dict)  # recipe in the header
+    key: str | None = None  # key that the file should have today, if known
+    at_hand: list[str] = field(default_factory=list)  # paths of files that have this key
+    caption: str | None = None  # caption in the header, if there is one
+    checked: Checked | None = None  # result of reading all bytes; None without a header
+    runs: list[str] = field(default_factory=list)  # runs that use it
+    is_reg: bool = False  # whether it is made from a regularisation image
 
     def values(self) -> dict[str, object]:
-        """Return it as plain values."""
-        said = ("damage", "has_checksum", "is_foreign")
-        checked = self.checked and {name: getattr(self.checked, name) for name in said}
+        """Return the explanation as JSON values."""
+        names = ("damage", "has_checksum", "is_foreign")
+        checked = self.checked and {name: getattr(self.checked, name) for name in names}
         header = self.header._asdict() if self.header else {}
-        header.pop("caption", None)  # which stands beside it
+        header.pop("caption", None)  # it is a value of its own
         return {
             **vars(self),
             "header": header or None,
             "checked": checked,
-            "differences": [each._asdict() for each in self.differences],
+            "differences": [difference._asdict() for difference in self.differences],
         }
 
     def lines(self, shown: Callable[[str], str] = str) -> Iterator[str]:
-        """Yield it as text; the state as it is to be `shown`."""
+        """Yield the lines of the explanation; `shown` formats the state, for example in colour."""
         yield f"{self.path}: {shown(self.state)}" + (f" ({self.reason})" if self.reason else "")
         before = ""
         for name, text in self._rows():
@@ -64,9 +64,10 @@ class Explanation:
             before = name
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the names of its lines, and what they say."""
-        for found in self.differences:
-            yield "differs" if found.old != found.new else "because", str(found)
+        """Yield the label and the text of each line."""
+        for difference in self.differences:
+            label = "differs" if difference.old != difference.new else "because"
+            yield label, str(difference)
         for path in self.at_hand[:1]:
             yield "reusable", f"{path} has its key"
         for source in self.source:
@@ -94,28 +95,29 @@ class Explanation:
         if checked.damage is not None:
             hint = f"; `latentmake verify {self.runs[0]} --repair` deletes it" if self.runs else ""
             return f"damaged: {checked.damage}{hint}"
-        known = checked.has_checksum
-        return "as it was written, by its checksum" if known else "no checksum to tell by"
+        if checked.has_checksum:
+            return "as it was written, by its checksum"
+        return "no checksum to tell by"
 
 
 def explanations(facts: Facts, file: str) -> list[Explanation]:
-    """Explain a cache file, or all targets of the item of an image, a caption or a control.
+    """Explain a cache file, or all targets of the item with an image, caption or control image.
 
     Raises:
-        UserError: there is no such file, or nothing is made of it.
+        UserError: The file does not exist, or no item of a run uses it.
     """
     path = file if is_remote(file) else os.path.relpath(file or ".")
     folder, name = os.path.split(path)
     place, caches = f"{os.path.realpath(folder)}/{name}", os.path.realpath("cache")
     if path.startswith("cache/"):
         return [_of_cache(facts, path)]
-    if place.startswith(f"{caches}/"):  # by another way to the folder
+    if place.startswith(f"{caches}/"):  # the path reaches the folder through a link
         return [_of_cache(facts, f"cache{place.removeprefix(caches)}")]
-    if found := [*_of_source(facts, path)]:
-        return found
+    if explained := [*_of_source(facts, path)]:
+        return explained
     if not os.path.lexists(path):
         raise SourceError("there is no such file", where=file, hint=_near(path))
-    if read_metadata(path):  # in the store, or a copy
+    if read_metadata(path):  # a cache file in the store, or a copy
         return [_of_header(path)]
     hint = "name a cache file, or an image or a caption of a dataset"
     raise SourceError("no dataset of a run has an item with this file", where=file, hint=hint)
@@ -123,16 +125,16 @@ def explanations(facts: Facts, file: str) -> list[Explanation]:
 
 def _near(path: str) -> str:
     folder = Path(path).parent
-    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     guess = nearest(Path(path).name, names)
     return f"the nearest is {guess}" if guess else "check the path"
 
 
-# -- what is asked for ----------------------------------------------------------------------------
+# -- requested paths ------------------------------------------------------------------------------
 
 
 def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
-    """Explain all targets that runs need of the items that have a file."""
+    """Explain all targets of the items that use a file, as far as runs need them."""
     config = facts.config
     for part in dict.fromkeys(
         part for run in config.runs.values() for part in parts_of(config, run)
@@ -145,14 +147,15 @@ def _of_source(facts: Facts, path: str) -> Iterator[Explanation]:
             if _same(fault.path, path):
                 raise SourceError(fault.what, where=fault.path, hint=fault.hint)
         layout = facts.layout(part.model)
-        own = (item for item in items if any(_same(each.path, path) for each in item.files))
+        own = (item for item in items if any(_same(file.path, path) for file in item.files))
         inputs = [item.inputs(part.name, layout) for item in own]
         for item, targets in targets_of(layout, settings, part, inputs):
             yield from (_of_target(facts, part, item, target) for target in targets)
 
 
 def _same(some: str, other: str) -> bool:
-    if os.path.basename(some) != os.path.basename(other):  # noqa: PTH119 -- of many paths
+    # Comparing names first is fast: this is called for every file of every item.
+    if os.path.basename(some) != os.path.basename(other):  # noqa: PTH119
         return False
     with suppress(OSError):
         return Path(some).samefile(other)
@@ -160,9 +163,10 @@ def _same(some: str, other: str) -> bool:
 
 
 def _of_cache(facts: Facts, path: str) -> Explanation:
-    """Explain a cache file by its name, one that runs are yet to make as well."""
+    """Explain the cache file with a name, whether it exists or a run still needs it."""
     there = os.path.lexists(path)
-    _, dataset, model, place, name = (*path.split("/", 4), "", "", "", "")[:5]
+    names = path.split("/", 4)
+    _, dataset, model, place, name = names + [""] * (5 - len(names))
     if model not in facts.config.models or dataset not in (PROMPTS, *facts.config.datasets):
         state, reason = "unknown", "the configuration has no such dataset or model"
     else:
@@ -181,10 +185,10 @@ def _of_cache(facts: Facts, path: str) -> Explanation:
                 state, reason = "unknown", f"its item is faulty: {fault.line}"
     if not there:
         raise CacheError("there is no such cache file", where=path, hint=_near(path))
-    found = _of_header(path)
-    if found.header is not None:
-        found.state, found.reason = state, reason
-    return found
+    explanation = _of_header(path)
+    if explanation.header is not None:
+        explanation.state, explanation.reason = state, reason
+    return explanation
 
 
 # -- files and targets ----------------------------------------------------------------------------
@@ -210,33 +214,37 @@ def _of_header(path: str) -> Explanation:
 
 
 def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanation:
-    """Explain a target of some inputs; raises SourceError."""
+    """Explain a target of an item; raises SourceError."""
     path = target.path
-    found = _of_header(path) if os.path.lexists(path) else Explanation(path, "stale", "new")
-    found.source = [each.path for each in item.read] or [repr(item.text)]
-    found.runs = _runs(facts, part, item)
-    settings = facts.config.datasets.get(part.dataset)  # None of prompts
-    found.is_reg = settings is not None and settings.is_reg
+    explanation = _of_header(path) if os.path.lexists(path) else Explanation(path, "stale", "new")
+    explanation.source = [file.path for file in item.read] or [repr(item.text)]
+    explanation.runs = _runs(facts, part, item)
+    settings = facts.config.datasets.get(part.dataset)  # None for prompts
+    explanation.is_reg = settings is not None and settings.is_reg
     made = judge_one(facts, part.dataset, part.model, item, target)
     judge, stale = made.judge, made.stale(path)
     assert judge is not None
     content = judge.contents.of(item) or ""
-    found.key = judge.needed(item, target, content, found.header)
+    explanation.key = judge.needed(item, target, content, explanation.header)
     if stale is None:
-        found.state, found.reason = "fresh", ""
-        if found.header:  # whose key an earlier release may have made
-            found.key = found.header.key
-        return found
-    damage = f": it {found.reason}" if stale.reason == "damaged" else ""
-    found.state, found.reason = "stale", stale.reason + damage
-    mark_reusable(facts.memo, [made])  # the reason before tells more than `reusable`
-    found.at_hand = [path for each in made.parts[part.name].stale for path in each.target.at_hand]
-    if found.header is not None:
-        found.differences = [
-            *_source_differences(judge, part, item, found, content),
+        explanation.state, explanation.reason = "fresh", ""
+        if (
+            explanation.header
+        ):  # an earlier release may have written another key that is still valid
+            explanation.key = explanation.header.key
+        return explanation
+    damage = f": it {explanation.reason}" if stale.reason == "damaged" else ""
+    explanation.state, explanation.reason = "stale", stale.reason + damage
+    mark_reusable(facts.memo, [made])  # afterwards: it replaces the reason by `reusable`
+    explanation.at_hand = [
+        path for entry in made.parts[part.name].stale for path in entry.target.at_hand
+    ]
+    if explanation.header is not None:
+        explanation.differences = [
+            *_source_differences(judge, part, item, explanation, content),
             *differences(facts, part, stale),
-        ] or [Difference("key", short(found.header.key), short(found.key or ""))]
-    return found
+        ] or [Difference("key", short(explanation.header.key), short(explanation.key or ""))]
+    return explanation
 
 
 def _runs(facts: Facts, part: Part, item: Item) -> list[str]:
@@ -250,16 +258,16 @@ def _runs(facts: Facts, part: Part, item: Item) -> list[str]:
 
 
 def _source_differences(
-    judge: Judge, part: Part, item: Item, found: Explanation, content: str
+    judge: Judge, part: Part, item: Item, explanation: Explanation, content: str
 ) -> list[Difference]:
-    header = found.header
+    header = explanation.header
     if header is None or header.source == content:
         return []
     place = f" ({item.source})" if item.source else ""
-    if found.caption is not None and item.media is None:
+    if explanation.caption is not None and item.media is None:
         new = judge.contents.text(item)
-        if found.caption != new:
-            return [Difference("caption", _quoted(found.caption), _quoted(new) + place)]
+        if explanation.caption != new:
+            return [Difference("caption", _quoted(explanation.caption), _quoted(new) + place)]
     name = "caption's digest" if parsed(part.name).kind == "text" else "source's digest"
     name = "digest of its sources" if len(item.read) > 1 else name
     return [Difference(name, short(header.source), short(content) + place)]

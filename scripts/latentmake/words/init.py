@@ -1,4 +1,4 @@
-"""`latentmake init`: a first configuration, from folders of pictures and a model on the disk."""
+"""`latentmake init`: write a first configuration for folders of pictures and a local model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from latentmake.errors import DatasetError, StorageError, UserError
 from latentmake.files import atomic
 from latentmake.models import recipe
 from latentmake.models.files import resolved
-from latentmake.words.dataset_folders import Found, found_in, left_out
-from latentmake.words.found import FIRST, named_model
+from latentmake.words.dataset_folders import FoundDataset, datasets_in, left_out
+from latentmake.words.local_models import FIRST, named_model
 from latentmake.words.model_section import Section, section_of, trainer_of
 from latentmake.words.new_config import (
     PROGRAMS,
@@ -34,7 +34,7 @@ from latentmake.words.new_config import (
 from latentmake.words.project import HOME, say
 
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
-_DOWNLOAD = (  # without files that no training reads
+_DOWNLOAD = (  # only files that a training reads
     'hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --include "*.json" '
     '--include "*/merges.txt" --include "*/diffusion_pytorch_model.safetensors" '
     f'--include "text_encoder/model.safetensors" --local-dir {FIRST}'
@@ -54,46 +54,48 @@ def init(
     Prints what was found, what is missing, and what to run next.
     Exit status: 0 ready to build, 1 something is missing, 2 nothing was written.
     """
-    by_folder = {folder: found_in(folder) for folder in folders}
-    datasets = _named([one for found in by_folder.values() for one in found])
+    by_folder = {folder: datasets_in(folder) for folder in folders}
+    datasets = _named([dataset for several in by_folder.values() for dataset in several])
     name, file = run_and_file(datasets, output)
     if file.exists() and not force and not unedited(_text_of(file)):
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)
-    found, place = named_model(model)
-    taken = [each for each in datasets if found.takes(each)]
+    to_train, place = named_model(model)
+    taken = [dataset for dataset in datasets if to_train.takes(dataset)]
     if not taken:
-        what = f"holds {datasets[0].counted}, which {found.title} does not take"
+        what = f"holds {datasets[0].counted}, which {to_train.title} does not take"
         hint = "name another folder, or another --model"
         raise DatasetError(what, where=datasets[0].path, hint=hint)
-    kind = trainer_of(found, trainer, musubi=_program("musubi", folders) is not None)
-    is_here = place is literal  # and not in the hub's cache
-    beside = found.root if is_here else Path("models") / found.architecture.name
-    section = section_of(Section(found, kind, beside, place))
-    run = Run(name, taken, section, *size_of(found, taken), _program(kind, folders), file)
+    kind = trainer_of(to_train, trainer, musubi=_program("musubi", folders) is not None)
+    # Missing files belong beside the model, unless the model is in the hub's cache.
+    is_here = place is literal
+    beside = to_train.root if is_here else Path("models") / to_train.architecture.name
+    section = section_of(Section(to_train, kind, beside, place))
+    run = Run(name, taken, section, *size_of(to_train, taken), _program(kind, folders), file)
     text = config_text(run)
-    told = list[str]()
-    missing = [*_missing(run), *(() if section.missing else _faults(text, told))]
+    predictions = list[str]()
+    missing = [*_missing(run), *(() if section.missing else _faults(text, predictions))]
     try:
         atomic.write(file, text.encode())
     except UnicodeEncodeError:
         what, hint = "has a name that is not UTF-8, which YAML cannot hold", "rename the folder"
         raise DatasetError(what, where=folders[0], hint=hint) from None
-    for each in taken:
-        say("found", f"{each.path}: {each.described}")
-    if found.networks:
-        say("found", f"{found.root}: {found.title}")
-    for line in told:
+    for dataset in taken:
+        say("found", f"{dataset.path}: {dataset.described}")
+    if to_train.networks:
+        say("found", f"{to_train.root}: {to_train.title}")
+    for line in predictions:
         say("found", f"it predicts {line}")
     for line in section.choices:
         say("note", line)
     say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size)} pixels")
-    for each in datasets:
-        if each not in taken:
-            what = f"its {each.counted} are left out, since {found.title} does not take them"
-            say("note", f"{each.path}: {what}")
-    for line in (line for each in by_folder.items() for line in left_out(*each)):
-        say("note", line)
+    for dataset in datasets:
+        if dataset not in taken:
+            what = f"its {dataset.counted} are left out, since {to_train.title} does not take them"
+            say("note", f"{dataset.path}: {what}")
+    for folder, several in by_folder.items():
+        for line in left_out(folder, several):
+            say("note", line)
     for line in missing:
         say("missing", line)
     if Path("Snakefile").is_file():
@@ -111,27 +113,30 @@ def _text_of(file: Path) -> str:
     return ""
 
 
-def _named(datasets: list[Found]) -> list[Found]:
-    """Give datasets of the same name a number."""
-    names = [each.name for each in datasets]
-    ends = (f"_{at}" * (names.count(name) > 1) for at, name in enumerate(names, 1))
-    return [each._replace(name=each.name + end) for each, end in zip(datasets, ends, strict=True)]
+def _named(datasets: list[FoundDataset]) -> list[FoundDataset]:
+    """Append numbers to the names of datasets that have the same name."""
+    names = [dataset.name for dataset in datasets]
+    return [
+        dataset._replace(name=f"{name}_{number}") if names.count(name) > 1 else dataset
+        for number, (name, dataset) in enumerate(zip(names, datasets, strict=True), 1)
+    ]
 
 
 def _program(kind: str, folders: list[Path]) -> str | None:
-    """Return the folder of another trainer, from the usual places; None where there is none."""
+    """Return the folder of another trainer in one of the usual places; None if there is none."""
     if kind not in PROGRAMS:
         return None
-    home, near = Path.home(), (Path(), Path(".."), *(each.parent for each in folders))
-    places = (each / PROGRAMS[kind][1] for each in (*near, home, home / "kohya_ss"))
-    return next((str(each) for each in places if each.is_dir()), None)
+    home, near = Path.home(), (Path(), Path(".."), *(folder.parent for folder in folders))
+    places = (parent / PROGRAMS[kind][1] for parent in (*near, home, home / "kohya_ss"))
+    return next((str(place) for place in places if place.is_dir()), None)
 
 
 def _missing(run: Run) -> Iterator[str]:
+    """Yield a line for everything that a user has to add before a build."""
     section, model = run.section, run.section.model
-    for each in run.datasets:
-        if each.captioned and each.bare:
-            yield each.lacking
+    for dataset in run.datasets:
+        if dataset.captioned and dataset.bare:
+            yield dataset.lacking
     if not model.networks:
         yield f"a model; name yours by --model, or run {_DOWNLOAD}"
         if _TINY.is_dir():
@@ -144,15 +149,16 @@ def _missing(run: Run) -> Iterator[str]:
     if run.clone:
         hint = "then set it up as docs/guides/install-trainers.md says"
         yield f"the trainer `{section.kind}`: {run.clone}, {hint}"
-    for each in run.datasets if model.version.controls[0] else ():
-        if not Path(controls_of(each)).is_dir():
-            yield f"control images of {each.path}: put them into {controls_of(each)}"
+    for dataset in run.datasets if model.version.controls[0] else ():
+        if not Path(controls_of(dataset)).is_dir():
+            yield f"control images of {dataset.path}: put them into {controls_of(dataset)}"
 
 
-def _faults(text: str, told: list[str]) -> Iterator[str]:
-    """Yield why the configuration could not be planned; files are looked at, not read.
+def _faults(text: str, predictions: list[str]) -> Iterator[str]:
+    """Yield the fault that prevents a plan of the configuration, if there is one.
 
-    What the network predicts is added to `told`.
+    The check does not read the content of weights. Lines about the network's prediction type are
+    added to `predictions`.
     """
     try:
         config = resolved(parse(yaml.safe_load(text)))
@@ -162,6 +168,6 @@ def _faults(text: str, told: list[str]) -> Iterator[str]:
         recipe.make("text", None, model, lambda _: "")
         for run in config.runs:
             if (trainer := backends.of_run(config, run)) is not None:
-                told += filter(None, [trainer.check_network(config, run)])
+                predictions += filter(None, [trainer.check_network(config, run)])
     except UserError as error:
         yield str(error)

@@ -1,4 +1,4 @@
-"""The model's section of a new configuration: its keys, from what lies on the disk."""
+"""Section of a model in a new configuration: its keys, from the files on the disk."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from latentmake.data.folders import slug
 from latentmake.errors import ConfigError, ModelError
 from latentmake.models.checks import fault_of
 from latentmake.models.files import tokenizer_files
-from latentmake.words.found import Model, Part, is_high, named_model, several
+from latentmake.words.local_models import Model, Part, is_high, named_model, several
 
-# Kind of text encoder -> the tensor of its embeddings, and the axis that tells one from another.
+# Kind of text encoder -> tensor of its embeddings, and the axis whose size identifies the encoder.
 _EMBEDDINGS = {
     "CLIP text encoder": ("token_embedding.weight", -1),
     "T5": ("shared.weight", 0),
     "language model": ("embed_tokens.weight", -1),
 }
-# Their sizes there, by the encoder's name or the architecture's; of others the first counts.
+# Kind of text encoder -> name of the encoder or of the architecture -> size of that axis. For other
+# names, the first size is used.
 _SIZES = {
     "CLIP text encoder": {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280},
     "T5": {"T5": 32128, "wan": 256384},
@@ -36,24 +37,24 @@ _SIZES = {
         **{"anima": 1024, "lumina": 2304},
     },
 }
-_RENAMED = r"\bdouble_stream_modulation_img\.linear\."  # FLUX.2 as diffusers has it
-_UMT5 = ("google/umt5-xxl", "umt5-xxl", ".")  # folders of its tokenizer
+_RENAMED = r"\bdouble_stream_modulation_img\.linear\."  # name in FLUX.2 of diffusers
+_UMT5 = ("google/umt5-xxl", "umt5-xxl", ".")  # folders that may contain umT5's tokenizer
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "spiece.model")
 
 
 @dataclass
 class Section:
-    """Keys of a model, as `init` writes them.
+    """Section of a model that `init` writes.
 
     Attributes:
         model: the model.
-        kind: of the trainer.
-        folder: place of what is missing.
-        place: writes a path as the configuration has it.
-        keys: key -> value, in order.
-        missing: keys whose files are not there.
-        network: that is trained.
-        choices: a line for each key whose file is one of several that fit.
+        kind: kind of the trainer.
+        folder: folder where missing files are expected.
+        place: function that converts a path to its value in the configuration.
+        keys: key -> value, in the order of the section.
+        missing: keys whose files are missing.
+        network: the network that is trained.
+        choices: a line for each key for which several files fit.
     """
 
     model: Model
@@ -67,11 +68,11 @@ class Section:
 
     @property
     def name(self) -> str:
-        """The model's name in the configuration, that of its file or folder."""
+        """Name of the model in the configuration, from the name of its file or folder."""
         return slug(self.model.name)
 
     def value(self, key: str, path: Path | None, name: str) -> Any:
-        """Return the value of a key; a missing file or folder is expected under a name."""
+        """Return the value of a key; without a path, the file is missing and expected as `name`."""
         if path is not None:
             return self.place(path)
         self.missing.append(key)
@@ -79,33 +80,41 @@ class Section:
 
 
 def section_at(given: str) -> Section:
-    """Return the section, without keys, of a model's place or hub's id; raises ModelError."""
+    """Return an empty section for the model at a path or with a hub ID; raises ModelError."""
     model, place = named_model(given)
-    is_here = place is literal  # and not in the hub's cache
+    # Missing files belong beside the model, unless the model is in the hub's cache.
+    is_here = place is literal
     beside = model.root if is_here else Path("models") / model.architecture.name
     return Section(model, "", beside, place)
 
 
-def trainer_of(model: Model, asked: str | None, *, musubi: bool) -> str:
-    """Return the trainer that is asked for, else the best one; `musubi`: that one is installed.
+def trainer_of(model: Model, requested: str | None, *, musubi: bool) -> str:
+    """Return the requested trainer, or the best one if none is requested.
+
+    Args:
+        model: model to train.
+        requested: kind of the trainer; None for the best.
+        musubi: whether musubi-tuner is installed.
 
     Raises:
-        ConfigError: the trainer cannot train the model; names those that can.
+        ConfigError: The trainer cannot train the model. The hint names the trainers that can.
     """
     row, task = model.architecture, str(model.task)
     kinds = (
         ["sd", "sdscripts"] if row.checkpoints else ["sdscripts" if row.strategies else "musubi"]
     )
     if row is WAN:
-        ours = not task.startswith("flf2v") and not task.endswith("-FC")
-        original = any(each.has(WAN.scripts.mark) for each in model.networks if WAN.scripts)
-        kinds = ["musubi"] * original + ["wan"] * ours
+        kinds = []
+        if any(network.has(WAN.scripts.mark) for network in model.networks if WAN.scripts):
+            kinds.append("musubi")  # it reads the names of the original release
+        if not task.startswith("flf2v") and not task.endswith("-FC"):
+            kinds.append("wan")
         if not musubi and "14B" not in task:
             kinds.reverse()
-    if asked and asked not in kinds:
+    if requested and requested not in kinds:
         hint = f"use --trainer {' or '.join(kinds)}"
-        raise ConfigError(f"cannot train {model.title}", where=f"--trainer {asked}", hint=hint)
-    return asked or kinds[0]
+        raise ConfigError(f"cannot train {model.title}", where=f"--trainer {requested}", hint=hint)
+    return requested or kinds[0]
 
 
 def section_of(section: Section) -> Section:
@@ -116,10 +125,12 @@ def section_of(section: Section) -> Section:
         what = f"the trainer {kind} cannot read this network of {model.title}"
         hint = "name the original release's file, or a complete checkpoint"
         raise ModelError(what, where=model.networks[0].path, hint=hint)
-    if row is not WAN and len({each.path.is_file() for each in networks}) == 1 < len(networks):
-        raise several((str(each.path.relative_to(model.root)) for each in networks), model.root)
-    low = [each for each in networks if not is_high(each)]
-    high = [each for each in networks if is_high(each)]
+    are_files = {network.path.is_file() for network in networks}
+    if row is not WAN and len(are_files) == 1 < len(networks):
+        names = (str(network.path.relative_to(model.root)) for network in networks)
+        raise several(names, model.root)
+    low = [network for network in networks if not is_high(network)]
+    high = [network for network in networks if is_high(network)]
     network = section.network = next(iter((*low, *high)), None)
     complete = network is not None and network.complete
     is_generic = row.encodes and kind == "sd" and len(row.text_encoders) == 1
@@ -141,39 +152,48 @@ def section_of(section: Section) -> Section:
 
 def _usable(model: Model, kind: str) -> list[Part]:
     """Return the networks that a trainer reads, the best first."""
-    row, found = model.architecture, model.networks
+    row, networks = model.architecture, model.networks
     if kind == "sd":
-        folders = [x for x in found if x.path.is_dir() and x.has(r"^down_blocks\.")]
-        return folders or [x for x in found if x.complete]
+        folders = [
+            network
+            for network in networks
+            if network.path.is_dir() and network.has(r"^down_blocks\.")
+        ]
+        return folders or [network for network in networks if network.complete]
     if kind == "wan":
-        return [x for x in found if x.file.suffix == ".safetensors"]
+        return [network for network in networks if network.file.suffix == ".safetensors"]
     if row.scripts is not None:
-        return [x for x in found if x.has(row.scripts.mark) and not x.has(_RENAMED)]
-    files = [x for x in found if row.strategies and x.has(_any(row.strategies.marks))]
-    pipeline = (model.root / "model_index.json").is_file() and not row.single_file
-    return files or [x for x in found if pipeline and x.path.parent == model.root]
+        mark = row.scripts.mark
+        return [network for network in networks if network.has(mark) and not network.has(_RENAMED)]
+    if row.strategies is not None:
+        pattern = _any(row.strategies.marks)
+        if files := [network for network in networks if network.has(pattern)]:
+            return files
+    if row.single_file or not (model.root / "model_index.json").is_file():
+        return []
+    return [network for network in networks if network.path.parent == model.root]
 
 
 def _trained(section: Section, network: Part) -> Path:
-    """Return the place of a network as its trainer takes it."""
+    """Return the path of a network that its trainer expects: a file, its folder or the model's."""
     if section.kind == "sdscripts" and not section.model.architecture.single_file:
         return network.path if network.path.is_file() else section.model.root
     return network.path if section.kind in ("sd", "wan") else network.file
 
 
 def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
-    """Yield the encoders of a model, each with its name in `_SIZES` and a pattern of tensors."""
+    """Yield the encoders of a model: file, name in `_SIZES`, and pattern of tensor names."""
     row, strategies = model.architecture, model.architecture.strategies
     if row.scripts is not None:
         files = (*row.scripts.latents.files, *row.scripts.text.files)
-        for file in {each.key: each for each in files}.values():
+        for file in {file.key: file for file in files}.values():
             if file.required or file.key in model.version.needs:
                 kind = f"Wan {file.kind}" if row is WAN and file.kind == "VAE" else file.kind
                 yield file._replace(kind=kind), row.name, ""
     elif strategies is not None and not row.encodes:
-        encoders = [each for each in (strategies.latents, strategies.text) if each]
-        for network in (x for each in encoders for x in each.networks):
-            yield File("", network.key), row.name, _any(network.marks)
+        for encoder in filter(None, (strategies.latents, strategies.text)):
+            for network in encoder.networks:
+                yield File("", network.key), row.name, _any(network.marks)
     elif strategies is not None:
         vae = Vae(2, 16 if row.single_file else 4)
         original = r"^encoder\.down\.0\." if strategies.insists else ""
@@ -184,31 +204,34 @@ def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
 
 
 def _any(marks: Iterable[str]) -> str:
+    """Return a pattern that matches each of these texts."""
     return "|".join(map(re.escape, marks))
 
 
 def _put(section: Section, file: File, name: str, pattern: str) -> None:
+    """Choose the file of an encoder and add its key to a section."""
     row, model = section.model.architecture, section.model
-    whole = row.strategies is not None and row.strategies.insists  # reads no folders, no shards
-    takes_folder = file.form == "folder" or (row.encodes and not whole)
+    # Some encoders of sd-scripts read neither folders nor shards.
+    one_file = row.strategies is not None and row.strategies.insists
+    takes_folder = file.form == "folder" or (row.encodes and not one_file)
     fitting = [
-        each
-        for each in (model.parts if file.kind == "VAE" else model.others)
-        if each.has(pattern) and _fits(file, name, each)
-        if not (whole and "-of-" in each.file.name)
+        part
+        for part in (model.parts if file.kind == "VAE" else model.others)
+        if part.has(pattern) and _fits(file, name, part)
+        if not (one_file and "-of-" in part.file.name)
     ]
     key, _, number = file.key.partition(".")
     folder = key
     if key == "text":
         folder = f"text_encoder_{int(number) + 1}" if number else "text_encoder"
-        fitting.sort(key=lambda each: each.path.name != folder)
+        fitting.sort(key=lambda part: part.path.name != folder)
     own = section.network.path.parent if section.network else model.root
-    fitting.sort(key=lambda each: each.path.parent != own)  # of its own pipeline
-    found = next(iter(fitting), None)
-    if found is not None and len(fitting) > 1 and found.path.parent != own:
-        others = ", ".join(str(each.path) for each in fitting[1:])
-        section.choices.append(f"`{file.key}` is {found.path}; {others} would fit, too")
-    path = found and (found.path if takes_folder else found.file)
+    fitting.sort(key=lambda part: part.path.parent != own)  # the network's own pipeline first
+    chosen = next(iter(fitting), None)
+    if chosen is not None and len(fitting) > 1 and chosen.path.parent != own:
+        others = ", ".join(str(part.path) for part in fitting[1:])
+        section.choices.append(f"`{file.key}` is {chosen.path}; {others} would fit, too")
+    path = chosen and (chosen.path if takes_folder else chosen.file)
     value = section.value(file.key, path, folder)
     if key != "text":
         section.keys[key] = value
@@ -219,7 +242,7 @@ def _put(section: Section, file: File, name: str, pattern: str) -> None:
 
 
 def _fits(file: File, name: str, part: Part) -> bool:
-    """Whether a network is an encoder, as far as kind and shapes tell."""
+    """Return whether a network may be an encoder, judged by its kind and shapes."""
     if file.form == "folder" and not part.path.is_dir():
         return False
     if (file.kind and not part.kinds) or fault_of(file, part.tensors):
@@ -233,24 +256,26 @@ def _fits(file: File, name: str, part: Part) -> bool:
 
 
 def _with_tokenizer(section: Section, path: Path, value: Any, folder: str) -> Any:
-    """Return the value of a text encoder's file with its configuration and its tokenizer.
+    """Return the value of a text encoder's file, with keys for its configuration and tokenizer.
 
-    A file that has both beside it, as in a folder of transformers, needs neither.
+    If both lie beside the file, as in a folder of transformers, the value stays as it is.
     """
     root, is_wan = section.model.root, section.model.architecture is WAN
-    told = {"path": value} if isinstance(value, str) else {**value}
+    keys = {"path": value} if isinstance(value, str) else {**value}
     tokenizer = folder.replace("text_encoder", "tokenizer")
     places = [root / tokenizer]
     if is_wan:
-        places = [*(root / each for each in _UMT5), *places]
+        places = [*(root / name for name in _UMT5), *places]
     else:
         with suppress(ModelError):
             beside = tokenizer_files(TextWeights(path=literal(path)))
             if beside and path.with_name("config.json").is_file():
                 return value
-        there = (root / folder / "config.json").is_file()  # only a path will do
-        config = literal(root / folder)
-        told["config"] = config if there else section.value("text.config", None, folder)
-    found = (each for each in places if any((each / name).is_file() for name in _TOKENIZER))
-    told["tokenizer"] = section.value("text.tokenizer", next(found, None), tokenizer)
-    return told
+        # `config` is a path, also for a model of the hub.
+        if (root / folder / "config.json").is_file():
+            keys["config"] = literal(root / folder)
+        else:
+            keys["config"] = section.value("text.config", None, folder)
+    existing = (place for place in places if any((place / name).is_file() for name in _TOKENIZER))
+    keys["tokenizer"] = section.value("text.tokenizer", next(existing, None), tokenizer)
+    return keys

@@ -1,4 +1,4 @@
-"""`latentmake new` and `latentmake demo`: folders for projects that lie outside of a clone."""
+"""`latentmake new` and `latentmake demo`: make project folders outside of a clone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SAMPLE = ("config/config.yaml", "data/michael_gove", "data/tiny-sd")
 
 
 def new(folder: Path) -> None:
-    """Make a folder for a project; StorageError if it holds files."""
+    """Make a folder for a project; raises StorageError if the folder contains files."""
     name = slug(folder.absolute().name)
     pictures = f"pictures/{name}"
     _make(folder)
@@ -44,7 +44,7 @@ def new(folder: Path) -> None:
 
 
 def demo(folder: Path = Path("latentmake-demo")) -> None:
-    """Make a folder with the sample; StorageError if it holds files."""
+    """Make a folder with the sample; raises StorageError if the folder contains files."""
     _make(folder)
     for name in _SAMPLE:
         source, target = HOME / name, folder / name
@@ -58,7 +58,7 @@ def demo(folder: Path = Path("latentmake-demo")) -> None:
 
 
 def _make(folder: Path) -> None:
-    """Make an empty folder with a .gitignore; StorageError if it holds files."""
+    """Make a folder that has only a .gitignore; raises StorageError if it contains files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         hint = "name a folder that is not there yet"
         raise StorageError("is not empty", where=folder, hint=hint)

@@ -1,4 +1,4 @@
-"""`latentmake import` and `latentmake adopt`: datasets and caches of other programs."""
+"""`latentmake import` and `latentmake adopt`: take over datasets and caches of other programs."""
 
 from __future__ import annotations
 
@@ -50,35 +50,38 @@ def import_(
     if own is not None:
         architecture = architecture or own.model.architecture.name
         task = task or own.model.task
-    found = imported(file, run, architecture, task)
-    missing = _fill(found, own) if own else []
+    configuration = imported(file, run, architecture, task)
+    missing = _fill(configuration, own) if own else []
     for key in missing:
         typer.echo(f"{model}: has no `{key}`: correct its path in the configuration", err=True)
     if output is None:
-        typer.echo(found.text, nl=False)
+        typer.echo(configuration.text, nl=False)
         return
-    text = found.text.encode()
-    if output.exists() and output.read_bytes() != text:  # which its user may have edited
+    text = configuration.text.encode()
+    if output.exists() and output.read_bytes() != text:  # the user may have edited the file
         raise ConfigError("is there already", where=output, hint="rename or remove it")
     atomic.write(output, text)
-    names = ", ".join(found.values["runs"])
+    names = ", ".join(configuration.values["runs"])
     typer.echo(f"{output}: runs {names}; the first lines say what differs")
 
 
-def _fill(found: Imported, section: Section) -> list[str]:
+def _fill(configuration: Imported, section: Section) -> list[str]:
     """Write a model on the disk into a configuration; return the keys whose files are missing.
 
     Raises:
-        ConfigError: it is of another architecture than that of the configuration.
+        ConfigError: The configuration is of another architecture.
     """
-    runs = found.values["runs"].values()
+    runs = configuration.values["runs"].values()
     section.kind = trainer_of(section.model, next(iter(runs))["trainer"]["kind"], musubi=True)
     section_of(section)
     own = {"architecture": section.model.architecture.name, **section.keys}
-    found.values["models"], found.has_weights = {section.name: own}, not section.missing
+    configuration.values["models"], configuration.has_weights = (
+        {section.name: own},
+        not section.missing,
+    )
     for run in runs:
         run["model"] = section.name
-    parse(found.values)
+    parse(configuration.values)
     return section.missing
 
 
@@ -96,52 +99,54 @@ def adopt(
         plans, counts = project.plan(names).runs, dict[str, dict[str, int]]()
         for name in names:
             folders = folders_of(project.config, name)
-            found = adoption.adopt(plans[name], folders, say=partial(typer.echo, err=as_json))
-            counts[name] = {state: found[state] for state in adoption.STATES}
+            adopted = adoption.adopt(plans[name], folders, say=partial(typer.echo, err=as_json))
+            counts[name] = {state: adopted[state] for state in adoption.STATES}
     if as_json:
         typer.echo(json.dumps(counts, indent=1))
 
 
 def folders_of(config: Config, run: str) -> dict[str, list[str]]:
-    """Return the folders of a run's datasets with another program's caches; raises UserError.
+    """Return dataset -> folders with another program's caches, for a run; raises UserError.
 
-    They are what `adopt_from` names; by default ai-training's lie beside the images.
+    The key `adopt_from` names the folders. The caches of ai-training lie beside the images unless
+    the key says otherwise.
     """
-    named = {each: config.datasets[each] for each in config.runs[run].datasets}
-    if layout_of(config.models[config.runs[run].model].layout_name).external:
-        found = {name: list(each.adopt_from) for name, each in named.items()}
-    else:
+    datasets = {name: config.datasets[name] for name in config.runs[run].datasets}
+    folders = {name: list(dataset.adopt_from) for name, dataset in datasets.items()}
+    if not layout_of(config.models[config.runs[run].model].layout_name).external:
         check_run(config, run)
-        found = {name: list(each.adopt_from) or [each.folder] for name, each in named.items()}
-    if not any(found.values()):
+        folders = {name: folders[name] or [dataset.folder] for name, dataset in datasets.items()}
+    if not any(folders.values()):
         what = "no dataset of the run says where its caches are"
-        hint = f"set datasets.{next(iter(found))}.adopt_from to their folder"
+        hint = f"set datasets.{next(iter(folders))}.adopt_from to their folder"
         raise ConfigError(what, where=f"run {run}", hint=hint)
-    for dataset, folder in ((name, each) for name, several in found.items() for each in several):
-        if not Path(folder).is_dir():
-            where, hint = f"datasets.{dataset}.adopt_from", "name the folder of the caches"
-            raise ConfigError(f"there is no folder {folder}", where=where, hint=hint)
-    return found
+    for name, several in folders.items():
+        for folder in several:
+            if not Path(folder).is_dir():
+                where, hint = f"datasets.{name}.adopt_from", "name the folder of the caches"
+                raise ConfigError(f"there is no folder {folder}", where=where, hint=hint)
+    return folders
 
 
 def check_run(config: Config, name: str) -> None:
-    """Check that the files of a run's model say what ai-training's caches hold.
+    """Check that the model's files describe ai-training's caches: their shapes must be known.
 
     Raises:
-        ConfigError: they do not, no ending is named, or a caption is not encoded as it is.
-        ModelError: a configuration cannot be read.
+        ConfigError: The files do not describe the caches, `ai_training` is missing, or captions
+            are changed before they are encoded.
+        ModelError: A model's configuration cannot be read.
     """
     run = config.runs[name]
     model, where = config.models[run.model], f"models.{run.model}"
     if (endings := model.ai_training) is None:
         hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
         raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
-    told = {
+    described = {
         "vae": not endings.latents or vae_factor(model.vae),
         "text": not endings.text or all(map(text_tokens, model.text)),
     }
-    for key, known in told.items():
-        if not known:
+    for key, is_described in described.items():
+        if not is_described:
             what = "no config.json on this disk says what its caches are like"
             hint = "name a folder that has one as `path`, or the file as `config`"
             raise ConfigError(what, where=f"{where}.{key}", hint=hint)

@@ -1,6 +1,7 @@
-"""The words that write a page: `latentmake captions`, `report` and `compare`.
+"""Commands that write a page: `latentmake captions`, `report` and `compare`.
 
-`compare` matches runs by prompt text and step, and generated clips by prompt and seed.
+`compare` puts pictures of several runs side by side if they have the same prompt and step.
+Generated clips must have the same prompt and seed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from latentmake.reports.pictured import Pictured, Row, pictures_in
 from latentmake.reports.report import write_report
 from latentmake.words.project import opened, show_page
 
-_DIGEST = 12  # digits of a digest on a page
-_LONGEST = 200  # characters of runs' names in the name of a page
+_DIGEST = 12  # digits of a digest that a page shows
+_LONGEST = 200  # most characters of runs' names in the name of a page
 
 
 def captions(
@@ -40,20 +41,20 @@ def captions(
     path = Path(f"reports/captions_{run}.html")
     with opened(configfile, directory) as project:
         project.run_names([run])
-        found = read_cards(project.facts, run)
-        lines = [*found.lines()]
+        cards = read_cards(project.facts, run)
+        lines = [*cards.lines()]
         atomic.write(path.with_suffix(".jsonl"), "".join(lines).encode())
-        data = page_data(project.facts, run, found, path)
+        data = page_data(project.facts, run, cards, path)
         write_page(path, "cards", f"Captions of {run}", data)
-    for line in found.notes:
+    for line in cards.notes:
         typer.echo(line, err=as_json)
     if as_json:
         typer.echo("".join(lines), nl=False)
         return
-    for each in found.encoders():
-        cut = f"{each['cut']} of {each['texts']} texts are cut"
-        typer.echo(f"{each['name']}: {cut}, the longest has {each['longest']} tokens")
-    for fault in found.faults:
+    for encoder in cards.encoders():
+        cut = f"{encoder['cut']} of {encoder['texts']} texts are cut"
+        typer.echo(f"{encoder['name']}: {cut}, the longest has {encoder['longest']} tokens")
+    for fault in cards.faults:
         typer.echo(f"faulty: {fault}")
     show_page(path, open_page=open_page)
 
@@ -86,7 +87,7 @@ def compare(
     """Write a page with the sample pictures and clips of runs; nothing is trained."""
     with opened(configfile, directory) as project:
         names = project.run_names(runs)
-        found = [pictured(project.config, name) for name in names]
+        results = [pictured(project.config, name) for name in names]
     path = page_path(names)
     if len(names) == 1:
         before = pictures_in(run_folder(names[0]) / PREVIOUS, f"{names[0]} (previous)")
@@ -94,11 +95,11 @@ def compare(
             line = f"{names[0]}: no previous result with pictures: only the present is shown"
             typer.echo(line, err=as_json)
         else:
-            found.insert(0, before)
-    write_comparison(found, path, partial(typer.echo, err=as_json))
+            results.insert(0, before)
+    write_comparison(results, path, partial(typer.echo, err=as_json))
     if as_json:
-        results = [each.values() for each in found]
-        typer.echo(json.dumps({"page": str(path), "results": results}, indent=1))
+        values = [result.values() for result in results]
+        typer.echo(json.dumps({"page": str(path), "results": values}, indent=1))
     if open_page:
         typer.launch(path.absolute().as_uri())
 
@@ -107,11 +108,11 @@ def compare(
 
 
 def pictured(config: Config, name: str) -> Pictured:
-    """Return a run with its pictures; raises UserError."""
-    found = pictures_in(run_folder(name), name)
-    if found is None:
+    """Return the result of a run with its pictures; raises UserError if it has none."""
+    result = pictures_in(run_folder(name), name)
+    if result is None:
         raise _without_pictures(config, name)
-    return found
+    return result
 
 
 def _without_pictures(config: Config, name: str) -> UserError:
@@ -129,33 +130,39 @@ def _without_pictures(config: Config, name: str) -> UserError:
 
 
 def page_path(names: Sequence[str]) -> Path:
-    """Return the path of the page of some runs."""
+    """Return the path of the page that compares these runs."""
     return Path("reports", f"compare_{'_vs_'.join(names)[:_LONGEST]}.html")
 
 
 def write_comparison(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> None:
-    """Write the page of runs, and `say` its size and what is not shown; raises StorageError."""
+    """Write the page that compares runs; raises StorageError.
+
+    `say` receives a line about the page, and a line for each picture that cannot be shown.
+    """
     values = gather(runs, path, say)
     size = write_page(path, "compare", values["title"], values)
     say(f"{path}: {len(values['pictures'])} pictures, {size}")
 
 
 def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> dict[str, Any]:
-    """Return the values of the page at a path; `say` receives pictures that cannot be shown."""
-    found = {run.name: [*run.files()] for run in runs}
-    pictures = Pictures(path, [file for each in found.values() for _, _, file in each])
-    rows = list(dict.fromkeys(row for each in found.values() for row, _, _ in each))
+    """Return the values of the page at a path.
+
+    `say` receives a line for each picture that cannot be shown.
+    """
+    by_run = {run.name: [*run.files()] for run in runs}
+    pictures = Pictures(path, [file for files in by_run.values() for _, _, file in files])
+    rows = list(dict.fromkeys(row for files in by_run.values() for row, _, _ in files))
     sides = []
-    for run, (name, each) in zip(runs, found.items(), strict=True):
+    for run, (name, files) in zip(runs, by_run.items(), strict=True):
         cells: dict[Row, dict[str, int | str]] = {row: {} for row in rows}
-        for row, step, file in each:
+        for row, step, file in files:
             cells[row][step] = pictures.add(file)
         sides.append({"name": name, "cells": [*cells.values()], "weights": run.weights()})
     for fault in pictures.faults:
         say(f"not shown: {fault}")
     speeds = [float(run.clips.settings.get("fps", FPS)) for run in runs if run.clips]
     return {
-        "title": " vs ".join(found),
+        "title": " vs ".join(by_run),
         "sides": sides,
         "rows": [row.label for row in rows],
         "steps": sorted({step for run in runs if run.samples for step in run.samples.steps}),
@@ -174,8 +181,9 @@ def _text(key: str, value: JsonValue) -> str:
 
 
 def settings_table(settings: Sequence[Mapping[str, JsonValue]]) -> list[tuple[str, list[str]]]:
-    """Return the settings of runs: (name, a text for each run, "–" for a missing one)."""
-    keys = dict.fromkeys(key for each in settings for key in each)
+    """Return name and texts of each setting: one text per run, "–" if the run lacks the setting."""
+    keys = dict.fromkeys(key for of_run in settings for key in of_run)
     return [
-        (key, [_text(key, each[key]) if key in each else "–" for each in settings]) for key in keys
+        (key, [_text(key, of_run[key]) if key in of_run else "–" for of_run in settings])
+        for key in keys
     ]

@@ -1,4 +1,4 @@
-"""The project that a word of the command asks about, and how words print what they found.
+"""Project that a command works on, and functions that print results.
 
 The configuration is the one that Snakemake would read in this folder: its default file or the files
 of `-c`, and the values of a profile.
@@ -31,28 +31,32 @@ _COLOURS = {"ok": "green", "fresh": "green", "warning": "yellow", "stale": "yell
 _COLOURS |= {"edited": "yellow", "previous": "blue"}
 
 HOME = Path(__file__).resolve().parents[3]
-"""Folder of the Snakefile."""
+"""Folder that contains the Snakefile."""
 
 
 @dataclass
 class Project:
-    """A project, as a word asks about it.
+    """Project of a command that does not build.
 
     Attributes:
-        config: its configuration.
-        facts: of its files; plans made with them write no order.
+        config: configuration of the project.
+        facts: facts about the project's files; plans that use them write no orders.
     """
 
     config: Config
     facts: Facts
 
     def run_names(self, names: Sequence[str] | None) -> list[str]:
-        """Return the runs that a word names, all where it names none; ConfigError of another."""
+        """Return the named runs, or all runs if none is named.
+
+        Raises:
+            ConfigError: A name is not a run of the configuration.
+        """
         for name in names or ():
             if name not in self.config.runs:
                 guess = nearest(name, self.config.runs)
-                known = ", ".join(self.config.runs)
-                hint = f"did you mean `{guess}`?" if guess else f"runs: {known}"
+                names_of_runs = ", ".join(self.config.runs)
+                hint = f"did you mean `{guess}`?" if guess else f"runs: {names_of_runs}"
                 for file, sections in configurations().items():
                     if name in sections.get("runs", ()):
                         hint = f"{file} has it: add -c {file}"
@@ -60,9 +64,9 @@ class Project:
         return list(dict.fromkeys(names or self.config.runs))
 
     def plan(self, runs: Sequence[str], generated: Sequence[str] = ()) -> Plan:
-        """Plan some runs, all of their caches and their trainings, and write nothing.
+        """Plan all caches and the trainings of these runs, without writing anything.
 
-        The prompts of clips that `generated` runs draw are among their caches.
+        For the runs in `generated`, the caches include the prompts of `generate`.
         """
         with many_objects():
             plan = make_plan(self.facts, runs, generated=generated)
@@ -75,24 +79,24 @@ class Project:
 def opened(
     configfile: Sequence[Path] | None, directory: Path | None, *, encoders: bool | None = None
 ) -> Iterator[Project]:
-    """Open the project of a folder; what was learnt about its files is kept at the end.
+    """Open the project of a folder. At the end, the memo of its files is saved.
 
     Args:
         configfile: files of `-c`.
-        directory: folder to change to; None stands for the working folder.
-        encoders: whether the word needs the encoders of models here; None leaves it to
-            `publish.caches`.
+        directory: folder to change to; None for the working folder.
+        encoders: whether the command needs the models' encoders on this machine; None uses the
+            value of `publish.caches`.
 
     Raises:
-        UserError: the configuration, or the folder, cannot be used.
+        UserError: The configuration or the folder cannot be used.
     """
     files = [path.absolute() for path in configfile or ()]
-    values, found = _values(files, directory)
+    values, default = _values(files, directory)
     config = parse(values)
     check_folder(HOME, dry=True)
     needed = config.publish.caches if encoders is None else encoders
     facts = backends.facts_of(config, encoders=needed, asks=True)
-    for file in configfile or found:
+    for file in configfile or default:
         facts.options += ("-c", str(file))
     try:
         yield Project(facts.config, facts)
@@ -105,9 +109,10 @@ def _values(
 ) -> tuple[dict[str, object], Sequence[Path]]:
     """Return the configuration as Snakemake would read it, and change to the project's folder.
 
-    The other value is the file that was found in the folder, where none was named.
+    The second value is the only configuration file of the folder, if no file is named and there is
+    no `config/config.yaml`. Otherwise it is empty.
     """
-    # Only these read profiles and merge files exactly as Snakemake does.
+    # Snakemake's own functions, so that profiles and merged files have exactly the same result.
     from snakemake.cli import parse_config
     from snakemake.common.configfile import load_configfile
     from snakemake.utils import update_config
@@ -120,40 +125,40 @@ def _values(
         arguments += ["--configfile", *map(str, files)]
     for file in files:
         check_file(file)
-    asked = commandline.read(arguments)
-    named = [Path(each).absolute() for each in asked.configfile or ()]
-    os.chdir(asked.directory or ".")
+    options = commandline.read(arguments)
+    named = [Path(file).absolute() for file in options.configfile or ()]
+    os.chdir(options.directory or ".")
     values: dict[str, object] = {}
-    found = [] if named or DEFAULT.exists() else _only_one()
-    for file in named or found or [DEFAULT]:
+    default = [] if named or DEFAULT.exists() else _only_one()
+    for file in named or default or [DEFAULT]:
         check_file(file)
         update_config(values, load_configfile(file))
-    update_config(values, parse_config(asked.config))
-    return values, found
+    update_config(values, parse_config(options.config))
+    return values, default
 
 
 def _only_one() -> list[Path]:
-    """Return the configuration of this folder, if it has one; ConfigError of several."""
-    found = [file for file, sections in configurations().items() if sections]
-    if len(found) > 1:
-        what = f"several configurations are here: {', '.join(map(str, found))}"
-        raise ConfigError(what, where=Path.cwd(), hint=f"name one: -c {found[0]}")
-    return found
+    """Return the configuration of this folder, if it has one; raises ConfigError if several."""
+    files = [file for file, sections in configurations().items() if sections]
+    if len(files) > 1:
+        what = f"several configurations are here: {', '.join(map(str, files))}"
+        raise ConfigError(what, where=Path.cwd(), hint=f"name one: -c {files[0]}")
+    return files
 
 
 def configurations() -> dict[Path, Mapping[str, Any]]:
-    """Return the files of this folder that may be configurations -> their sections."""
+    """Return file -> sections, for the files of this folder that may be configurations."""
     return {file: sections_of(file) for file in completion.files(Path())}
 
 
 def sections_of(file: Path) -> Mapping[str, Any]:
-    """Return the sections of a configuration; none where it has no runs."""
+    """Return the sections of a configuration; no sections if it has no runs."""
     values = completion.sections(file)
     return values if isinstance(values.get("runs"), dict) else {}
 
 
 def check_directory(directory: Path | None) -> None:
-    """Refuse a folder of `--directory` that is not there, by ConfigError."""
+    """Raise ConfigError if the folder of `--directory` does not exist."""
     if directory is not None and not directory.is_dir():
         raise ConfigError("there is no such folder", where=directory, hint="check --directory")
 
@@ -167,24 +172,24 @@ def table(
 
 
 def say(label: str, line: str) -> None:
-    """Print a line of a word that writes files, behind what it is about: `found`, `next`."""
+    """Print a line of a command that writes files, after a label such as `found` or `next`."""
     typer.echo(f"{label:<9}{line}")
 
 
 def coloured(verdict: str) -> str:
-    """Return a verdict in its colour, which `typer.echo` leaves out where no terminal shows it."""
+    """Return a verdict in its colour; `typer.echo` removes the colour if stdout is no terminal."""
     if os.environ.get("NO_COLOR"):
         return verdict
     return typer.style(verdict, fg=_COLOURS.get(verdict, "red"))
 
 
 def printable(line: str) -> str:
-    """Return a line in which bytes of a file name that are not UTF-8 are escaped."""
+    """Return a line with the bytes of file names that are not UTF-8 escaped."""
     return line.encode("utf-8", "backslashreplace").decode()
 
 
 def show_page(path: Path, *, open_page: bool) -> None:
-    """Print the path of a page that was written, and open it in a browser where asked to."""
+    """Print the path of a new page; with `open_page`, open it in a browser."""
     typer.echo(path)
     if open_page:
         typer.launch(path.absolute().as_uri())

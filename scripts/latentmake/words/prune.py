@@ -1,8 +1,8 @@
-"""`latentmake prune`: cache files that the configuration does not need.
+"""`latentmake prune`: list or remove cache files that the configuration does not need.
 
-A project may have a configuration for each dataset, so the datasets of others are listed with
-`--all` only. Only files that Latentmake wrote are listed: cache files by their headers, unfinished
-ones by their names. All of them can be made again.
+A project may have one configuration per dataset. Therefore datasets that this configuration does
+not name are listed only with `--all`. Only files that Latentmake wrote are listed: cache files are
+recognised by their headers, unfinished files by their names. A build can make all of them again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from latentmake.words.project import opened, printable, table
 
 Files = dict[str, os.stat_result]
 Groups = dict[tuple[str, str], Files]
-"""Files that may be removed: what and why -> path -> stat."""
+"""Files that may be removed: group and reason -> path -> stat."""
 
 
 def prune(
@@ -45,23 +45,24 @@ def prune(
 ) -> None:
     """List caches that the configuration does not need any more, or remove them with --yes."""
     with opened(configfile, directory, encoders=True) as project:
-        known = prunable(project.facts)
+        prunables = prunable(project.facts)
         for name in datasets or ():
-            refuse_unknown("dataset", name, known, "prune")
+            refuse_unknown("dataset", name, prunables, "prune")
         names = datasets or sorted(project.config.datasets)
-        others = [name for name in known if name not in names and other_owner(name) is None]
+        others = [name for name in prunables if name not in names and other_owner(name) is None]
+        # A build must not start while its files are listed and removed.
         with alone() if yes else contextlib.nullcontext():
-            found = {name: find(project.facts, name) for name in names}
+            removable = {name: find(project.facts, name) for name in names}
             further = {name: find(project.facts, name) for name in others if everything}
             if not as_json:
                 unnamed = [name for name in others if name != PROMPTS and not datasets]
-                _show_all(found, further, unnamed, verbose=verbose)
-            found |= further
-            files = all_files(group for groups in found.values() for group in groups.values())
+                _show_all(removable, further, unnamed, verbose=verbose)
+            removable |= further
+            files = all_files(group for groups in removable.values() for group in groups.values())
             if yes:
                 remove(files)
     if as_json:
-        typer.echo(json.dumps(_values(found, removed=yes), indent=1))
+        typer.echo(json.dumps(_values(removable, removed=yes), indent=1))
     elif yes:
         typer.echo(f"removed {_amount(files)}")
     elif files:
@@ -69,48 +70,48 @@ def prune(
 
 
 def all_files(groups: Iterable[Files]) -> Files:
-    """Return the files of some groups."""
+    """Return the files of all these groups."""
     return {path: stat for files in groups for path, stat in files.items()}
 
 
 def remove(files: Files) -> None:
-    """Remove files, and the folders of `cache/` that are empty then; raises StorageError."""
+    """Remove files, and then the empty folders below `cache/`; raises StorageError."""
     for path in files:
         try:
             Path(path).unlink(missing_ok=True)
         except OSError as error:
             hint, what = "check the permissions of its folder", error.strerror
             raise StorageError(f"cannot be removed ({what})", where=path, hint=hint) from None
-    above = {str(each) for path in files for each in [*Path(path).parents][:-2]}
-    for folder in sorted(above, key=len, reverse=True):
+    above = {str(folder) for path in files for folder in [*Path(path).parents][:-2]}
+    for folder in sorted(above, key=len, reverse=True):  # inner folders before outer ones
         if folder.startswith("cache/"):
-            with contextlib.suppress(OSError):  # it is not empty, or a link
+            with contextlib.suppress(OSError):  # it is not empty, or it is a link
                 Path(folder).rmdir()
 
 
 # -- shown ----------------------------------------------------------------------------------------
 
 
-def _values(found: Mapping[str, Groups], *, removed: bool) -> dict[str, object]:
-    """Return what `--json` prints."""
+def _values(removable: Mapping[str, Groups], *, removed: bool) -> dict[str, object]:
+    """Return the values that `--json` prints."""
     files = [
         {"path": path, "bytes": stat.st_size, "dataset": name, "reason": why}
-        for name, groups in found.items()
+        for name, groups in removable.items()
         for (_, why), group in groups.items()
         for path, stat in group.items()
     ]
-    groups = (group for each in found.values() for group in each.values())
-    return {"removed": removed, "bytes": freed(all_files(groups)), "files": files}
+    all_groups = (group for groups in removable.values() for group in groups.values())
+    return {"removed": removed, "bytes": freed(all_files(all_groups)), "files": files}
 
 
 def _show_all(
-    found: Mapping[str, Groups],
+    removable: Mapping[str, Groups],
     further: Mapping[str, Groups],
     unnamed: Sequence[str],
     *,
     verbose: bool,
 ) -> None:
-    for name, groups in found.items():
+    for name, groups in removable.items():
         _show(name, groups, verbose=verbose)
     if further:
         typer.echo("\nNot named by this configuration; another one may need them:\n")
@@ -134,37 +135,41 @@ def _show(name: str, groups: Groups, *, verbose: bool) -> None:
 
 
 def _amount(files: Files) -> str:
-    return f"{len(files)} file{'s' * (len(files) != 1)}, {human(freed(files))}"
+    noun = "file" if len(files) == 1 else "files"
+    return f"{len(files)} {noun}, {human(freed(files))}"
 
 
 def freed(files: Files) -> int:
-    """Return the bytes that removing all of some files frees: a file with other names stays."""
+    """Return the number of bytes that the removal of these files frees.
+
+    A file that keeps another hard link frees nothing.
+    """
     names = Counter(stat.st_ino for stat in files.values())
-    each = {stat.st_ino: stat for stat in files.values()}
-    return sum(stat.st_size for inode, stat in each.items() if names[inode] == stat.st_nlink)
+    stats = {stat.st_ino: stat for stat in files.values()}
+    return sum(stat.st_size for inode, stat in stats.items() if names[inode] == stat.st_nlink)
 
 
 # -- found ----------------------------------------------------------------------------------------
 
 
 def prunable(facts: Facts) -> list[str]:
-    """Return the datasets of a configuration, and folders of `cache/` that are none of them."""
-    found = {each.name for each in Path("cache").glob("[!.]*") if each.is_dir()}
-    return sorted(found | {*facts.config.datasets})
+    """Return the names of all datasets of the configuration and of all folders of `cache/`."""
+    folders = {path.name for path in Path("cache").glob("[!.]*") if path.is_dir()}
+    return sorted(folders | {*facts.config.datasets})
 
 
 def find(facts: Facts, dataset: str) -> Groups:
-    """Return the files of a dataset that the configuration does not name; removes nothing.
+    """Find the files of a dataset that the configuration does not need, without removing them.
 
-    Links, and files that Latentmake did not write, are left out.
+    Links and files that Latentmake did not write are left out.
 
     Raises:
-        ConfigError: another project uses the caches.
+        ConfigError: Another project uses the caches.
     """
     if (project := other_owner(dataset)) is not None:
         what = f"the project {project} uses this folder too"
         raise ConfigError(what, where=f"cache/{dataset}", hint="give the command in its folder")
-    config, found, parts = facts.config, Groups(), dict[str, set[str]]()
+    config, removable, parts = facts.config, Groups(), dict[str, set[str]]()
     needed = (parts_of(config, run, generated=True) for run in config.runs.values())
     for part in chain.from_iterable(needed):
         if part.dataset == dataset:
@@ -173,21 +178,25 @@ def find(facts: Facts, dataset: str) -> Groups:
 
     @cache
     def bases(model: str) -> set[str] | None:
-        """Return the names of the items that are there; None where nobody can tell."""
+        """Return the base names of the existing items; None if they cannot be listed."""
         layout = facts.layout(model)
         with contextlib.suppress(UserError):
             return {layout.base(item.stem) for item in facts.items(dataset, model)[0]}
         return None
 
     def is_awaited(model: str, place: str = "", *name: str) -> bool:
-        """Whether a file that is kept apart may have its item back, so that a build links it."""
+        """Return whether the item of a kept file may have returned.
+
+        If so, the next build links the file to its old name again.
+        """
         if (
             place not in parts.get(model, ())
             or Path("cache", dataset, model, place, *name).exists()
         ):
             return False
-        there = bases(model)
-        return there is None or not there.isdisjoint(facts.layout(model).owners("/".join(name)))
+        existing = bases(model)
+        owners = facts.layout(model).owners("/".join(name))
+        return existing is None or not existing.isdisjoint(owners)
 
     for path, stat in _files_below(Path("cache", dataset)):
         names = Path(path).parts[2:]
@@ -196,16 +205,20 @@ def find(facts: Facts, dataset: str) -> Groups:
         if reason := _reason(facts, dataset, parts, names):
             named = names == (OWNER,) or _is_temporary(path)
             if named or (names[1:] and header_of(Path(path))):
-                found.setdefault(reason, {})[path] = stat
-    return found
+                removable.setdefault(reason, {})[path] = stat
+    return removable
 
 
 def _reason(
     facts: Facts, dataset: str, parts: Mapping[str, set[str]], names: Sequence[str]
 ) -> tuple[str, str] | None:
-    """Return the group and the reason of a file that runs do not need; else None.
+    """Return the group and the reason of a file that no run needs; None if a run needs it.
 
-    `parts` has the folders of each model that they need, `names` are below `cache/{dataset}`.
+    Args:
+        facts: facts about the configuration.
+        dataset: name of the dataset.
+        parts: model -> folders that runs need.
+        names: names of the path's folders and of the file, below `cache/{dataset}`.
     """
     root, model, *others = f"cache/{dataset}", *names, ""
     if model == OWNER:
@@ -220,12 +233,12 @@ def _reason(
         return f"{root}/{model}/{others[0]}", f"no run needs {others[0]} of it"
     layout = facts.layout(model)
     if layout.owners("/".join(others[1:-1])):
-        return None  # builds remove what has no item
+        return None  # a build moves the files of missing items away
     return f"{root}/{model}/{others[0]}", f"not of the layout {layout.name}"
 
 
 def _files_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the path and stat of each file below a folder; links are not followed."""
+    """Yield the path and stat of each regular file below a folder; links are left out."""
     for path in () if folder.is_symlink() else sorted(folder.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
             stat = path.lstat()

@@ -1,7 +1,7 @@
-"""The words of the command `latentmake`: arguments, options and help of each.
+"""Commands of `latentmake`: their arguments, options and help.
 
-A word's work is the function of its name in another module, which is imported when the word is
-called: help and completion of the shell import nothing that takes long.
+The function that does the work has the same name and lies in another module. The other module is
+imported when the command is called, so help and shell completion are fast.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 
 
 def _in(module: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a word call the function of its name in a module of `latentmake.words`."""
+    """Decorate a command to call the function with its name in a module of `latentmake.words`."""
 
-    def named(word: Callable[..., None]) -> Callable[..., None]:
-        @wraps(word)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
         def call(**values: object) -> None:
             # Modules, plan and Snakemake's graph live to the end: looking for garbage among them
             # takes a tenth of a build that has nothing to do.
             gc.set_threshold(200_000, 20, 100)
-            getattr(import_module(f"latentmake.words.{module}"), word.__name__)(**values)
+            getattr(import_module(f"latentmake.words.{module}"), command.__name__)(**values)
 
         return call
 
-    return named
+    return decorate
 
 
-# -- words that make and begin --------------------------------------------------------------------
+# -- commands that begin a project, and build -----------------------------------------------------
 
 
 @_in("build")
@@ -176,7 +176,7 @@ def import_(
     """Make a configuration of another trainer's dataset file; notes in it say what differs."""
 
 
-# -- words that look ------------------------------------------------------------------------------
+# -- commands that show something -----------------------------------------------------------------
 
 
 @_in("status")
@@ -284,7 +284,7 @@ def doctor(
     """Print what a bug report needs: versions, GPU, trainers, disk room, the last error."""
 
 
-# -- words that keep house ------------------------------------------------------------------------
+# -- commands that clean up and take over caches --------------------------------------------------
 
 
 @_in("prune")

@@ -1,4 +1,4 @@
-"""`latentmake status` and `latentmake check`: the state of runs, and a checklist of their needs."""
+"""`latentmake status` and `latentmake check`: show the state of runs, and check their needs."""
 
 from __future__ import annotations
 
@@ -35,40 +35,41 @@ def status(
     with opened(configfile, directory) as project:
         names = project.run_names(runs)
         plan = project.plan(names)
-        plan.leave_out_prompts([x for x in names if project.config.runs[x].trainer is None])
-        found = [status_of(project.facts, plan.runs[name]) for name in names]
+        untrained = [name for name in names if project.config.runs[name].trainer is None]
+        plan.leave_out_prompts(untrained)
+        results = [status_of(project.facts, plan.runs[name]) for name in names]
     if as_json:
-        typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
+        typer.echo(json.dumps([result.model_dump(mode="json") for result in results], indent=1))
         return
-    builds = (line for each in found for build in each.builds for line in _progress(build))
+    builds = (line for result in results for build in result.builds for line in _progress(build))
     for line in dict.fromkeys(builds):
         typer.echo(line)
-    for each in found:
-        _show(each, verbose=verbose)
+    for result in results:
+        _show(result, verbose=verbose)
 
 
 def _progress(build: Mapping[str, Any]) -> Iterator[str]:
-    asked = " ".join(build["targets"]) or "all"
+    targets = " ".join(build["targets"]) or "all"
     since = duration(max(0.0, time.time() - build["began"]) / 60)
-    yield f"a build runs: {asked} (process {build['process']}), for {since}"
+    yield f"a build runs: {targets} (process {build['process']}), for {since}"
     for work, (made, total) in build["made"].items():
         yield f"  {' of '.join(work.split(' ', 1))}: {made} of {total} targets made"
     for run, line in build["training"].items():
         yield f"  training of {run}: {line or 'not begun'}"
 
 
-def _show(found: Status, *, verbose: bool) -> None:
-    reasons = [reason for reason in REASONS if any(reason in row.stale for row in found.rows)]
+def _show(result: Status, *, verbose: bool) -> None:
+    reasons = [reason for reason in REASONS if any(reason in row.stale for row in result.rows)]
     headers = ["dataset", "model", "kind", "fresh", *reasons, "orphaned", "bytes", "to encode"]
-    table(headers, (_cells(row, reasons) for row in found.rows), numbers=headers[3:-1])
-    lines = [f"{coloured('faulty')}{'':10}{line}" for line in found.faulty]
+    table(headers, (_cells(row, reasons) for row in result.rows), numbers=headers[3:-1])
+    lines = [f"{coloured('faulty')}{'':10}{line}" for line in result.faulty]
     if verbose:
-        lines = [f"{file['reason']:15} {file['path']}" for file in found.files] + lines
-    elif count := len(found.files):
+        lines = [f"{file['reason']:15} {file['path']}" for file in result.files] + lines
+    elif count := len(result.files):
         are = "file is" if count == 1 else "files are"
         lines.insert(0, f"{count} {are} not fresh; --verbose lists them")
-    fresh = sum(row.fresh for row in found.rows)
-    lines += [f"{found.run}: {fresh} targets fresh, {found.stale} stale", *found.lines]
+    fresh = sum(row.fresh for row in result.rows)
+    lines += [f"{result.run}: {fresh} targets fresh, {result.stale} stale", *result.lines]
     typer.echo("\n".join(lines))
 
 
@@ -98,15 +99,17 @@ def check(
     with opened(configfile, directory) as project:
         names = project.run_names(runs)
         plan = project.plan(names)
-        found = {name: [*_findings(project.facts, plan.runs[name])] for name in names}
+        findings = {name: [*_findings(project.facts, plan.runs[name])] for name in names}
     if as_json:
-        values = {name: [each._asdict() for each in found[name]] for name in names}
+        values = {name: [finding._asdict() for finding in findings[name]] for name in names}
         typer.echo(json.dumps(values, indent=1))
     for name in () if as_json else names:
-        typer.echo(f"{name}:\n" * (len(names) > 1) + checklist(found[name], coloured))
-        if failed(found[name]):
-            typer.echo(_stopped(project.facts, plan.runs[name], found[name]))
-    if any(map(failed, found.values())):
+        if len(names) > 1:
+            typer.echo(f"{name}:")
+        typer.echo(checklist(findings[name], coloured))
+        if failed(findings[name]):
+            typer.echo(_stopped(project.facts, plan.runs[name], findings[name]))
+    if any(map(failed, findings.values())):
         raise typer.Exit(1)
 
 
@@ -141,9 +144,9 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
         yield from image_findings(images, alpha)
 
 
-def _stopped(facts: Facts, plan: RunPlan, found: Sequence[Finding]) -> str:
-    """Return the line that says that a run will not be trained, and why."""
-    count = sum(each.verdict == "failed" and each.what != "items" for each in found)
+def _stopped(facts: Facts, plan: RunPlan, findings: Sequence[Finding]) -> str:
+    """Return the line that says why a run will not be trained."""
+    count = sum(finding.verdict == "failed" and finding.what != "items" for finding in findings)
     others = f"{count} more checks" if count > 1 else "1 more check"
     if line := stopped_by(facts, plan):
         return f"{line}; {others} failed" if count else line
@@ -151,17 +154,17 @@ def _stopped(facts: Facts, plan: RunPlan, found: Sequence[Finding]) -> str:
 
 
 def _of_items(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name, lines in faulty_items(facts, plan).items():
         skips = facts.config.datasets[name].on_error == "skip"
         verdict: Verdict = "warning" if skips else "failed"
         what = "skipped: " if skips else ""
-        found += [Finding("items", verdict, f"{what}{line}") for line in lines]
-    yield from found or [Finding("items", "ok", "none is faulty, as far as is known")]
+        findings += [Finding("items", verdict, f"{what}{line}") for line in lines]
+    yield from findings or [Finding("items", "ok", "none is faulty, as far as is known")]
 
 
 def _of_part(part: Part, state: PartState) -> Finding:
-    stale = Counter(each.reason for each in state.stale)
+    stale = Counter(target.reason for target in state.stale)
     missing = stale.pop("new", 0)
     reasons = f" ({', '.join(f'{n} {reason}' for reason, n in stale.items())})" if stale else ""
     note = f"{state.fresh} fresh, {stale.total()} stale{reasons}, {missing} missing"

@@ -1,4 +1,4 @@
-"""`latentmake verify`: cache files and trained weights that are damaged."""
+"""`latentmake verify`: find damaged cache files and trained weights."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ def verify(
     directory: Path | None = None,
 ) -> None:
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
+    # A build must not start while a repair deletes files.
     with opened(configfile, directory) as project, alone() if repair else contextlib.nullcontext():
-        found = verification.verify(project.facts, project.run_names(runs), repair=repair)
+        result = verification.verify(project.facts, project.run_names(runs), repair=repair)
     if as_json:
         findings = [
-            {name: getattr(each, name) for name in ("path", "verdict", "reason", "done")}
-            for each in found.findings
+            {name: getattr(finding, name) for name in ("path", "verdict", "reason", "done")}
+            for finding in result.findings
         ]
-        typer.echo(json.dumps({**vars(found), "findings": findings}, indent=1))
+        typer.echo(json.dumps({**vars(result), "findings": findings}, indent=1))
     else:
-        for line in (*map(_line, found.findings), *_summary(found)):
+        for line in (*map(_line, result.findings), *_summary(result)):
             typer.echo(line)
-    if not repair and (does := _repair({x.verdict for x in found.findings if x.is_ours})):
+    repairable = {finding.verdict for finding in result.findings if finding.is_ours}
+    if not repair and (does := _repair(repairable)):
         files = [word for file in configfile or () for word in ("-c", str(file))]
         command = shlex.join(["latentmake", "verify", *(runs or ()), *files, "--repair"])
         typer.echo(f"`{command}` {does}, and the next build makes them", err=True)
-    if len(found.wrong) > found.repaired:
+    if len(result.wrong) > result.repaired:
         raise typer.Exit(1)
 
 
 def _repair(verdicts: set[str]) -> str:
-    """Return what a repair does with files of some verdicts; "" without any."""
+    """Return the words for what a repair does with files of these verdicts; "" for no verdicts."""
     if verdicts == {DAMAGED}:
         return "deletes these files"
     if verdicts == {UNEXPECTED}:
@@ -54,18 +56,20 @@ def _repair(verdicts: set[str]) -> str:
     return "deletes the damaged files and moves the others to the store" if verdicts else ""
 
 
-def _line(each: Finding) -> str:
-    """Return a finding in a line, whatever its file is called."""
-    text = f"{coloured(each.verdict)}: {each.reason}" + (f"; {each.done}" if each.done else "")
-    return printable(f"{each.path}: {text}".replace("\n", "\\n"))
+def _line(finding: Finding) -> str:
+    """Return a finding as one line; the file name may contain newlines and invalid UTF-8."""
+    text = f"{coloured(finding.verdict)}: {finding.reason}"
+    if finding.done:
+        text += f"; {finding.done}"
+    return printable(f"{finding.path}: {text}".replace("\n", "\\n"))
 
 
-def _summary(found: Verified) -> Iterator[str]:
-    yield f"verified {found.files} cache files ({human(found.size)} in {found.seconds:.1f} s)"
-    counts = Counter(each.verdict for each in found.wrong)
+def _summary(result: Verified) -> Iterator[str]:
+    yield f"verified {result.files} cache files ({human(result.size)} in {result.seconds:.1f} s)"
+    counts = Counter(finding.verdict for finding in result.wrong)
     kinds = ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
-    yield f"{len(found.wrong)} wrong{f' ({kinds})' if kinds else ''}, {found.repaired} repaired"
-    if edited := len(found.findings) - len(found.wrong):
+    yield f"{len(result.wrong)} wrong{f' ({kinds})' if kinds else ''}, {result.repaired} repaired"
+    if edited := len(result.findings) - len(result.wrong):
         yield f"{edited} edited since: the next build encodes them again"
-    if found.missing:
-        yield f"{len(found.missing)} missing: the next build makes them"
+    if result.missing:
+        yield f"{len(result.missing)} missing: the next build makes them"

@@ -10,8 +10,8 @@ import yaml
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.root import parse
 from latentmake.files.safetensors import Tensor
-from latentmake.words.found import Model, Part, found_model
 from latentmake.words.init import init
+from latentmake.words.local_models import Model, Part, model_at
 from latentmake.words.model_section import Section
 from latentmake.words.new_config import dtype_of
 from PIL import Image
@@ -60,10 +60,10 @@ def test_a_network_of_one_variant_is_found(tmp_path: Path, shards: tuple[str, ..
     for number, ending in enumerate(shards):
         file = unet / f"diffusion_pytorch_model{ending}.safetensors"
         save_file({name.format(number): torch.ones(32, 768)}, file)
-    (network,) = found_model(tmp_path / "sd15").networks
+    (network,) = model_at(tmp_path / "sd15").networks
     assert (network.path, len(network.tensors)) == (unet, len(shards))
     save_file({name.format(5): torch.ones(32, 768)}, unet / "diffusion_pytorch_model.safetensors")
-    (network,) = found_model(tmp_path / "sd15").networks
+    (network,) = model_at(tmp_path / "sd15").networks
     assert [*network.tensors] == [name.format(5)]
 
 
