@@ -200,7 +200,7 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
     plan.manifest_order = run_order(plan.name, "manifest", planned)
     if facts.asks:
         return
-    keys = {part: state.known() for part, state in plan.parts.items()}
+    keys = {part: state.keys_by_name() for part, state in plan.parts.items()}
     order = ManifestOrder(
         run=plan.name,
         model=run.model,

@@ -178,7 +178,7 @@ def vanished(
     has_broken_links = scan.items is None and any(size < 0 for _, size, *_ in scan.entries)
     if not has_broken_links and not is_bulk(len(gone) + len(waiting), 0):
         return waiting
-    needed.update(key for part in parts for key in part.known().values())
+    needed.update(key for part in parts for key in part.keys_by_name().values())
     lost = {path for path in gone if keys.get(path) not in needed}
     there = sum(len(Folder("/".join(("cache", *place))).listing()) for place in places)
     if has_broken_links or is_bulk(len(lost) + len(waiting), there + len(waiting)):
