@@ -158,7 +158,7 @@ class Contents:
         captions, others = set[str](), set[str]()
         for file in (each for item in items for each in item.files):
             (captions if file.role == CAPTION else others).add(file.path)
-        return cls(memo, settings, memo.sources.known(others), memo.texts.known(captions))
+        return cls(memo, settings, memo.sources.look_up(others), memo.texts.look_up(captions))
 
     # -- digests ------------------------------------------------------------------------------
 

@@ -305,7 +305,7 @@ def _listed(
 def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
     """Return what reads the files of text of some items, each only if its stat is new."""
     paths = {x.path for item in items for x in item.files if x.role in (CAPTION, TAGS)}
-    known = memo.texts.known(paths)
+    known = memo.texts.look_up(paths)
 
     def read(file: File | None) -> str:
         if file is None:

@@ -164,7 +164,7 @@ class Facts(Datasets):
             recipes={part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
             before=before,
             forced=self.forced_of(dataset, model),
-            _cached=cached.below(folder) if paths is None else cached.known(paths),
+            _cached=cached.below(folder) if paths is None else cached.look_up(paths),
         )
 
     # -- models -------------------------------------------------------------------------------
