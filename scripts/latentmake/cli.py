@@ -40,7 +40,7 @@ class _Words(TyperGroup):
             shared, args = shared + args[:count], args[count:]
         if args[:1] == ["build"] and "--" in args:
             cut = args.index("--")
-            args, ctx.obj = args[:cut], args[cut + 1 :]  # what is Snakemake's
+            args, ctx.obj = args[:cut], args[cut + 1 :]  # the rest goes to Snakemake
         return super().parse_args(ctx, args[:1] + shared + args[1:])
 
     def invoke(self, ctx: Any) -> Any:
@@ -103,8 +103,8 @@ for _panel, _words in (
 
 def main() -> None:
     """Run the command line."""
-    # Modules, plan and Snakemake's graph live to the end: looking for garbage among them takes a
-    # tenth of a build that has nothing to do.
+    # Modules, plan and Snakemake's graph live until the end. Garbage collections among them take a
+    # tenth of the time of a build that has nothing to do, so they are made rare.
     gc.set_threshold(200_000, 20, 100)
     try:
         app()
