@@ -103,8 +103,7 @@ for _panel, _words in (
 
 def main() -> None:
     """Run the command line."""
-    # Modules, plan and Snakemake's graph live until the end. Garbage collections among them take a
-    # tenth of the time of a build that has nothing to do, so they are made rare.
+    # Most objects live to the end, so collections only cost time: a tenth of an idle build.
     gc.set_threshold(200_000, 20, 100)
     try:
         app()

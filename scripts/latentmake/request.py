@@ -1,8 +1,7 @@
 """The request of a command line: the runs that it needs, and the targets of each run.
 
 On a cluster, each job reads the Snakefile again, while other jobs end and other builds plan. So the
-planning process writes a plan file, and the other processes get its path from an environment
-variable.
+planning process writes a plan file. The others find its path in an environment variable.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Request:
         targets: targets of the command line; an empty list stands for everything.
         files: cache files that the command line names.
         runs: runs to plan; all runs if a target does not name its run.
-        words: run -> words of its requested targets.
+        words: run -> words of its requested targets and files.
         kinds: run -> kinds of caches that a build makes for it.
         trained: runs whose training is requested, also by a target that needs the training.
         extras: whether a target other than caches and trainings is requested.
@@ -133,17 +132,13 @@ class Request:
         """Return the orders of a plan that a build carries out, without duplicates."""
         of_runs = ((name, order) for name, run in plan.runs.items() for order in run.orders)
         needed = {order.name for name, order in of_runs if order.kind in self.kinds[name]}
-        return [
-            order
-            for order in plan.orders
-            if order.name in needed or self.files.intersection(order.paths)
-        ]
+        named = self.files.intersection
+        return [order for order in plan.orders if order.name in needed or named(order.paths)]
 
     def check(self, rules: Collection[str], is_made: Callable[[str], bool]) -> None:
         """Raise ConfigError for the first target that is no rule or file, and `is_made` by no rule.
 
-        Another spelling of a file that rules make (`./runs/...`) is refused too. Snakemake would
-        find no rule for it, and take the existing file for up to date.
+        Another spelling of a rule's file (`./runs/...`) is refused: it would count as existing.
         """
         for target in self.targets:
             spelled = os.path.relpath(target)
@@ -194,9 +189,7 @@ def _unknown(target: str, rules: Iterable[str], runs: Iterable[str]) -> ConfigEr
 class PlanFile(BaseModel):
     """Content of the plan file.
 
-    Attributes:
-        jobs: encoding rule -> names of its orders.
-        runs: run -> kind of an order (`manifest`, `train`, ...) -> its path.
+    `jobs` is rule -> names of orders. `runs` is run -> kind (`manifest`, `train`, ...) -> path.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -232,11 +225,7 @@ FOLLOWING = {"generate": "runs/{run}/generated.json", "evaluate": "reports/evalu
 
 
 def followed(facts: Facts, request: Request) -> Iterator[str]:
-    """Yield the runs with a requested target that follows their training.
-
-    Raises:
-        ConfigError: the run cannot make this target.
-    """
+    """Yield the runs whose targets follow a training; raises ConfigError if one is impossible."""
     for name in request.runs:
         if words := [word for word in FOLLOWING if word in request.words[name]]:
             from latentmake.reports.following import refuse_following

@@ -77,23 +77,19 @@ class Session:
                 from latentmake.plan.build import Build
 
                 self._build = Build(cluster=side_by_side is None)
-            self.config = parse(
-                {name: value for name, value in values.items() if main or name != "prompt"}
-            )
+            self.config = parse({key: values[key] for key in values if main or key != "prompt"})
             if not main:
                 given = PlanFile.read()
                 self.plan = given.plan(allowed)
                 self.graph = Graph(self.config, self.plan, given.runs)
                 return
             self._request = Request(targets, self.config, force)
-            self._facts = self._facts_for_plan(
-                configfiles, not deployed, side_by_side is not None, asks
-            )
+            self._facts = self._facts_of(configfiles, not deployed, side_by_side is not None, asks)
             self.config, self.memo = self._facts.config, self._facts.memo
             finally_.callback(self._facts.memo.save)
             self._tell(self._plan_runs(side_by_side=side_by_side))
 
-    def _facts_for_plan(
+    def _facts_of(
         self, configfiles: Sequence[str | Path], runs_jobs: bool, local: bool, asks: bool
     ) -> Facts:
         """Return the facts for the plan, with forced targets and options of the command line."""
@@ -123,9 +119,7 @@ class Session:
     def _plan_runs(self, *, side_by_side: int | None) -> dict[str, dict[str, str]]:
         """Plan the runs that targets need; return run -> kind of an order -> its path."""
         request, facts = self._request, self._facts
-        following: list[str] = []
-        if request.extras:
-            following = [*followed(facts, request)]
+        following = [*followed(facts, request)] if request.extras else []
         with many_objects():
             self.plan = make_plan(
                 facts,

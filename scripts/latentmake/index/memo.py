@@ -148,13 +148,6 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
     It is written every few seconds, and by `save`.
 
     Attributes:
-        sources: path -> digest of the file.
-        targets: cache file -> key.
-        texts: path -> text of a caption file.
-        receipts: names of the receipts that have been read.
-        snapshots: rows of remembered states, see `plan.remembered`.
-        verdicts: digest of a question -> answer, see `remembered`.
-        rates: kind and model -> sums over past jobs, see `plan.receipts`.
         is_new: whether it had no source when it was opened.
     """
 
@@ -162,15 +155,15 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self._place = str(path or ":memory:")
         self.database = _connect(self._place)
         self.saved = time.monotonic()
-        self.sources: Table[SourceStat] = Table(self, _SOURCE, SourceStat)
-        self.targets: Table[TargetStat] = Table(self, _TARGET, TargetStat)
-        self.texts: Table[SourceStat] = Table(self, _TEXT, SourceStat)
-        self.receipts: Table[TargetStat] = Table(self, _RECEIPT, TargetStat)
-        self.snapshots: Table[TargetStat] = Table(self, _SNAPSHOT, TargetStat)
-        self.verdicts: Table[TargetStat] = Table(self, _VERDICT, TargetStat)
+        self.sources: Table[SourceStat] = Table(self, _SOURCE, SourceStat)  # path -> digest
+        self.targets: Table[TargetStat] = Table(self, _TARGET, TargetStat)  # cache file -> key
+        self.texts: Table[SourceStat] = Table(self, _TEXT, SourceStat)  # path -> text of a file
+        self.receipts: Table[TargetStat] = Table(self, _RECEIPT, TargetStat)  # names of learnt ones
+        self.snapshots: Table[TargetStat] = Table(self, _SNAPSHOT, TargetStat)  # `plan.remembered`
+        self.verdicts: Table[TargetStat] = Table(self, _VERDICT, TargetStat)  # question -> answer
         self._media: Table[SourceStat] = Table(self, _MEDIA, SourceStat)
         self._pictures: Table[TargetStat] = Table(self, _PICTURE, TargetStat)  # digest -> size
-        self.rates: Table[TargetStat] = Table(self, _RATE, TargetStat)
+        self.rates: Table[TargetStat] = Table(self, _RATE, TargetStat)  # `plan.receipts`
         self._tables = [table for table in vars(self).values() if isinstance(table, Table)]
         self.is_new = not self.sources.any()
 

@@ -55,14 +55,8 @@ def batches(
     An order has targets of one kind, which the same runs need. It either encodes them, encodes
     them by force or only links files. All such targets of an item are in one order.
 
-    Args:
-        facts: facts about the project.
-        dataset: name of the dataset.
-        model: name of the model.
-        needs: part -> the runs that need it.
-        states: the dataset's and model's state.
-        side_by_side: number of jobs that run at a time on this machine.
-        may_skip: False makes jobs fail at a faulty item instead of skipping it.
+    `needs` names the runs that need each part. `side_by_side` is the number of jobs that run at a
+    time on this machine. Without `may_skip`, jobs fail at a faulty item instead of skipping it.
     """
     alike: dict[tuple[str, frozenset[str]], list[str]] = {}
     anew = facts.forced_of(dataset, model)

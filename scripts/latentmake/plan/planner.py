@@ -60,13 +60,10 @@ def make_plan(
             needing = needed.setdefault((part.dataset, part.model), {})
             needing.setdefault(part.name, set()).add(name)
     states = _judge_all(facts, needed, generated)
-    stale = [
-        place
-        for place, state in states.items()
-        if any(part_state.stale for part_state in state.parts.values())
-    ]
-    for (dataset, _), state in states.items():
-        _refuse_other_items(dataset, state.parts.values())
+    judged = {place: state.parts.values() for place, state in states.items()}
+    stale = [place for place, several in judged.items() if any(part.stale for part in several)]
+    for (dataset, _), several in judged.items():
+        _refuse_other_items(dataset, several)
     plans = {
         name: RunPlan(
             name,
@@ -155,10 +152,8 @@ def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
         # Partial files stay: the other project may be writing them just now.
         complete = {path for path in part.orphans if not path.endswith(atomic.TEMPORARY_SUFFIX)}
         part.orphans = sorted(complete) if dataset != PROMPTS else []
-        replaced = [
-            stale for stale in part.stale if stale.target.found is not None or part.fresh > 0
-        ]
-        others = [stale for stale in replaced if stale.reason not in ("damaged", FORCED)]
+        replaced = [row for row in part.stale if row.target.found is not None or part.fresh > 0]
+        others = [row for row in replaced if row.reason not in ("damaged", FORCED)]
         count += len(part.orphans) + len(others)
     if count and dataset != PROMPTS:
         raise ConfigError(

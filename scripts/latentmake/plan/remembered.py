@@ -158,11 +158,8 @@ class Remembered:
     ) -> State:
         """Return the state of some items.
 
-        Args:
-            items: the items to judge.
-            owned: stems of all items.
-            listing: cache files that may belong to the items.
-            gone: cache files that no longer exist; None if all items are judged.
+        `owned` has the stems of all items, `listing` the cache files that may belong to `items`.
+        `gone` are the cache files that no longer exist; None if all items are judged.
         """
         facts, layout = self._facts, self._layout
         latents = [item.inputs("latents", layout) for item in items]  # the same at each resolution

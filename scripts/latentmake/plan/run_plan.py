@@ -185,11 +185,7 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
     lock, skipped = read_lock(plan.name), _skipped(facts, plan)
     texts = dict(_text_digests(facts, run, name, lock) for name in datasets)
     skipped_before, left_out = (
-        {
-            name: sorted({entry["stem"] for entry in entries})
-            for name, entries in faults.items()
-            if entries
-        }
+        {name: sorted({row["stem"] for row in rows}) for name, rows in faults.items() if rows}
         for faults in (lock.aside, skipped)
     )
     differences = [
@@ -373,11 +369,8 @@ def members(
 ) -> Iterator[Member]:
     """Yield the items of a run with the names of their caches.
 
-    Args:
-        facts: facts about the configuration.
-        run: the run.
-        keys_of: part -> name (`Layout.identity`) -> key of a target, if the plan knows it.
-        texts: part of the lock -> stem -> digest of texts that are not cached.
+    `keys_of` is part -> name (`Layout.identity`) -> key of a target, as far as the plan knows it.
+    `texts` is part of the lock -> stem -> digest of texts that are not cached.
     """
     layout = facts.layout(run.model)
     for name in run.datasets:
@@ -400,11 +393,7 @@ def members(
 
 
 def write_items(facts: Facts, name: str) -> Path:
-    """Write the manifest of a publication without caches; return its path.
-
-    Raises:
-        DatasetError: an item is faulty and its dataset does not skip faulty items, or none is left.
-    """
+    """Write the manifest of a publication without caches; raises DatasetError for faulty items."""
     config, run, fatal = facts.config, facts.config.runs[name], list[str]()
     without = set[tuple[str, str]]()
     for dataset in run.datasets:
@@ -422,12 +411,8 @@ def write_items(facts: Facts, name: str) -> Path:
         fault, hint = f"{len(fatal)} faulty: {named}", "set on_error: skip to publish"
         raise DatasetError(fault, where=f"run {name}", hint=f"{hint} without these")
     repeats = {dataset: config.datasets[dataset].num_repeats for dataset in run.datasets}
-    layout = facts.layout(run.model)
-    items = [
-        member
-        for member in members(facts, run, {}, {})
-        if (member.dataset, member.item.stem) not in without
-    ]
+    every, layout = members(facts, run, {}, {}), facts.layout(run.model)
+    items = [member for member in every if (member.dataset, member.item.stem) not in without]
     if not items:
         raise DatasetError("no item is left to publish", where=f"run {name}")
     path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")

@@ -160,10 +160,7 @@ class Judge:
             return None
 
     def recipe(self, item: Item, target: Target, header: Header | None = None) -> str:
-        """Return the digest of a target's recipe.
-
-        It is an earlier release's if the file has that one and its text reads the same with both.
-        """
+        """Return the digest of a target's recipe; an earlier one if the file's is as good."""
         if header is not None and target.part in self.before:
             before, tokens = self.before[target.part]
             if header.recipe == before and self.contents.lacks(item, tokens):
