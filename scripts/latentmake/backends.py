@@ -43,7 +43,7 @@ _ENCODERS = {
 the class of its jobs."""
 
 _WITHOUT_TRAINER = {"musubi": "musubi"}
-"""Layout -> kind of a run without `trainer`, which can only be published."""
+"""Layout -> kind of a run without `trainer`, which can be published."""
 
 
 @cache

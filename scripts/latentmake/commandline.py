@@ -130,7 +130,10 @@ def only_asks(options: Namespace) -> bool:
 
 
 def kept(options: Namespace) -> list[str]:
-    """Return files of earlier jobs that are no job's output, for a list of untracked files."""
+    """Return files of earlier jobs that are no job's outputs.
+
+    It is empty unless the command lists untracked files.
+    """
     folders = ("logs", "benchmarks", "reports", "runs/*/previous")
     paths = (path for folder in folders for path in Path().glob(f"{folder}/**/*"))
     return [str(path) for path in paths if path.is_file()] if options.list_untracked else []

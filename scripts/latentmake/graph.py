@@ -3,7 +3,7 @@
 In the complete graph, every requested cache file is the output of a rule whose input is its image
 or its caption. Fresh files are in it as well. A file's rule has no action of its own. If a job must
 make the file, the job's receipt is an input of the rule, so Snakemake counts the file as made only
-after the job. So Snakemake never removes the files that a failed job has finished.
+after the job. Therefore Snakemake never removes the files that a failed job has finished.
 
 Snakemake needs 0.4 ms for each file in the graph, even if there is nothing to do. Above `MOST`
 files, the graph only has the receipts of jobs, and the cache files that a command names.

@@ -40,6 +40,7 @@ def open_regular(path: _Path) -> tuple[FileIO, int]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
+    # Otherwise opening a pipe would wait until another process opens it for writing.
     return os.open(path, flags | os.O_NONBLOCK)
 
 

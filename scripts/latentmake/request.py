@@ -154,7 +154,7 @@ def word_and_run(target: str) -> tuple[str, str]:
     """Return word and run of a target, even if no such run exists; "" for other targets."""
     word, _, name = _PAGE.sub(r"\1", target).partition("_")
     if target.startswith("runs/"):
-        _, name, file, *_ = (*target.split("/", 3), "", "")
+        name, file = [*target.split("/", 3), ""][1:3]
         word = _FILES.get(file, "train")
     return (word, name) if word in _WORDS and name and "/" not in name else ("", "")
 

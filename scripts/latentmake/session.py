@@ -1,6 +1,6 @@
 """Session: configuration, plan and inputs of rules for one reading of the Snakefile.
 
-The process that the user started makes the plan. Processes that Snakemake starts read its file.
+The process that the user started plans. Processes that Snakemake starts read the plan file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Session:
         memo: memo with the sums over past jobs; None in a process that does not plan.
         began: whether the build has begun its jobs.
         interrupted: whether a user ended the build.
-        idle: whether the plan has nothing to do.
+        idle: whether there is nothing to do, as far as the plan knows.
 
     Args:
         values: the configuration file as read.

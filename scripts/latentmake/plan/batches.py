@@ -37,7 +37,7 @@ from latentmake.plan.state import PartState, State
 
 _REUSED_ITEMS = 16_384  # items of a batch whose files are only linked
 _SHARED_ITEMS = 64  # fewest items of a batch that is split across GPUs
-_PROMPTS = Dataset(path=".", empty_caption="allow")  # an empty prompt is allowed
+_PROMPTS = Dataset(path=".", empty_caption="allow")  # users may mean an empty prompt
 
 
 def batches(
@@ -78,7 +78,7 @@ def batches(
             entries.append(target)
         for (linked, forced), group in groups.items():
             works = [Work(item, (*targets,), content) for item, content, *targets in group.values()]
-            group.clear()
+            group.clear()  # frees memory: a plan may have very many items
             size = _REUSED_ITEMS if linked else _batch_size(facts, model, kind, works)
             if side_by_side > 1 and not linked:
                 size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
@@ -89,7 +89,7 @@ def batches(
 
 
 def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
-    """Return the number of items of a batch: the configured one, or one by past jobs' speed."""
+    """Return the number of items of a batch: as configured, or by the speed of past jobs."""
     batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
@@ -188,7 +188,8 @@ def named_states(
     """
     folders: dict[tuple[str, str, str], set[str]] = {}
     for path in paths:
-        _, dataset, model, place, _ = (*path.split("/", 4), "", "", "", "")[:5]
+        names = [*path.split("/", 4), "", "", ""]
+        dataset, model, place = names[1:4]
         refuse_unknown("dataset", dataset, (PROMPTS, *facts.config.datasets), path)
         refuse_unknown("model", model, facts.config.models, path)
         folders.setdefault((dataset, model, place), set()).add(path)
@@ -262,7 +263,7 @@ def named_batches(
 def named_targets(
     facts: Facts, dataset: str, model: str, place: str, bases: Collection[str] | None = None
 ) -> Iterator[tuple[Item, Target]]:
-    """Yield inputs and target of each cache file in a folder; with `bases`, only of these stems."""
+    """Yield inputs and target of each cache file in a folder; with `bases`, only of these bases."""
     layout, settings = facts.layout(model), facts.config.datasets.get(dataset)
     for part in layout.parts([place]):
         wanted, is_text = Part(dataset, model, part), parsed(part).kind == "text"

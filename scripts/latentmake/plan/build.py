@@ -3,8 +3,8 @@
 Three kinds of files show that a build runs. A file counts only while a process holds a lock on it,
 so that a killed process leaves nothing behind:
 
-- `building.lock`: commands that may build share this lock. A command that deletes or writes their
-  files holds it exclusively.
+- `building.lock`: commands that may build share this lock. A command that deletes or writes the
+  files of builds holds it exclusively.
 - `jobs.lock`: held until all jobs of a build have ended, even if the build was killed.
 - `builds/*.json`: the orders and trainings of a build, for `latentmake status` and other builds.
 """
@@ -64,6 +64,7 @@ class Build:
         with contextlib.suppress(OSError):
             self._held = held = _LOCK.open("ab")
             with contextlib.suppress(BlockingIOError):
+                # With the exclusive lock, no other command works here: clean up after a killed one.
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with _JOBS.open("ab") as jobs:
                     fcntl.flock(
@@ -155,7 +156,7 @@ class Build:
             for path in [
                 *FOLDER.glob("*"),
                 *RUNS.glob("*"),
-            ]:  # this build's stay: the next plan reads receipts
+            ]:  # this build's files stay: the next plan reads receipts
                 with contextlib.suppress(OSError):
                     if path.name.split(".")[0] not in keep_orders and path.stat().st_mtime < oldest:
                         path.unlink()
@@ -245,7 +246,7 @@ def running(*, forget: bool = False) -> list[tuple[Path, dict[str, Any]]]:
             except BlockingIOError:
                 if note := read_state(path, _Note.model_validate_json):
                     notes.append((path, note.model_dump()))
-            else:
+            else:  # nobody holds the lock: the build has ended
                 if forget:
                     path.unlink()
     return notes

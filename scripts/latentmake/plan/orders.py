@@ -1,7 +1,7 @@
 """Targets (cache files that runs need), orders (batches of targets) and encoding jobs.
 
 A part is a resolution (`64`, `480x832`) or a text (`text`, `text.1`). If a layout stores the texts
-once per resolution, it is `text@480x832` or `text.1@480x832`. `view_of` defines the keys.
+once per resolution, such a part is `text@480x832` or `text.1@480x832`. `view_of` defines the keys.
 
 An order is named by the digest of its content, which includes the files that the plan found. So
 Snakemake never confuses a new order with an earlier one. The planning process writes orders; jobs
@@ -202,7 +202,10 @@ def place_of(item: Item, layout: Layout) -> str:
     beside = [*item.controls, *item.layers] if layout.numbered_controls else []
     if span is None and row is None and not beside:
         return item.image
-    return json.dumps([item.image, span, row, *([beside] if beside else [])])
+    place: list[object] = [item.image, span, row]
+    if beside:
+        place.append(beside)
+    return json.dumps(place)
 
 
 # -- orders ----------------------------------------------------------------------------------------
@@ -325,6 +328,7 @@ class Order:
             if new and same and not self.receipt.exists():
                 return
         # The items are a file of their own, so that Snakemake need not digest them with its input.
+        # They are written first: once the order exists, it is complete.
         atomic.write(path, items or _ITEMS.dump_json(self.items))
         atomic.write(self.path, head)
         moment = time.time_ns()
@@ -367,9 +371,7 @@ def run_order(run: str, kind: str, planned: int) -> Path:
 class EncodingJob(NamedTuple):
     """Orders of one kind and model that one process carries out one after the other.
 
-    Attributes:
-        rule: name of its rule.
-        reuses: whether all its targets can probably be linked.
+    `rule` is the name of its rule. `reuses` tells whether all its targets can probably be linked.
     """
 
     rule: str

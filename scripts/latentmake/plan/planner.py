@@ -60,10 +60,10 @@ def make_plan(
             needing = needed.setdefault((part.dataset, part.model), {})
             needing.setdefault(part.name, set()).add(name)
     states = _judge_all(facts, needed, generated)
-    judged = {place: state.parts.values() for place, state in states.items()}
-    stale = [place for place, several in judged.items() if any(part.stale for part in several)]
-    for (dataset, _), several in judged.items():
-        _refuse_other_items(dataset, several)
+    parts_at = {place: state.parts.values() for place, state in states.items()}
+    stale = [place for place, judged in parts_at.items() if any(part.stale for part in judged)]
+    for (dataset, _), judged in parts_at.items():
+        _refuse_other_items(dataset, judged)
     plans = {
         name: RunPlan(
             name,
@@ -124,7 +124,8 @@ def many_objects() -> Iterator[None]:
     """Turn garbage collection off while a plan is made.
 
     Plan and graph are millions of small objects that live until the process ends. Collections would
-    search them again and again, which would take longer than making them.
+    search them again and again, which would take longer than making them. `freeze` keeps later
+    collections from searching them.
     """
     gc.disable()
     try:
@@ -138,7 +139,7 @@ def many_objects() -> Iterator[None]:
 def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
     """Refuse to work on another project's caches, unless both projects have the same items.
 
-    Prompts never conflict, because they are named by their content. The other project's stay.
+    Prompts never conflict: they are named by their content, and the other project's prompts stay.
 
     Raises:
         ConfigError: this build or the other project's would remove or replace some of the caches.

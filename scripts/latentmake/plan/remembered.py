@@ -146,7 +146,7 @@ class Remembered:
             self._rows.learn(self._named(name), None, digest.of_bytes(data).encode() + data)
 
     def _named(self, name: str) -> str:
-        """Return a row's name in the memo; it differs from earlier releases, without digests."""
+        """Return a row's name in the memo; earlier releases, without digest, have other names."""
         return f"{self._name}\n\n{name} with digest"
 
     def judged(

@@ -160,7 +160,7 @@ class Judge:
             return None
 
     def recipe(self, item: Item, target: Target, header: Header | None = None) -> str:
-        """Return the digest of a target's recipe; an earlier one if the file's is as good."""
+        """Return the digest of a target's recipe, or of an equivalent one of an earlier release."""
         if header is not None and target.part in self.before:
             before, tokens = self.before[target.part]
             if header.recipe == before and self.contents.lacks(item, tokens):

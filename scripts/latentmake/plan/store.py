@@ -87,7 +87,7 @@ def keep(orders: Iterable[Order]) -> None:
             key = planned_key if same else cachefile.read_header(target.path).key
             if key != "damaged" and not holds(stored(key), key):
                 STORE.mkdir(parents=True, exist_ok=True)
-                stored(key).unlink(missing_ok=True)
+                stored(key).unlink(missing_ok=True)  # a damaged file; os.link replaces none
                 os.link(target.path, stored(key))
 
 
