@@ -2,7 +2,7 @@
 
 The package knows nothing of Snakemake: the Snakefile and the entries in `scripts/` hand it plain
 values. Importing this name, or any of the planning modules (`config`, `sources`, `models`, `index`,
-`plan`, `layouts`), never imports torch: the datasets for training loops are imported on first use.
+`plan`, `layouts`), never imports torch. The datasets for training loops are imported on first use.
 """
 
 from importlib import import_module
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 PLAN_VERSION = 4
-"""Raised when the same files and settings would be judged otherwise: which files make an item, how
-captions are read and composed, what is stale. No remembered state of before then counts."""
+"""Version of the rules that decide which files make an item, how captions are read and composed,
+and which targets are stale. It is raised if they change; then no remembered state counts."""
 
 __all__ = ["PLAN_VERSION", "CachedClipDataset", "ClipDataset", "__version__", "collate_fn"]
 

@@ -1,4 +1,4 @@
-"""`python -m latentmake`: the command of the same name."""
+"""Run `python -m latentmake` as the command `latentmake`."""
 
 from latentmake.cli import main
 

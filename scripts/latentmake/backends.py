@@ -1,7 +1,8 @@
 """Table of trainers: kind -> backend.
 
-A kind is `kind` of a run's `trainer` and of every order file of that trainer. To add a trainer, add
-its settings to `config/trainers`, a folder with a subclass of `Backend`, and a line here.
+A kind is the value of `kind` in a run's `trainer` and in every order file of that trainer. To add a
+trainer, add its settings to `config/trainers`, a folder with a subclass of `Backend`, and a line
+here.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _ENCODERS = {
     "musubi": ("latentmake.training.external.musubi", "command", "ScriptsEncoding"),
     "sdscripts": ("latentmake.training.external.sdscripts", "order", "StrategiesEncoding"),
 }
-"""Encoder of a model -> package of the program that encodes, its module that has the program's
-digest, and the class of its jobs."""
+"""Encoder of a model -> package of the external program, its module with the program's digest, and
+the class of its jobs."""
 
 _WITHOUT_TRAINER = {"musubi": "musubi"}
 """Layout -> kind of a run without `trainer`, which can be published."""
@@ -49,9 +50,9 @@ _WITHOUT_TRAINER = {"musubi": "musubi"}
 def backend(kind: str) -> Backend:
     """Return the backend of a kind."""
     module, name = BACKENDS[kind].split(":")
-    found = getattr(import_module(module), name)()
-    assert isinstance(found, Backend)
-    return found
+    instance = getattr(import_module(module), name)()
+    assert isinstance(instance, Backend)
+    return instance
 
 
 def of_run(config: Config, run: str) -> Backend | None:
@@ -64,7 +65,7 @@ def of_run(config: Config, run: str) -> Backend | None:
 
 
 def of_order(order: Path) -> Backend:
-    """Return the backend of an order file; a TrainingError says that it is no known trainer's."""
+    """Return the backend of an order file; raises TrainingError if its trainer is unknown."""
     try:
         return backend(from_json(order.read_bytes())["kind"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -73,9 +74,9 @@ def of_order(order: Path) -> Backend:
 
 
 def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
-    """Write the order of a run whose manifest is planned; see `Backend.plan`."""
-    if (found := of_run(facts.config, plan.name)) is not None:
-        found.plan(facts, plan, train=train)
+    """Write the training order of a run after its manifest is planned; see `Backend.plan`."""
+    if (run_backend := of_run(facts.config, plan.name)) is not None:
+        run_backend.plan(facts, plan, train=train)
         if plan.reasons:
             from latentmake.training.edited import count_items
 
@@ -84,30 +85,31 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
 
 def outputs(config: Config, plan: RunPlan, word: str, *, finished: bool) -> dict[str, str]:
     """Return the outputs of `{word}_{run}`, with their captions; see `Backend.outputs`."""
-    trains, found = config.runs[plan.name].trainer is not None, of_run(config, plan.name)
-    if found is None or not trains or plan.trainer is None:
+    trains = config.runs[plan.name].trainer is not None
+    run_backend = of_run(config, plan.name)
+    if run_backend is None or not trains or plan.trainer is None:
         return {}
-    files = found.outputs(plan.trainer, word, finished=finished).items()
-    # Braces would be a pattern to Snakemake.
+    files = run_backend.outputs(plan.trainer, word, finished=finished).items()
+    # Snakemake would take braces for a pattern.
     return {str(path): caption for path, caption in files if not set("{}") & set(str(path))}
 
 
 def facts_of(config: Config, **options: bool) -> Facts:
-    """Return the facts of a project, with its memo; options are as of `Facts`."""
+    """Return the facts of a project, with its memo; `options` are arguments of `Facts`."""
     return Facts(config, Memo(MEMO), program_digest=program_digest, **options)
 
 
 def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Memo) -> str:
-    """Return the digest of the program that encodes a model's `latents` or `text`."""
+    """Return the digest of the external program that encodes a model's `latents` or `text`."""
     package, module, _ = _ENCODERS[model.encoder]
-    found: str = import_module(f"{package}.{module}").program_digest(program, model, kind, memory)
-    return found
+    result: str = import_module(f"{package}.{module}").program_digest(program, model, kind, memory)
+    return result
 
 
 def encoder_of(order: Order) -> ExternalEncoder | None:
-    """Return the external program's encoder of an order; None where our encoders do it."""
+    """Return the external encoder of an order; None if Latentmake's encoders encode it."""
     if order.model_settings.encoder not in _ENCODERS:
         return None
     package, _, name = _ENCODERS[order.model_settings.encoder]
-    found: ExternalEncoder = getattr(import_module(f"{package}.encode"), name).make
-    return found
+    encoder: ExternalEncoder = getattr(import_module(f"{package}.encode"), name).make
+    return encoder

@@ -39,7 +39,7 @@ class _Words(TyperGroup):
             shared, args = shared + args[:count], args[count:]
         if args[:1] == ["build"] and "--" in args:
             cut = args.index("--")
-            args, ctx.obj = args[:cut], args[cut + 1 :]  # what is Snakemake's
+            args, ctx.obj = args[:cut], args[cut + 1 :]  # the rest goes to Snakemake
         return super().parse_args(ctx, args[:1] + shared + args[1:])
 
     def invoke(self, ctx: Any) -> Any:

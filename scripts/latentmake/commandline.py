@@ -1,7 +1,7 @@
-"""Command line of Snakemake, read a second time: what a Snakefile has to know of it.
+"""Snakemake's command line, parsed a second time for facts that the Snakefile needs.
 
-Snakemake 9.27 tells a Snakefile neither its targets, nor the executor, nor whether it starts jobs
-at all. This module asks Snakemake's own parser, which reads profiles too.
+Snakemake 9.27 does not tell a Snakefile its targets, the executor, or whether it starts jobs at
+all. This module calls Snakemake's own parser, which reads profiles too.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ _OURS = ("cache/", "reports/evaluate_", "runs/")
 
 
 def read(arguments: Sequence[str] | None = None) -> Namespace:
-    """Return the options of a command line with those of its profiles.
+    """Return the options of a command line, including the options of its profiles.
 
-    None stands for the command line of this process; of another program than Snakemake, which uses
-    it as a library, that is empty.
+    None stands for the command line of this process. It counts as empty if this process is another
+    program, which uses Snakemake as a library.
     """
     from snakemake.cli import parse_args
 
     if arguments is None:
-        called = Path(sys.argv[0]).stem in ("snakemake", "__main__")
-        arguments = sys.argv[1:] if called else []
+        is_snakemake = Path(sys.argv[0]).stem in ("snakemake", "__main__")
+        arguments = sys.argv[1:] if is_snakemake else []
     with contextlib.redirect_stderr(io.StringIO()):  # Snakemake has printed the profiles already
-        found: Namespace = parse_args(list(arguments))[1]
-    return found
+        options: Namespace = parse_args(list(arguments))[1]
+    return options
 
 
 def session_of(
     workflow: Any, options: Namespace, values: Mapping[str, object], side_by_side: int | None
 ) -> Session:
-    """Return the session of a workflow; a module that is used several times is planned once.
+    """Return the session of a workflow. A module that is used several times is planned once.
 
     Args:
-        workflow: of Snakemake.
-        options: of its command line.
+        workflow: Snakemake's workflow.
+        options: options of its command line.
         values: the configuration.
-        side_by_side: as of `Session`.
+        side_by_side: see `Session`.
     """
     from latentmake.session import Session
 
@@ -67,12 +67,12 @@ def session_of(
     if name not in _SESSIONS:
         with exit_on_mistake():
             if _SESSIONS:
-                raise ConfigError(  # both would have the rules of all files in `runs`
+                raise ConfigError(  # both would declare rules for all files in `runs`
                     "one workflow cannot use Latentmake with two configurations",
                     hint="write the runs of both into one",
                 )
             if workflow.modifier.path_modifier.replace_prefix("runs/") != "runs/":
-                raise ConfigError(  # whose jobs write the files that a plan names
+                raise ConfigError(  # jobs write to the paths of the plan, which have no prefix
                     "a module of Latentmake cannot have another place for its files",
                     hint="remove `prefix` and `replace_prefix`, or use --directory",
                 )
@@ -86,12 +86,17 @@ def session_of(
             rename = workflow.modifier.modify_rulename
             targets = own_targets(targets, rename, values.get("runs"))
             allowed = own_rules(allowed, rename)
-            forced = [*own_rules(forced, rename), *(x for x in forced if x.startswith(_OURS))]
-        forced += ["--forceall"] * options.forceall + ["--force"] * options.force
-        text = [x[7:] for x in map(str, options.config or []) if x.startswith("prompt=")]
+            files = [target for target in forced if target.startswith(_OURS)]
+            forced = [*own_rules(forced, rename), *files]
+        if options.forceall:
+            forced.append("--forceall")
+        if options.force:
+            forced.append("--force")
+        settings = map(str, options.config or [])
+        prompts = [text[7:] for text in settings if text.startswith("prompt=")]
         _SESSIONS[name] = Session(
-            # The prompt as it was written: Snakemake takes it for YAML.
-            {**values, "prompt": text[-1]} if text else values,
+            # The prompt exactly as the user wrote it, because Snakemake parses it as YAML.
+            {**values, "prompt": prompts[-1]} if prompts else values,
             targets=targets,
             main=is_main and needs_plan(options),
             force=forced,
@@ -106,7 +111,7 @@ def session_of(
 
 
 def is_remote(options: Namespace) -> bool:
-    """Return whether jobs run on another machine: a dry run knows it as well as a build."""
+    """Return whether jobs run on another machine; this works for dry runs too."""
     from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
     executor = ExecutorPluginRegistry().get_plugin(options.executor or "local")
@@ -114,7 +119,7 @@ def is_remote(options: Namespace) -> bool:
 
 
 def needs_plan(options: Namespace) -> bool:
-    """Return whether a command builds Snakemake's graph, of which the plan is a part."""
+    """Return whether a command builds Snakemake's graph, which needs the plan."""
     return not any(getattr(options, name) for name in _WITHOUT_GRAPH.split())
 
 
@@ -125,34 +130,37 @@ def only_asks(options: Namespace) -> bool:
 
 
 def kept(options: Namespace) -> list[str]:
-    """Return files of earlier jobs that no job has as outputs, if untracked files are listed."""
+    """Return files of earlier jobs that are no job's outputs.
+
+    It is empty unless the command lists untracked files.
+    """
     folders = ("logs", "benchmarks", "reports", "runs/*/previous")
-    found = (path for folder in folders for path in Path().glob(f"{folder}/**/*"))
-    return [str(path) for path in found if path.is_file()] if options.list_untracked else []
+    paths = (path for folder in folders for path in Path().glob(f"{folder}/**/*"))
+    return [str(path) for path in paths if path.is_file()] if options.list_untracked else []
 
 
 def deletes(options: Namespace) -> bool:
-    """Return whether a command deletes outputs, which no build may be making meanwhile."""
+    """Return whether a command deletes outputs, so that no build may run meanwhile."""
     return bool(options.delete_all_output or options.delete_temp_output) and not options.dryrun
 
 
 def check_targets(workflow: Any, session: Session) -> None:
-    """Exit with one line at the first unknown target; a module does not know its user's."""
+    """Exit with one line at the first unknown target; a module does not know its user's targets."""
     if not is_module(workflow):
         session.check_targets(
-            {each.name for each in workflow.rules if not each.has_wildcards()},
-            lambda target: any(each.is_producer(target) for each in workflow.rules),
+            {rule.name for rule in workflow.rules if not rule.has_wildcards()},
+            lambda target: any(rule.is_producer(target) for rule in workflow.rules),
         )
 
 
 def prepare_jobs(workflow: Any, *, local: bool) -> None:
-    """Prepare the jobs of a build for what Snakemake says and notes of them, and for Ctrl-C.
+    """Prepare the jobs of a build for Ctrl-C, and for Snakemake's records and warnings.
 
-    `local` ones ignore it: the build passes it on as SIGTERM, which ends a program amid its imports
-    without a traceback.
-    Its records of inputs get no orders and receipts, which no later plan has again; the scripts of
-    those rules read them from `params`. A rule without an action has its outputs before it runs,
-    which Snakemake would warn of.
+    - `local` jobs ignore Ctrl-C. The build passes it on as SIGTERM, which ends even a program that
+      is still importing modules without a traceback.
+    - Orders and receipts are removed from the inputs that Snakemake records, because no later plan
+      has the same ones. Scripts read them from `params`.
+    - The outputs of a rule without an action exist before it runs. Snakemake would warn about that.
     """
     from snakemake.iocontainers import InputFiles
     from snakemake.shell import shell
@@ -163,13 +171,14 @@ def prepare_jobs(workflow: Any, *, local: bool) -> None:
         if job.is_norun:
             workflow.dag.reason(job).missing_output.clear()
         if job.is_norun or "order" in job.params.keys():  # noqa: SIM118 -- no dictionary
-            job.input = InputFiles(x for x in job.input if not x.startswith(".latentmake/"))
+            files = (file for file in job.input if not file.startswith(".latentmake/"))
+            job.input = InputFiles(files)
 
 
 def failed_logs(workflow: Any) -> dict[str, str] | None:
-    """Return the rules of the jobs that failed, with their logs; None if a user ended the build.
+    """Return rule -> log of the jobs that failed; None if a user ended the build.
 
-    Then Snakemake has jobs left that run, or that it has not heard of.
+    In that case jobs are still running, or no job is known to have failed.
     """
     scheduler = workflow.scheduler
     if scheduler.running or not scheduler.failed:
@@ -178,7 +187,7 @@ def failed_logs(workflow: Any) -> dict[str, str] | None:
 
 
 def last_session() -> Session | None:
-    """Return the session of the Snakefile that this process has read; None before it has."""
+    """Return the session of the Snakefile that this process read last; None if it read none."""
     return next(reversed(_SESSIONS.values()), None)
 
 
@@ -186,15 +195,15 @@ def last_session() -> Session | None:
 
 
 def is_module(workflow: Any) -> bool:
-    """Return whether the Snakefile that Snakemake reads now is a module of another one."""
+    """Return whether the Snakefile that Snakemake reads now is a module of another Snakefile."""
     return not workflow.modifier.is_main_snakefile()
 
 
 def own_rules(names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
-    """Return rules by the names of this Snakefile, which a module's user may have renamed.
+    """Return the names that rules have in this Snakefile; a module's user may have renamed them.
 
-    `rename` returns the user's name for one of ours (`use rule * from latentmake as lm_*`). Names
-    that are none of ours are left out.
+    `rename` maps our name of a rule to the user's (`use rule * from latentmake as lm_*`). Names of
+    other rules are left out.
     """
     before, star, after = rename("*").partition("*")
     given = (name for name in names if star and name.startswith(before) and name.endswith(after))
@@ -202,28 +211,31 @@ def own_rules(names: Iterable[str], rename: Callable[[str], str]) -> list[str]:
 
 
 def own_targets(targets: Iterable[str], rename: Callable[[str], str], runs: object) -> list[str]:
-    """Return what targets of a module's user ask of this Snakefile; see `own_rules`.
+    """Translate the targets of a module's user into targets of this Snakefile; see `own_rules`.
 
-    Everything stands for a target of the user's own, because it may need any of our files.
+    A target of the user's own becomes `all`, because it may need any of our files.
     """
     ends = tuple(f"_{run}" for run in runs) if isinstance(runs, Mapping) else ()
-    found = []
+    own = []
     for target in targets:
         rule = (own_rules([target], rename) or ["all"])[0]
-        found.append(target if target.startswith(_OURS) else rule if rule.endswith(ends) else "all")
-    return found
+        if target.startswith(_OURS):
+            own.append(target)
+        else:
+            own.append(rule if rule.endswith(ends) else "all")
+    return own
 
 
 def add_handlers(workflow: Any, **handlers: Callable[[], object]) -> None:
-    """Let Snakemake call handlers of a module (`onstart`, ...) before those of its user.
+    """Make Snakemake call the handlers of a module (`onstart`, ...) before its user's handlers.
 
-    Snakemake 9.27 calls only those of the user's Snakefile, and has no door for others.
+    Snakemake 9.27 calls only the handlers of the user's Snakefile, and has no interface for others.
     """
     if "onstart" in vars(workflow):
         return  # the module is used several times
     for name, handler in handlers.items():
         follow = partial(_follow, workflow, f"_{name}", handler)
-        follow(getattr(workflow, f"_{name}"))  # of the lines above the module
+        follow(getattr(workflow, f"_{name}"))  # handlers that the user set above the module
         setattr(workflow, name, partial(_register, workflow, getattr(workflow, name), follow))
 
 
@@ -237,7 +249,7 @@ def _register(
     follow: Callable[[_Handler], None],
     handler: _Handler,
 ) -> None:
-    """Register a handler that stands below the module."""
+    """Register a handler that the user sets below the module."""
     register(handler)
     if not is_module(workflow):
         follow(handler)

@@ -1,6 +1,6 @@
-"""SHA-256 digests of bytes, files and plain values; and stats, by which unchanged files are told.
+"""SHA-256 digests of bytes, files and plain values; and stats, which identify unchanged files.
 
-SHA-256 throughout, so that `sha256sum` on a source gives the very digest in a cache file's header.
+All digests are SHA-256, so that `sha256sum` of a source prints the digest in a cache file's header.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from latentmake.regular import open_regular
 
-_LONG = 4 << 30  # bytes: seconds of reading, which are worth a progress bar
+_LONG = 4 << 30  # bytes; reading more takes seconds, so a progress bar is shown
 
 
 def canonical(value: object) -> str:
-    """Return the canonical JSON of a plain value: keys sorted, no spaces, no escapes."""
+    """Return the canonical JSON of a plain value: sorted keys, no spaces, no escaped letters."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -35,27 +35,28 @@ def of_value(value: object) -> str:
 
 
 def of_lines(lines: Iterable[str]) -> str:
-    """Return the SHA-256 of lines in the order given."""
+    """Return the SHA-256 of lines, in their order."""
     return of_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
 
 
 def of_entries(entries: object) -> str:
-    """Return the SHA-256 of a listing (tuples of text and whole numbers) in its order.
+    """Return the SHA-256 of a listing (tuples of text and integers), in its order.
 
-    A folder's order changes only when the folder does; otherwise nothing but time is lost.
+    The entries are not sorted: the order of a folder's entries changes only if the folder does. If
+    it ever changed otherwise, the files would be judged again, which only costs time.
     """
-    # Version 2 of the marshal format depends on values alone, not on which objects are shared.
+    # Version 2 of the marshal format depends only on values, not on which objects are shared.
     return of_bytes(marshal.dumps(entries, 2))  # type: ignore[arg-type]
 
 
 class Section(NamedTuple):
-    """A part of a file, which has a digest of its own.
+    """A section of a file, with a digest of its own.
 
     Attributes:
-        path: of the file.
-        name: of the part.
-        described: plain value that counts besides the bytes, such as names and shapes.
-        ranges: of the bytes: first, and one after the last.
+        path: path of the file.
+        name: name of the section.
+        described: plain value that is digested before the bytes, such as names and shapes.
+        ranges: ranges of bytes: the first, and one after the last.
     """
 
     path: Path
@@ -64,7 +65,7 @@ class Section(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
 
     def __str__(self) -> str:
-        """Return its name in the memo."""
+        """Return the section's name in the memo."""
         return f"{self.path}#{self.name}"
 
     def stat(self) -> os.stat_result:
@@ -73,10 +74,10 @@ class Section(NamedTuple):
 
 
 def of_file(path: Path | Section, *, quiet: bool = False) -> str:
-    """Return the SHA-256 of a file's content; a large one gets a progress bar unless `quiet`.
+    """Return the SHA-256 of a file's content. Large files show a progress bar unless `quiet`.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: the file cannot be read, or is no regular file.
     """
     if isinstance(path, Section):
         return _of_section(path)
@@ -86,17 +87,17 @@ def of_file(path: Path | Section, *, quiet: bool = False) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
         from latentmake.progress import Progress
 
-        found = hashlib.sha256()
+        result = hashlib.sha256()
         bar = Progress(total=size, desc=f"reading {path.name}", unit="B", unit_scale=True)
         with bar as progress:
             while data := file.read(1 << 24):
-                found.update(data)
+                result.update(data)
                 progress.update(len(data))
-        return found.hexdigest()
+        return result.hexdigest()
 
 
 def _of_section(section: Section) -> str:
-    found = hashlib.sha256(canonical(section.described).encode())
+    result = hashlib.sha256(canonical(section.described).encode())
     file, _ = open_regular(section.path)
     with file:
         for start, end in section.ranges:
@@ -105,16 +106,16 @@ def _of_section(section: Section) -> str:
                 data = file.read(min(end - start, 1 << 24))
                 if not data:
                     raise OSError(errno.EIO, "is cut short", str(section.path))
-                found.update(data)
+                result.update(data)
                 start += len(data)
-    return found.hexdigest()
+    return result.hexdigest()
 
 
 # -- stats -----------------------------------------------------------------------------------------
 
 
 class SourceStat(NamedTuple):
-    """Same stat, same bytes. The change time reveals an edit whose mtime was set back."""
+    """Stat of a source; equal stats mean equal bytes. ctime reveals an edit with an old mtime."""
 
     size: int
     mtime_ns: int
@@ -123,7 +124,7 @@ class SourceStat(NamedTuple):
 
 
 class TargetStat(NamedTuple):
-    """The same for cache files, without the change time: a second hard link alters it."""
+    """Stat of a cache file, without the change time, which a further hard link would change."""
 
     size: int
     mtime_ns: int

@@ -1,4 +1,4 @@
-"""Logs of jobs, and one line for a user's mistake, for the Snakefile and all in `scripts/`."""
+"""Logs of jobs, and one line for a user's mistake, for the Snakefile and the entry scripts."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pathlib import Path
 from latentmake.errors import UserError, system_error
 
 TOLD_AT_THE_END = "LATENTMAKE_TOLD_AT_THE_END"
-"""Environment variable of jobs whose errors are the last lines of a build: they only log them."""
+"""Environment variable of jobs that only log errors, because the build prints them at its end."""
 
 
 @contextlib.contextmanager
 def logged(log: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a line above any progress bar and into a job's log.
+    """Yield a function that prints a line above any progress bar and writes it to a job's log.
 
-    A user's mistake ends the process with one line and status 1; a fault of ours with a traceback,
-    in the log as well. SIGTERM and SIGHUP end it as Ctrl-C does.
+    A user's mistake ends the process with one line and status 1. Any other error ends it with a
+    traceback, which goes to the log as well. SIGTERM and SIGHUP end the process as Ctrl-C does.
     """
     from latentmake.files.signals import signals_call
     from latentmake.progress import Progress
 
     path = Path(log)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as file:  # a buffer would fail again on a full disk
+    with path.open("ab", buffering=0) as file:  # on a full disk, a buffer would fail a second time
 
         def say(line: str) -> None:
             if not (line.startswith("error: ") and TOLD_AT_THE_END in os.environ):
@@ -45,22 +45,22 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
             say(str(stopped) or "interrupted: finished files are kept")
             sys.exit(130)
         except Exception as error:
-            known = system_error(error) if isinstance(error, OSError) else error
-            told = known if isinstance(known, UserError) else None
-            say(f"error: {told}" if told else traceback.format_exc())
+            converted = system_error(error) if isinstance(error, OSError) else error
+            mistake = converted if isinstance(converted, UserError) else None
+            say(f"error: {mistake}" if mistake else traceback.format_exc())
             sys.exit(1)
         finally:
-            gc.freeze()  # or the end of the process searches all that it imported, for a second
+            gc.freeze()  # otherwise exit would collect garbage among all modules for a second
 
 
 @contextlib.contextmanager
 def exit_on_mistake() -> Iterator[None]:
-    """End the program with one line at a user's mistake, or where the system refuses a call."""
+    """End the program with one line at a user's mistake, or if the system refuses a call."""
     try:
         yield
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
-        if known := system_error(error):
-            sys.exit(f"error: {known}")
+        if mistake := system_error(error):
+            sys.exit(f"error: {mistake}")
         raise

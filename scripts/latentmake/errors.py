@@ -1,4 +1,4 @@
-"""Errors of the package: a user's mistake (one line, no traceback) or a fault of ours."""
+"""Errors of the package: a user's mistake (one line, no traceback) or a bug of the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 _LONGEST = 80  # characters of a value in a message
 _LONGEST_LINE = 490  # characters of a message; `error: ` may stand before it
-_LONGEST_PART = 370  # characters of several faults in a message
+_LONGEST_PART = 370  # characters of a list of faults in a message
 
 
 class LatentmakeError(Exception):
@@ -18,7 +18,7 @@ class LatentmakeError(Exception):
 
 
 class UserError(LatentmakeError):
-    """A user's mistake: what is wrong, where (file, folder or key), and the hint to repair it."""
+    """A user's mistake: the fault, its place (file, folder or key), and a hint to repair it."""
 
     def __init__(self, what: str, *, where: str | os.PathLike[str] = "", hint: str = "") -> None:
         self.what = what
@@ -30,8 +30,10 @@ class UserError(LatentmakeError):
         place = f"{self.where}: " if self.where else ""
         hint = f"; {self.hint}" if self.hint else ""
         line = " ".join(f"{place}{self.what}{hint}".split())
-        # A terminal would carry out an escape sequence of a file's name.
-        line = "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in line)
+        # A terminal would carry out an escape sequence in a file's name.
+        line = "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode() for char in line
+        )
         if len(line) > _LONGEST_LINE:
             half = _LONGEST_LINE // 2 - 3
             line = f"{line[:half]} ... {line[-half:]}"
@@ -43,7 +45,7 @@ class ConfigError(UserError):
 
 
 class DatasetError(UserError):
-    """A dataset as a whole is missing, empty or unreadable."""
+    """A dataset is missing, empty or unreadable."""
 
 
 class SourceError(UserError):
@@ -51,23 +53,23 @@ class SourceError(UserError):
 
 
 class ModelError(UserError):
-    """Weights or a tokenizer are missing, incomplete or of another kind."""
+    """Weights or a tokenizer are missing, incomplete or of the wrong kind."""
 
 
 class CacheError(UserError):
-    """A cache file is damaged, foreign, or holds values that no encoder should give."""
+    """A cache file is damaged, is not Latentmake's, or has values that no encoder should give."""
 
 
 class OutdatedError(CacheError):
-    """A file to adopt is of other content than its item's present one."""
+    """A file to adopt was made from other content than its item has now."""
 
 
 class OtherSizeError(CacheError):
-    """A file to adopt is of another resolution of the run."""
+    """A file to adopt has another resolution of the run."""
 
 
 class DeviceError(UserError):
-    """A GPU is out of memory, lost or not visible: no fault of an item, so the job stops."""
+    """A GPU is out of memory, lost or not visible. No item is faulty, so the job stops."""
 
 
 class StorageError(UserError):
@@ -75,7 +77,7 @@ class StorageError(UserError):
 
 
 class TrainingError(UserError):
-    """The trainer cannot start, or did not end as it should."""
+    """The trainer cannot start, or failed."""
 
 
 def unreadable(error: OSError, place: str | os.PathLike[str]) -> SourceError:
@@ -102,9 +104,9 @@ _STORAGE_FAULTS = {
 
 
 def storage_error(error: Exception, where: str | os.PathLike[str]) -> StorageError | None:
-    """Return the one-line error for a fault of the disk, or None where it is another fault.
+    """Return the one-line error for a fault of the disk; None for any other fault.
 
-    safetensors says `os error 28`; torch's archive writer only that it failed writing.
+    safetensors reports `os error 28`. torch's archive writer only reports that writing failed.
     """
     number = error.errno if isinstance(error, OSError) else None
     if match := re.search(r"os error (\d+)", str(error)):
@@ -120,21 +122,21 @@ def storage_error(error: Exception, where: str | os.PathLike[str]) -> StorageErr
 
 
 def system_error(error: OSError) -> StorageError | None:
-    """Return the one-line error for a system call that failed; None where a traceback helps more.
+    """Return the one-line error for a system call that failed.
 
-    It helps more where no file is named, and where a file of ours is missing.
+    Return None, and so show the traceback, if the error names no file or a file is missing.
     """
     place = error.filename if isinstance(error.filename, str) else ""
-    if known := storage_error(error, place or "a file"):
-        return known
+    if fault := storage_error(error, place or "a file"):
+        return fault
     if not place or isinstance(error, FileNotFoundError):
         return None
     hint = "correct this, then run the same command; finished files are kept"
     return StorageError(error.strerror or type(error).__name__, where=place, hint=hint)
 
 
-# Words of torch's allocators for CUDA, Apple's GPUs and the CPU; and of cuDNN and cuBLAS, which
-# fail like this where no memory is left for their own buffers.
+# Messages of torch's allocators for CUDA, Apple's GPUs and the CPU, and of cuDNN and cuBLAS, which
+# fail with these words if no memory is left for their own buffers.
 _OUT_OF_MEMORY = re.compile(
     "out of memory|OutOfMemory|cudaErrorMemoryAllocation|can't allocate memory|not enough memory"
     "|Invalid buffer size|_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
@@ -148,51 +150,53 @@ _DEVICE_FAULT = re.compile(
 
 
 def is_out_of_memory(message: str) -> bool:
-    """Return whether an error's message says that memory of a GPU or the machine is short.
+    """Return whether an error's message says that a GPU or the machine ran out of memory.
 
-    A single sample can fail with the words of cuDNN and cuBLAS for other reasons: repeat them.
+    A single sample can fail with the messages of cuDNN and cuBLAS for other reasons, so the caller
+    should encode it again.
     """
     return _OUT_OF_MEMORY.search(message) is not None
 
 
 def is_surely_memory(message: str) -> bool:
-    """Return whether a message of `is_out_of_memory` can mean nothing else.
+    """Return whether a message of `is_out_of_memory` can have no other reason.
 
-    cuDNN and cuBLAS say the same of a GPU that they have no kernels for.
+    cuDNN and cuBLAS give the same messages on a GPU that they have no kernels for.
     """
     return "unable to find an engine" not in message and "_STATUS_NOT_INITIALIZED" not in message
 
 
 def is_device_fault(message: str) -> bool:
-    """Return whether an error's message blames a GPU: no memory, no kernel, lost, in error."""
+    """Return whether an error's message blames a GPU: no memory, no kernel, lost or in error."""
     return is_out_of_memory(message) or _DEVICE_FAULT.search(message) is not None
 
 
 def shortened(value: str) -> str:
-    """Return a value as messages quote it: 80 characters at most."""
+    """Return a value as messages quote it: at most 80 characters."""
     return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
 
 
 def joined(faults: Iterable[str], say: Callable[[str], object] | None = None) -> str:
-    """Return faults as part of a message; of many the first ones, and how many more there are.
+    """Return faults as part of a message; if they are too long, the first ones and a count.
 
-    Then `say` gets a line for each of them.
+    In that case `say` is called with a line for each fault.
     """
-    first, *others = every = list(dict.fromkeys(faults))
+    lines = list(dict.fromkeys(faults))
+    first, *others = lines
     while others and len(first) + len(others[0]) < _LONGEST_PART:
         first = f"{first} | {others.pop(0)}"
     if not others:
         return first
     if say is not None:
-        for fault in every:
+        for fault in lines:
             say(f"faulty: {fault}")
     return f"{first} | and {len(others)} more"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, 200 characters at most, or its kind.
+    """Return the first line of an error's message (at most 200 characters), or the error's class.
 
-    A first line that ends in a colon is followed by the second; a KeyError gives the key.
+    If the first line ends in a colon, the second follows. A KeyError gives its key.
     """
     if isinstance(error, KeyError) and error.args:
         return f"it lacks {error.args[0]}"[:200]
@@ -202,22 +206,22 @@ def first_line(error: BaseException) -> str:
     return first.strip()[:200] or type(error).__name__
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is most like `word`, or None where none is."""
-    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """Return the name that is most similar to `word`; None if no name is similar."""
+    matches = difflib.get_close_matches(word.lower(), list(names), n=1, cutoff=0.5)
     return matches[0] if matches else None
 
 
 def refuse_unknown(
-    kind: str, word: str, known: Collection[str], where: str, *, more: str = ""
+    kind: str, word: str, names: Collection[str], where: str, *, more: str = ""
 ) -> None:
     """Refuse the name of a `kind` of section that does not exist; `more` is a further hint.
 
     Raises:
-        ConfigError: names the one that was probably meant.
+        ConfigError: there is no such name. The message says which one was probably meant.
     """
-    if word not in known:
-        guess = nearest(word, known)
-        hint = "; ".join(filter(None, (f"known: {', '.join(known)}", more)))
+    if word not in names:
+        guess = nearest(word, names)
+        hint = "; ".join(filter(None, (f"known: {', '.join(names)}", more)))
         hint = f"did you mean `{guess}`?" if guess else hint
         raise ConfigError(f"there is no {kind} `{shortened(word)}`", where=where, hint=hint)

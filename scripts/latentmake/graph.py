@@ -1,12 +1,12 @@
-"""The graph that Snakemake sees, whole or in batches.
+"""The graph that Snakemake sees: of all cache files, or of batches.
 
-In the whole graph every cache file of what is asked for is an output of a rule, made from its image
-or its caption. Fresh files are in it as well. The files of a job get their names one by one, and
-only then does the rule of each file count it as made: the rule has the receipt of the job as input
-and no action of its own. So Snakemake never removes what a failed job has finished.
+In the complete graph, every requested cache file is the output of a rule whose input is its image
+or its caption. Fresh files are in it as well. A file's rule has no action of its own. If a job must
+make the file, the job's receipt is an input of the rule, so Snakemake counts the file as made only
+after the job. Therefore Snakemake never removes the files that a failed job has finished.
 
-Snakemake needs 0.4 ms for each file that it knows, even if there is nothing to do. Above
-`MOST` files the graph has the receipts of jobs alone, and cache files that a command names.
+Snakemake needs 0.4 ms for each file in the graph, even if there is nothing to do. Above `MOST`
+files, the graph only has the receipts of jobs, and the cache files that a command names.
 """
 
 from __future__ import annotations
@@ -37,37 +37,38 @@ from latentmake.request import FOLLOWING
 
 Inputs = dict[str, list[str] | str]
 
-_STAND_IN = str(MEMO)  # for orders, which a command that only asks does not write; as new as these
+# Replaces the orders in the graph of a read-only command, which writes none; it is as new as they.
+_STAND_IN = str(MEMO)
 
 
 def touch_stand_in() -> None:
-    """Make the file that stands for orders, where a command that only asks has any."""
+    """Touch the file that replaces orders in the graph of a read-only command."""
     MEMO.touch()
 
 
 MOST = 1_000
-"""Cache files of a whole graph, where the configuration does not say otherwise."""
+"""Most cache files of a complete graph, unless the configuration sets `graph`."""
 
 
 class Node(NamedTuple):
-    """A cache file in the graph: the files that it is made from, and the receipt of its job."""
+    """A cache file in the graph: its source files, and the receipt of its job."""
 
-    sources: Mapping[str, list[str]]  # role -> paths on a disk
-    receipt: str | None = None  # None where it is fresh
+    sources: Mapping[str, list[str]]  # role -> paths on this disk
+    receipt: str | None = None  # None if the file is fresh
 
 
 class Graph:
-    """What Snakemake knows of a plan.
+    """Snakemake's view of a plan: declared files, and inputs of rules.
 
     Attributes:
-        nodes: path -> node, of the cache files that rules declare.
-        words: why the graph is not whole, as a line of the plan; "" where it is.
+        nodes: path -> node of each cache file that rules declare.
+        words: line of the plan that says why the graph has batches; "" if it is complete.
 
     Args:
         config: the configuration.
-        plan: the plan; only its jobs in a process that does not plan.
+        plan: the plan; in a process that does not plan, it only has jobs.
         orders: run -> kind of an order -> its path.
-        trained: runs whose training is asked for; None in a process that does not plan.
+        trained: runs whose training is requested; None in a process that does not plan.
     """
 
     def __init__(
@@ -86,14 +87,14 @@ class Graph:
         self._files: dict[tuple[str, str], list[str]] = {}
 
     def declare(self, facts: Facts, generated: Collection[str] = ()) -> None:
-        """Declare the cache files of a plan, whose runs draw clips if they are `generated`."""
+        """Declare the cache files of a plan; the runs in `generated` generate clips."""
         plan, self._asks = self._plan, facts.asks
         parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
         count = sum(state.fresh + len(state.stale) for state in parts.values())
-        asked = facts.config.graph
-        is_whole = asked == "whole" or (asked == "auto" and count <= MOST)
+        setting = facts.config.graph
+        is_whole = setting == "whole" or (setting == "auto" and count <= MOST)
         self.words = "" if is_whole else f"graph: batches, for {count:,} cache files"
-        if self.words and asked == "auto":
+        if self.words and setting == "auto":
             self.words += f" are more than {MOST:,} (`graph: whole` declares each of them)"
         made = {path: order for order in plan.orders for path in order.paths}
         for name in plan.runs if is_whole else ():
@@ -102,26 +103,29 @@ class Graph:
             for part in parts_of(facts.config, run, generated=name in generated):
                 is_prompts = part.dataset == PROMPTS
                 items = prompt_items(texts) if is_prompts else facts.wanted_items(*part[:2])
-                found = dict(_cache_files(facts, part, items))
-                for path in [path for path in found if (x := made.get(path)) and x.skips]:
-                    del found[path]  # a faulty one will not be there
-                for path in [x for x in found if is_prompts and x not in made]:
-                    if not Path(path).exists():
-                        del found[path]  # it waits for the next training
+                files = dict(_cache_files(facts, part, items))
+                for path in [*files]:
+                    order = made.get(path)
+                    if order is not None and order.skips:
+                        del files[path]  # if its item is faulty, the job will not make it
+                    elif order is None and is_prompts and not Path(path).exists():
+                        del files[path]  # it waits for the next training
                 kind = "prompts" if is_prompts else parsed(part.name).kind
                 paths = self._files.setdefault((name, kind), [])
-                paths.extend(path for path in found if "{" not in path)  # to Snakemake a pattern
-                self._add(found, made)
+                paths.extend(
+                    path for path in files if "{" not in path
+                )  # else a pattern for Snakemake
+                self._add(files, made)
         for part, named in plan.named.items():
-            every = _cache_files(facts, part, facts.wanted_items(*part[:2]))
-            self._add({path: sources for path, sources in every if path in named}, made)
+            of_part = _cache_files(facts, part, facts.wanted_items(*part[:2]))
+            self._add({path: sources for path, sources in of_part if path in named}, made)
 
     def _add(self, files: Mapping[str, Mapping[str, list[str]]], made: Mapping[str, Order]) -> None:
         for path, sources in files.items():
             order = made.get(path)
             self.nodes[path] = Node(sources, str(order.receipt) if order else None)
 
-    # -- what rules ask for -------------------------------------------------------------------
+    # -- inputs of rules ----------------------------------------------------------------------
 
     def run_order(self, run: str, kind: str) -> str | None:
         """Return a run's order of a kind, if the plan has one."""
@@ -129,7 +133,7 @@ class Graph:
         return _STAND_IN if path and self._asks else path
 
     def order_paths(self, orders: Iterable[Order]) -> list[str]:
-        """Return the files of orders; one that stands for all where the command only asks."""
+        """Return the files of orders; for a read-only command, the file that replaces them."""
         return [_STAND_IN] if self._asks else [str(order.path) for order in orders]
 
     def receipts(self, run: str, *kinds: str) -> list[str]:
@@ -139,32 +143,32 @@ class Graph:
         return [str(order.receipt) for order in orders if order.kind in (kinds or (order.kind,))]
 
     def ending(self, kind: str) -> str:
-        """Return the pattern of the ends of the names of all models' caches of a kind."""
+        """Return a pattern for the endings of all models' cache files of a kind."""
         names = {model.layout_name for model in self._config.models.values()}
         return "|".join(layout_of(name).ending(kind) for name in sorted(names))
 
     def files(self, run: str, *kinds: str, fresh: bool = False) -> list[str]:
         """Return the declared files of a run, of the kinds `latents`, `text` and `prompts`.
 
-        With `fresh`, those are left out that are to be made.
+        With `fresh`, return only the files that no job has to make.
         """
-        found = (path for kind in kinds for path in self._files.get((run, kind), ()))
-        return [path for path in found if not fresh or self.nodes[path].receipt is None]
+        paths = (path for kind in kinds for path in self._files.get((run, kind), ()))
+        return [path for path in paths if not fresh or self.nodes[path].receipt is None]
 
     def final(self, run: str) -> str:
-        """Return the file that stands for all of a run: its training's receipt, or its lock."""
+        """Return the file that represents a run: its training's receipt, or its lock."""
         is_trained = run not in self._config.runs or self._config.runs[run].trainer is not None
         return f"runs/{run}/trained.json" if is_trained else f"runs/{run}/dataset.lock"
 
     def inputs(self, word: str, place: str) -> tuple[Inputs, Inputs]:
-        """Return the inputs that make a job run, and those whose times never count.
+        """Return the inputs that make a job run, and the inputs whose mtimes never count.
 
         Args:
-            word: `cache`, or what is made of a run: `manifest`, `train`, `generate`, ...
+            word: `cache`, or the word of a run's job: `manifest`, `train`, `generate`, ...
             place: path of the cache file, or name of the run.
 
         Raises:
-            LatentmakeError: what is needed was not planned.
+            LatentmakeError: the job needs a run or file that was not planned.
         """
         if word == "cache":
             node = self.nodes.get(place)
@@ -175,38 +179,38 @@ class Graph:
             return self._exchange_inputs(word, run, order), {}
         if self._plans and run not in self._plan.runs:
             raise LatentmakeError(f"the run {run} was not planned")
-        # Receipts of all encoding jobs: a manifest, which has those of the captions, knows no
-        # prompts of sample pictures, and has no job where it is fresh.
-        asked: Inputs = {"order": order, "receipts": self.receipts(run)} if order else {}
+        # All receipts of the run's encoding jobs. The manifest does not replace them: it has no
+        # prompts of sample pictures, and no job if it is fresh.
+        needed: Inputs = {"order": order, "receipts": self.receipts(run)} if order else {}
         if word == "manifest":
-            return asked, {"caches": self.files(run, "latents", "text")}
+            return needed, {"caches": self.files(run, "latents", "text")}
         if word == "train":
-            # A new prompt of sample pictures trains nothing: it waits for the next training.
+            # A new prompt of sample pictures starts no training: it waits for the next one.
             prompts = self.files(run, "prompts", fresh=order is None)
             if order is None:
                 return {}, {"lock": lock, "prompts": prompts}
-            return {**asked, "lock": lock}, {"prompts": prompts}
+            return {**needed, "lock": lock}, {"prompts": prompts}
         if order is None:
             if self._plans and not Path(FOLLOWING[word].format(run=run)).exists():
                 raise LatentmakeError(f"name the target {word}_{run} on the command line, too")
             return {}, {}
-        # Of a training that will run, one that does not count would keep Snakemake from this job.
+        # If the training will run, its time has to count: otherwise Snakemake skips this job.
         trained: Inputs = {"trained": self.final(run)}
-        return ({**asked, **trained}, {}) if self.run_order(run, "train") else (asked, trained)
+        return ({**needed, **trained}, {}) if self.run_order(run, "train") else (needed, trained)
 
     def _exchange_inputs(self, word: str, run: str, order: str | None) -> Inputs:
-        """Return the inputs of what other programs read of a run."""
+        """Return the inputs of the jobs that make files for other programs."""
         lock = f"runs/{run}/dataset.lock"
         if word == "publish" and order is None and self._config.publish.caches:
             order = self.run_order(run, "trainer")
             if order is None:
                 raise LatentmakeError(f"the run {run} was not planned")
             return {"lock": lock, "order": order}
-        asked: Inputs = {"order": order} if order else {}
-        return {**asked, "lock": lock} if word == "export" else asked
+        inputs: Inputs = {"order": order} if order else {}
+        return {**inputs, "lock": lock} if word == "export" else inputs
 
     def results(self, run: str, word: str, *, present: bool = False) -> dict[str, str]:
-        """Return the files that `{word}_{run}` makes; if it is done or `present`, has made."""
+        """Return the files that `{word}_{run}` makes, or has made if it is done or `present`."""
         if run not in self._plan.runs or run not in self._trained:
             return {}
         finished = present or self.run_order(run, word) is None
@@ -224,8 +228,8 @@ def _cache_files(
         items, targets_of(layout, settings, part, inputs), strict=True
     ):
         files = made_of.files
-        if parsed(part.name).kind == "text":  # its text may stand in place of these
-            files += tuple(each for each in item.files if each.role in (CAPTION, TAGS))
+        if parsed(part.name).kind == "text":  # its text may come from a list instead of these files
+            files += tuple(file for file in item.files if file.role in (CAPTION, TAGS))
         sources: dict[str, list[str]] = {}
         for role, path, _ in dict.fromkeys(files):
             if not is_remote(path) and "{" not in path:

@@ -1,6 +1,6 @@
 """Progress: a bar on a terminal, a line every 30 s elsewhere.
 
-A bar redrawn in a log file or in a scheduler's output is hundreds of lines that nobody reads.
+In a log file or a scheduler's output, a bar that is redrawn gives hundreds of useless lines.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-_SECONDS = 30.0  # between two lines
-_DELAY = 1.0  # before a bar is drawn
+_SECONDS = 30.0  # seconds between two lines
+_DELAY = 1.0  # seconds before a bar is drawn
 _LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {remaining} left{postfix}"
 _TERMINAL = "LATENTMAKE_TERMINAL"
 
@@ -29,9 +29,9 @@ def _on_terminal() -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Return variables for a child process whose output is piped to this stderr.
+    """Return environment variables for a child process whose output is piped to this stderr.
 
-    They say whether it ends at a terminal; where not, they slow down any tqdm bar.
+    They tell the child that the output ends at a terminal; otherwise they slow down any tqdm bar.
     """
     if _on_terminal():
         return {_TERMINAL: "1"}
@@ -40,30 +40,30 @@ def environment() -> dict[str, str]:
 
 
 def say(text: str) -> None:
-    """Say a line to the user, above a progress bar."""
+    """Print a line for the user, above a progress bar."""
     Progress.write(text, file=sys.stderr)
 
 
 class _Log:
-    """The error output, where each state of a bar is a line of its own."""
+    """File object that writes each state of a bar to stderr as a line of its own."""
 
     def write(self, text: str) -> None:
-        """Write what tqdm draws over the line before; moves of the cursor are dropped."""
+        """Write a state of the bar as a line; drop the cursor movements of tqdm."""
         if (line := text.strip()) and not line.startswith("\x1b"):
             sys.stderr.write(f"{line}\n")
 
     def flush(self) -> None:
-        """Flush the error output."""
+        """Flush stderr."""
         sys.stderr.flush()
 
 
 class Progress(_Bar):
-    """tqdm's bar on a terminal; elsewhere a line every 30 s. What ends before shows nothing.
+    """tqdm's bar on a terminal; elsewhere a line every 30 s, and no line for shorter work.
 
     Several threads may update it.
 
     Attributes:
-        status: returns words for the end of the bar or line, whenever that is drawn.
+        status: function that returns text for the end of the bar or line each time it is drawn.
     """
 
     status: Callable[[], str] | None = None
@@ -85,7 +85,7 @@ class Progress(_Bar):
         super().__init__(*args, **options)
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Count further steps; tqdm itself takes no lock for that."""
+        """Count further steps, under a lock, because tqdm itself takes none."""
         with self._updating:
             return super().update(n)
 

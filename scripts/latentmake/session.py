@@ -1,4 +1,4 @@
-"""Session: configuration, plan and inputs of rules, for one reading of the Snakefile.
+"""Session: configuration, plan and inputs of rules for one reading of the Snakefile.
 
 The process that the user started plans. Processes that Snakemake starts read the plan file.
 """
@@ -31,24 +31,24 @@ class Session:
     """One reading of the Snakefile.
 
     Attributes:
-        plan: of the runs asked for; only its jobs in a process that does not plan.
-        graph: what Snakemake knows of the plan.
-        memo: knows past jobs; None in a process that does not plan.
+        plan: plan of the requested runs; in a process that does not plan, it only has jobs.
+        graph: Snakemake's view of the plan.
+        memo: memo with the sums over past jobs; None in a process that does not plan.
         began: whether the build has begun its jobs.
         interrupted: whether a user ended the build.
         idle: whether there is nothing to do, as far as the plan knows.
 
     Args:
         values: the configuration file as read.
-        targets: of the command line; empty stands for everything.
-        main: whether this process plans.
-        force: what is made anew although it is fresh, in the words of Snakemake; see `Request`.
+        targets: targets of the command line; an empty list stands for everything.
+        main: whether this process makes the plan.
+        force: Snakemake's options and names of forced targets, see `Request`.
         asks: whether the command starts no job. Then the plan takes no lock and writes no orders.
-        configfiles: files of the configuration, where the user names them.
+        configfiles: configuration files that the user names on the command line.
         home: folder of the Snakefile.
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
-        side_by_side: how many jobs encode at a time on this machine; None on a cluster.
+        side_by_side: number of jobs that encode at a time on this machine; None on a cluster.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Session:
         self._main = main
         self.memo: object = None
         self._build: Build | None = None
-        self._sizes: dict[str, int] = {}  # of logs of earlier jobs
+        self._sizes: dict[str, int] = {}  # log of an earlier job -> its bytes before this build
         self.began = self.interrupted = self.idle = False
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
@@ -77,22 +77,22 @@ class Session:
                 from latentmake.plan.build import Build
 
                 self._build = Build(cluster=side_by_side is None)
-            self.config = parse({x: y for x, y in values.items() if main or x != "prompt"})
+            self.config = parse({key: values[key] for key in values if main or key != "prompt"})
             if not main:
                 given = PlanFile.read()
                 self.plan = given.plan(allowed)
                 self.graph = Graph(self.config, self.plan, given.runs)
                 return
             self._request = Request(targets, self.config, force)
-            self._facts = self._found(configfiles, not deployed, side_by_side is not None, asks)
+            self._facts = self._facts_of(configfiles, not deployed, side_by_side is not None, asks)
             self.config, self.memo = self._facts.config, self._facts.memo
             finally_.callback(self._facts.memo.save)
             self._tell(self._plan_runs(side_by_side=side_by_side))
 
-    def _found(
+    def _facts_of(
         self, configfiles: Sequence[str | Path], runs_jobs: bool, local: bool, asks: bool
     ) -> Facts:
-        """Return the facts for the plan, with what the command forces and how it was called."""
+        """Return the facts for the plan, with forced targets and options of the command line."""
         encodes = self._request.encodes
         facts = backends.facts_of(
             self.config, runs_jobs=runs_jobs, local=local, encoders=encodes, asks=asks
@@ -111,17 +111,15 @@ class Session:
             self._facts, self.plan, trained, made, kinds=request.kinds, dry=asks, more=more
         )
         if not asks:
-            jobs = {job.rule: [each.name for each in job.orders] for job in self.plan.jobs}
+            jobs = {job.rule: [order.name for order in job.orders] for job in self.plan.jobs}
             PlanFile(jobs=jobs, runs=orders).write(time.time_ns())
         elif self.plan.jobs or not self.idle:
             touch_stand_in()
 
     def _plan_runs(self, *, side_by_side: int | None) -> dict[str, dict[str, str]]:
-        """Plan what targets need; return run -> kind of an order -> its path."""
+        """Plan the runs that targets need; return run -> kind of an order -> its path."""
         request, facts = self._request, self._facts
-        following: list[str] = []
-        if request.extras:
-            following = [*followed(facts, request)]
+        following = [*followed(facts, request)] if request.extras else []
         with many_objects():
             self.plan = make_plan(
                 facts,
@@ -139,7 +137,7 @@ class Session:
                     check_run_folder(Path("runs", name))
             others = [name for name in self.plan.runs if name not in request.trained]
             self.plan.leave_out_prompts([*following, *others])
-        # All orders lie there before Snakemake looks: it remembers what a folder holds.
+        # Orders must exist before Snakemake looks for them, because it remembers a folder's files.
         orders = {name: plan.order_paths for name, plan in self.plan.runs.items()}
         if request.extras:
             self.plan.needs += plan_extras(facts, self.plan, request, orders)
@@ -156,16 +154,17 @@ class Session:
                 self._request.check(rules, is_made)
 
     def begin(self) -> None:
-        """Tell others of the build: after Snakemake locked, before any job."""
+        """Announce the build to other commands, after Snakemake locked and before any job."""
         self.began = True
         if self._build is None:
             return
-        self._sizes = {str(x): x.stat().st_size for x in Path("logs").rglob("*.log")}
+        self._sizes = {str(log): log.stat().st_size for log in Path("logs").rglob("*.log")}
         orders = self._request.orders(self.plan)
         built = [run for name, run in self.plan.runs.items() if self._request.kinds[name]]
         claim({part.dataset for run in built for part in run.parts})
         trained, words = self._request.trained, ("train", *FOLLOWING)
-        made = (str(x) for run in trained for word in words for x in self.graph.results(run, word))
+        results = (self.graph.results(run, word) for run in trained for word in words)
+        made = chain.from_iterable(results)
         with exit_on_mistake():
             targets, declares = self._request.targets, bool(self.graph.nodes)
             self._build.begin(orders, trained, targets, made, declares=declares)
@@ -177,12 +176,12 @@ class Session:
         configfiles: Sequence[Path] = (),
         failed: Mapping[str, str] | None = None,
     ) -> None:
-        """Clean up, before Snakemake unlocks, and say what was made, or what failed.
+        """Clean up before Snakemake unlocks, and print what was made or what failed.
 
         Args:
-            succeeded: whether all jobs did.
-            configfiles: those of the command line, for the commands that it names.
-            failed: rules of the jobs that failed, with their logs; None if a user ended the build.
+            succeeded: whether all jobs succeeded.
+            configfiles: configuration files of the command line, for commands in messages.
+            failed: rule -> log of the jobs that failed; None if a user ended the build.
         """
         if self._build is None:
             return
@@ -195,16 +194,16 @@ class Session:
         elif not succeeded:
             outcome.tell(outcome.interrupted(orders))
         else:
-            asked = [self.plan.runs[name] for name in self._request.trained]
-            trained = self.weights(run.name for run in asked if run.reasons)
+            requested = [self.plan.runs[name] for name in self._request.trained]
+            trained = self.weights(run.name for run in requested if run.reasons)
             outcome.tell(outcome.built(orders, trained, configfiles))
 
     def weights(self, runs: Iterable[str]) -> dict[str, str]:
-        """Return run -> the weights that its training makes; "" without a training."""
+        """Return run -> file of the weights that its training makes; "" without a training."""
         return {run: next(iter(self.graph.results(run, "train")), "") for run in runs}
 
     def tell_idle(self) -> None:
-        """Say that all that is asked for is up to date, and where the results are."""
+        """Print that all targets are up to date, and where the results are."""
         from latentmake.reports import outcome
 
         outcome.tell(outcome.up_to_date(self.weights(self._request.runs or self._request.targets)))
@@ -216,11 +215,11 @@ class Session:
         return {"plan": self._table, "provenance": "\n\n".join(map(provenance, self.plan.runs))}
 
     def runs_of_ours(self) -> list[str]:
-        """Return the runs whose trainer is none of another program."""
+        """Return the runs that Latentmake's own trainers train."""
         runs = self.config.runs.items()
         return [name for name, run in runs if run.trainer is not None and run.trainer.ours]
 
     def published_runs(self) -> list[str]:
         """Return the runs that can be published."""
-        found = ((name, backends.of_run(self.config, name)) for name in self.config.runs)
-        return [name for name, backend in found if backend is not None and backend.publishes]
+        backend_of = ((name, backends.of_run(self.config, name)) for name in self.config.runs)
+        return [name for name, backend in backend_of if backend is not None and backend.publishes]

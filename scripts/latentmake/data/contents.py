@@ -182,7 +182,7 @@ class Contents:
         captions, others = set[str](), set[str]()
         for file in chain.from_iterable(item.files for item in items):
             (captions if file.role == CAPTION else others).add(file.path)
-        return cls(memo, settings, memo.sources.known(others), memo.texts.known(captions))
+        return cls(memo, settings, memo.sources.look_up(others), memo.texts.look_up(captions))
 
     # -- digests ------------------------------------------------------------------------------
 

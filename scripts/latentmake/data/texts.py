@@ -323,7 +323,7 @@ def _rows_of_items(
 def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
     """Return a function that reads text files of these items, each only if its stat is new."""
     paths = {file.path for item in items for file in item.files if file.role in (CAPTION, TAGS)}
-    entries = memo.texts.known(paths)
+    entries = memo.texts.look_up(paths)
 
     def read(file: File | None) -> str:
         if file is None:

@@ -1,7 +1,7 @@
 """Facts about files, remembered by their stat, so that no file is read twice.
 
 You can delete the memo at any time: headers and sources are the truth. Only the process that plans
-opens it. Where it cannot be written (locked, read-only, full), planning goes on without it.
+opens it. If it cannot be written (locked, read-only or full disk), planning goes on without it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from latentmake.files.workspace import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
 
-MEMO = Path(".latentmake/memo.sqlite")  # of a project
+MEMO = Path(".latentmake/memo.sqlite")  # the memo of a project, below its folder
 Stat = TypeVar("Stat", bound=tuple[int, ...])
 _VERSION = 7
-_SECONDS = 5.0  # after which new facts are saved
-_KEPT_NS = 90 * 24 * 3600 * 10**9  # after which answers and remembered states are forgotten
-_FEW = 2000  # names that are looked up one by one, not by reading all between the first and last
-# Kinds of facts. Version 0.2.0, to which a user may return, uses 4, 5, 8, 10 and 11 for others.
+_SECONDS = 5.0  # time after which new facts are saved
+_KEPT_NS = 90 * 24 * 3600 * 10**9  # time after which answers and remembered states are forgotten
+_FEW = 2000  # most names that are looked up singly; for more, the range from first to last is read
+# Kinds of facts. Numbers 4, 5, 8, 10 and 11 are taken by version 0.2.0, which users may go back to.
 _SOURCE, _TARGET, _MEDIA, _PICTURE, _VERDICT = 1, 2, 3, 6, 7
 _RECEIPT, _TEXT, _RATE, _SNAPSHOT = 9, 12, 13, 14
-# Version 0.2.0 needs the table `entries`, which stays empty.
+# The table `entries` stays empty; version 0.2.0 needs it.
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS facts (kind INT, name TEXT, size INT, mtime_ns INT, ctime_ns INT,
     inode INT, value TEXT, PRIMARY KEY (kind, name)) WITHOUT ROWID;
@@ -47,9 +47,13 @@ CREATE TABLE IF NOT EXISTS entries (list INT, name TEXT, caption TEXT, tags TEXT
     PRIMARY KEY (list, name)) WITHOUT ROWID;
 PRAGMA user_version = {_VERSION};
 """
-# Without statistics, SQLite would rather read all facts of the kind.
+# SQLite has no statistics here, and without these words would read all facts of the kind.
 _INDEXES = {"size": "INDEXED BY source_sizes", "value": "INDEXED BY target_keys"}
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # of its schema
+_DAMAGE = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,
+)  # the last one means a wrong schema
 _MEDIA_OF = TypeAdapter(Media).validate_json
 _LISTED = "IN (SELECT value FROM json_each(?))"
 
@@ -58,9 +62,10 @@ Listing = dict[str, TargetStat]
 
 
 class Table(Generic[Stat]):
-    """Facts of one kind: from a name, usually a path, to a stat and a text, or bytes.
+    """Facts of one kind: a name, usually a path, has a stat and a value (text or bytes).
 
-    New facts lie in the dictionary `new` until the memo is saved; None is a forgotten fact.
+    Attributes:
+        new: name -> stat and value of facts that are not saved yet; None is a forgotten fact.
     """
 
     def __init__(self, memo: Memo, kind: int, stat: type[Any]) -> None:
@@ -69,10 +74,10 @@ class Table(Generic[Stat]):
         self.new: dict[str, tuple[Any, Any] | None] = {}
 
     def learn(self, name: str, stat: Stat | None, value: str | bytes) -> None:
-        """Remember a fact; `stat` is None if it is about no file, and its time counts."""
+        """Remember a fact; if it is about no file, `stat` is None and the present time is noted."""
         if is_text(name):
             self.new[name] = stat or (None, time.time_ns(), None), value
-            # A plan may be killed, and must not lose what took long.
+            # A plan may be killed. It must not lose digests that took long to compute.
             if time.monotonic() - self._memo.saved > _SECONDS:
                 self._memo.save()
 
@@ -81,19 +86,19 @@ class Table(Generic[Stat]):
         self.new.update(dict.fromkeys(names))
 
     def get(self, name: str, stat: Stat | None = None) -> Any:
-        """Return a value, if it is known and has this stat (or any, without `stat`)."""
-        found = self.known([name]).get(name)
-        return None if found is None or stat not in (None, found[0]) else found[1]
+        """Return the value of a name, if its stat is `stat` or that is None; else return None."""
+        fact = self.look_up([name]).get(name)
+        return None if fact is None or stat not in (None, fact[0]) else fact[1]
 
     def below(self, folder: str, most: int = -1) -> dict[str, tuple[Stat, str]]:
-        """Return path -> stat and value of the facts below a folder; "" stands for all."""
-        # These paths are one range of the primary key: "/" is followed by "0".
+        """Return path -> stat and value of facts below a folder; "" stands for all facts."""
+        # These paths are one range of the primary key, because "0" follows "/" in ASCII.
         first, last = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
         new = {name: fact for name, fact in self.new.items() if fact and first < name < last}
         return self._saved(f"name > ? AND name < ? LIMIT {most}", first, last) | new
 
-    def known(self, names: Collection[str]) -> dict[str, tuple[Stat, str]]:
-        """Return path -> stat and value of some paths, and perhaps of others between them."""
+    def look_up(self, names: Collection[str]) -> dict[str, tuple[Stat, str]]:
+        """Return path -> stat and value of some paths, and perhaps of others in their range."""
         new = {name: fact for name in self.new.keys() & names if (fact := self.new[name])}
         if len(names) > _FEW:
             ends = [end(filter(is_text, names), default="") for end in (min, max)]
@@ -101,15 +106,16 @@ class Table(Generic[Stat]):
         return self._saved(f"name {_LISTED}", json.dumps([*names])) | new
 
     def where(self, column: str, values: Iterable[object]) -> Iterator[tuple[str, Stat, str]]:
-        """Yield name, stat and value of the facts with one of some values in an indexed column."""
+        """Yield name, stat and value of facts that have one of `values` in an indexed column."""
         wanted, place = set(values), self._columns.index(column) - 1
-        found = self._saved(f"{column} {_LISTED}", json.dumps([*wanted]), index=_INDEXES[column])
-        found |= {name: x for name, x in self.new.items() if x and (*x[0], x[1])[place] in wanted}
-        return ((name, self._stat._make(stat), value) for name, (stat, value) in found.items())
+        facts = self._saved(f"{column} {_LISTED}", json.dumps([*wanted]), index=_INDEXES[column])
+        new = ((name, fact) for name, fact in self.new.items() if fact)
+        facts |= {name: fact for name, fact in new if [*fact[0], fact[1]][place] in wanted}
+        return ((name, self._stat._make(stat), value) for name, (stat, value) in facts.items())
 
     def any(self, folder: str = "") -> bool:
-        """Whether there is a fact below a folder."""
-        return bool(self.below(folder, len(self.new) + 1))  # each new fact hides one row at most
+        """Return whether there is a fact below a folder."""
+        return bool(self.below(folder, len(self.new) + 1))  # one row more than new facts can hide
 
     def write(self) -> None:
         """Write the new facts to the database."""
@@ -121,8 +127,8 @@ class Table(Generic[Stat]):
         self._memo.database.executemany(insert, rows)
 
     def _saved(self, condition: str, *values: str, index: str = "") -> dict[str, Any]:
-        """Return name -> stat, as a plain tuple, and value of saved facts without a newer one."""
-        # The kind stands in the text, because SQLite uses an index of one kind only then.
+        """Return name -> stat (a plain tuple) and value of saved facts that no new fact hides."""
+        # The kind is in the text, because only then SQLite uses the partial index of this kind.
         table = f"facts {index} WHERE kind = {self._kind} AND {condition}"
         query = f"SELECT {', '.join(self._columns)} FROM {table}"  # noqa: S608
         kind = bytes if self._kind == _SNAPSHOT else str
@@ -137,9 +143,12 @@ class Table(Generic[Stat]):
 
 
 class Memo(contextlib.AbstractContextManager["Memo"]):
-    """A dictionary in an SQLite file, or in memory; facts are known as soon as they are learnt.
+    """A dictionary in an SQLite file, or in memory; new facts can be looked up at once.
 
-    It is written every few seconds, and by `save`. `is_new`: it knew no source when it was opened.
+    It is written every few seconds, and by `save`.
+
+    Attributes:
+        is_new: whether it had no source when it was opened.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -149,13 +158,13 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self.sources: Table[SourceStat] = Table(self, _SOURCE, SourceStat)  # path -> digest
         self.targets: Table[TargetStat] = Table(self, _TARGET, TargetStat)  # cache file -> key
         self.texts: Table[SourceStat] = Table(self, _TEXT, SourceStat)  # path -> text of a file
-        self.receipts: Table[TargetStat] = Table(self, _RECEIPT, TargetStat)  # names of read ones
+        self.receipts: Table[TargetStat] = Table(self, _RECEIPT, TargetStat)  # names of learnt ones
         self.snapshots: Table[TargetStat] = Table(self, _SNAPSHOT, TargetStat)  # `plan.remembered`
         self.verdicts: Table[TargetStat] = Table(self, _VERDICT, TargetStat)  # question -> answer
         self._media: Table[SourceStat] = Table(self, _MEDIA, SourceStat)
         self._pictures: Table[TargetStat] = Table(self, _PICTURE, TargetStat)  # digest -> size
         self.rates: Table[TargetStat] = Table(self, _RATE, TargetStat)  # `plan.receipts`
-        self._tables = [each for each in vars(self).values() if isinstance(each, Table)]
+        self._tables = [table for table in vars(self).values() if isinstance(table, Table)]
         self.is_new = not self.sources.any()
 
     def __exit__(self, *error: object) -> None:
@@ -163,12 +172,12 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self.database.close()
 
     def save(self) -> None:
-        """Write the new facts; a memo that cannot be written stays as it is."""
+        """Write the new facts; a memo that cannot be written keeps its old content."""
         self.saved = time.monotonic()
         if not any(table.new for table in self._tables):
             return
         try:
-            with self.database:  # all or nothing
+            with self.database:  # one transaction: all or nothing
                 self.database.execute("BEGIN IMMEDIATE")
                 for table in self._tables:
                     table.write()
@@ -177,10 +186,10 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
             for table in self._tables:
                 table.new.clear()
         except sqlite3.Error as error:
-            self.make_anew(error)  # the next `save` writes them
+            self.make_anew(error)  # the facts stay in `new`, and the next `save` writes them
 
     def make_anew(self, error: Exception) -> None:
-        """Begin an empty memo if an error says that this one is damaged; not where it is locked."""
+        """Begin an empty memo if the error means damage; a memo that is locked or full stays."""
         code = getattr(error, "sqlite_errorcode", None)
         if isinstance(error, sqlite3.Error) and code not in _DAMAGE and "UTF-8" not in str(error):
             return
@@ -188,18 +197,20 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self.database = _anew(self._place, first_line(error))
 
     def digest_of_file(self, path: Path | digest.Section) -> str:
-        """Return the digest of a file or of a part of one, reading it only if its stat is new."""
+        """Return the digest of a file, or of a section of it. Read it only if its stat is new."""
         name, stat = str(path), source_stat(path.stat())
-        if known := self.sources.get(name, stat):
-            return str(known)
+        if content_before := self.sources.get(name, stat):
+            return str(content_before)
         content = digest.of_file(path)
         self.sources.learn(name, stat, content)
         return content
 
     def media(self, paths: Collection[str]) -> dict[str, tuple[SourceStat, Media]]:
-        """Return stat, size and length of known images and videos; see `Table.known`."""
-        found = self._media.known(paths).items()
-        rows = ((path, stat, text) for path, (stat, text) in found if text[:1] == "[")  # since 0.2
+        """Return path -> stat and media of known images and videos; see `Table.look_up`."""
+        facts = self._media.look_up(paths).items()
+        rows = (
+            (path, stat, text) for path, (stat, text) in facts if text[:1] == "["
+        )  # format since 0.2
         try:
             return {path: (stat, _MEDIA_OF(text)) for path, stat, text in rows}
         except ValueError as error:
@@ -207,14 +218,14 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
             return {}
 
     def learn_media(self, path: str, stat: SourceStat, media: Media) -> None:
-        """Remember an image's or a video's size and length."""
+        """Remember the size and length of an image or video."""
         self._media.learn(path, stat, json.dumps(media))
 
     def pictures(self, contents: Iterable[str], *, upright: bool) -> dict[str, Size]:
-        """Return the known sizes of images, as EXIF turns them or not, by their files' digests."""
-        found = self._pictures.known([f"{upright:d}{content}" for content in contents])
+        """Return digest -> size of known images; `upright` means turned as EXIF says."""
+        facts = self._pictures.look_up([f"{upright:d}{content}" for content in contents])
         try:
-            return {name[1:]: Size(*map(int, size.split())) for name, (_, size) in found.items()}
+            return {name[1:]: Size(*map(int, size.split())) for name, (_, size) in facts.items()}
         except (ValueError, TypeError) as error:
             self.make_anew(error)
             return {}
@@ -225,20 +236,23 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self._pictures.learn(f"{upright:d}{content}", None, f"{width} {height}")
 
     def remembered(self, question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
-        """Return a fact from `find`, which names its paths too: asked again if a stat is new."""
+        """Return a fact from `find`, which also returns the paths it depends on.
+
+        `find` is called again only if the stat of such a path has changed.
+        """
         name = digest.of_value(["remembered", 2, question])
-        check, _, known = (self.verdicts.get(name) or "").partition(" ")
-        whole = known and digest.of_bytes(known.encode()) == check
-        stats, fact = json.loads(known) if whole else (None, None)
+        check, _, text = (self.verdicts.get(name) or "").partition(" ")
+        intact = text and digest.of_bytes(text.encode()) == check
+        stats, fact = json.loads(text) if intact else (None, None)
         if stats is None or stats != _stats(stats):
             fact, paths = find()
-            known = json.dumps([_stats(map(str, paths)), fact])
-            self.verdicts.learn(name, None, f"{digest.of_bytes(known.encode())} {known}")
+            text = json.dumps([_stats(map(str, paths)), fact])
+            self.verdicts.learn(name, None, f"{digest.of_bytes(text.encode())} {text}")
         return fact
 
 
 def _connect(place: str) -> sqlite3.Connection:
-    """Open the memo, or one in memory if that is impossible (locked, read-only, full)."""
+    """Open the memo, or one in memory if that fails (locked, read-only or full disk)."""
     with contextlib.suppress(sqlite3.OperationalError, OSError):
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(place, timeout=1, isolation_level=None)
@@ -249,7 +263,7 @@ def _connect(place: str) -> sqlite3.Connection:
                 database.executescript(_SCHEMA)
             if version in (0, _VERSION):
                 return database
-            fault = ""  # of another version
+            fault = ""  # a memo of another version is no damage
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
@@ -260,7 +274,7 @@ def _connect(place: str) -> sqlite3.Connection:
 
 
 def _anew(place: str, fault: str) -> sqlite3.Connection:
-    """Delete a memo and open an empty one; of a damaged one, say its fault."""
+    """Delete a memo and open an empty one; print the fault of a damaged one."""
     if fault:
         sys.stderr.write(f"note: {place} is damaged ({fault}); Latentmake makes it anew\n")
     try:
@@ -271,29 +285,32 @@ def _anew(place: str, fault: str) -> sqlite3.Connection:
 
 
 def _stats(paths: Iterable[str]) -> dict[str, list[int] | None]:
-    found: dict[str, list[int] | None] = dict.fromkeys(paths)
-    for path in found:
+    stats: dict[str, list[int] | None] = dict.fromkeys(paths)
+    for path in stats:
         with contextlib.suppress(OSError):
-            found[path] = list(target_stat(os.stat(path)))  # noqa: PTH116 -- hundreds of files
-    return found
+            stats[path] = list(target_stat(os.stat(path)))  # noqa: PTH116 -- hundreds of files
+    return stats
 
 
 # -- listing of a cache folder -------------------------------------------------------------------
 
 unpacked: Callable[[bytes], list[Any]] = marshal.loads
-"""Return the entries of a block that `packed` made."""
+"""Return the entries of a block from `packed`."""
 
 
 class Folder:
     """Files of a cache folder and its sub-folders.
 
     Links to folders outside of it are followed. Other links are listed like files, because they may
-    lead in circles. A folder that cannot be read is a CacheError.
+    lead in circles.
 
     Attributes:
-        blocks: each folder's path, and some of its files: name, size, mtime_ns and inode, `packed`.
-        fingerprint: digest of all that.
-        has_links: whether any of them is a symbolic link.
+        blocks: path of a folder, and some of its files, `packed`: name, size, mtime_ns and inode.
+        fingerprint: digest of all blocks.
+        has_links: whether the folder has a symbolic link.
+
+    Raises:
+        CacheError: a folder cannot be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -314,13 +331,13 @@ class Folder:
         self.fingerprint = digest.of_entries(sorted(digests))
 
     def _files(self, folder: str, pending: list[str]) -> Iterator[tuple[str, int, int, int]]:
-        """Yield the files of a folder; add its sub-folders to those that are pending."""
-        # Listed by its number, the kernel need not look up the folder for each file. Plain tuples
-        # and little else: this loop is the cost of a plan with nothing to do.
+        """Yield the files of a folder; add its sub-folders to `pending`."""
+        # With the folder's descriptor, the kernel need not look up the folder for each file. The
+        # loop makes plain tuples and little else: it is the cost of a plan with nothing to do.
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with os.scandir(place) as found:
-                for entry in found:
+            with os.scandir(place) as entries:
+                for entry in entries:
                     if not entry.is_file(follow_symlinks=False):
                         self.has_links |= entry.is_symlink()
                         path = f"{folder}/{entry.name}"
@@ -330,17 +347,17 @@ class Folder:
                     try:
                         stat = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
-                        continue  # a running job has renamed or removed it since
+                        continue  # a running job renamed or removed it meanwhile
                     yield entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino
         finally:
             os.close(place)
 
     def _leads_out(self, path: str) -> bool:
-        """Whether a path is a link to a folder that is not listed yet; notes that folder."""
+        """Return whether a path is a link to a folder that is not listed yet; note that folder."""
         if not (Path(path).is_symlink() and Path(path).is_dir()):
             return False
         place = f"{os.path.realpath(path).rstrip('/')}/"
-        if any(place.startswith(each) or each.startswith(place) for each in self._places):
+        if any(place.startswith(other) or other.startswith(place) for other in self._places):
             return False
         self._places.append(place)
         return True
@@ -352,7 +369,9 @@ class Folder:
 
 
 def packed(entries: Iterable[Any]) -> Iterator[bytes]:
-    """Pack the entries of a listing, tuples of text and whole numbers; equal ones equally."""
-    entries = iter(entries)  # half a million tuples would cost more than the rest of a plan
+    """Pack the entries of a listing, tuples of text and integers; equal ones give equal bytes."""
+    entries = iter(
+        entries
+    )  # a list of half a million tuples would cost more than the rest of a plan
     while block := [*islice(entries, 1024)]:
-        yield marshal.dumps(block, 2)  # of version 2, because of what `of_entries` says
+        yield marshal.dumps(block, 2)  # version 2 for the reason in `of_entries`

@@ -1,6 +1,6 @@
-"""Batches: the stale targets of a dataset and model, cut into orders, and these dealt to jobs.
+"""Batches: cut the stale targets of a dataset and model into orders, and deal orders to jobs.
 
-Cache files that a command line asks for by their names are cut in the same way.
+Cache files that a command line names are handled in the same way.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from latentmake.plan.orders import (
 from latentmake.plan.receipts import batch_items
 from latentmake.plan.state import PartState, State
 
-_REUSED_ITEMS = 16_384  # of a batch that encodes nothing
-_SHARED_ITEMS = 64  # of a batch, at the least, that is one so that several GPUs work
-_PROMPTS = Dataset(path=".", empty_caption="allow")  # an empty prompt is meant
+_REUSED_ITEMS = 16_384  # items of a batch whose files are only linked
+_SHARED_ITEMS = 64  # fewest items of a batch that is split across GPUs
+_PROMPTS = Dataset(path=".", empty_caption="allow")  # users may mean an empty prompt
 
 
 def batches(
     facts: Facts,
     dataset: str,
     model: str,
-    asked: Mapping[str, set[str]],
+    needs: Mapping[str, set[str]],
     states: State,
     side_by_side: int,
     *,
@@ -52,33 +52,35 @@ def batches(
 ) -> Iterator[tuple[Order, frozenset[str]]]:
     """Cut the stale targets of a dataset and model into orders, each with the runs that need it.
 
-    Each is of one kind, needed by the same runs, and has either all targets of an item that are
-    to be encoded, all that are forced or all that are at hand. `asked` has the runs that need each
-    part, `side_by_side` is how many jobs run at a time on this machine; without `may_skip`, no
-    faulty item is skipped.
+    An order has targets of one kind, which the same runs need. It either encodes them, encodes
+    them by force or only links files. All such targets of an item are in one order.
+
+    `needs` names the runs that need each part. `side_by_side` is the number of jobs that run at a
+    time on this machine. Without `may_skip`, jobs fail at a faulty item instead of skipping it.
     """
     alike: dict[tuple[str, frozenset[str]], list[str]] = {}
     anew = facts.forced_of(dataset, model)
-    everyone = frozenset().union(*(runs for part, runs in asked.items() if "@" in part))
-    for part, wanting in asked.items():
-        # A text that lies beside each resolution is encoded once for all of them.
+    everyone = frozenset().union(*(runs for part, runs in needs.items() if "@" in part))
+    for part, wanting in needs.items():
+        # A text that is stored once per resolution is encoded once for all of them.
         runs = everyone if "@" in part else frozenset(wanting)
         alike.setdefault((parsed(part).kind, runs), []).append(part)
     for (kind, runs), parts in alike.items():
-        # Whether all is at hand, or forced -> of an item: itself, the digest of its inputs where
-        # that is known, and its stale targets.
+        # (can be linked, is forced) -> stem and text of an item -> a list of the item, the digest
+        # of its inputs (None if unknown) and its stale targets.
         groups: dict[tuple[bool, bool], dict[tuple[str, str | None], list[Any]]] = {}
-        for item, target, _, content, _ in (x for part in parts for x in states.parts[part].stale):
-            asked_anew = not anew.isdisjoint((target.part, target.path))
-            group = groups.setdefault((bool(target.at_hand), asked_anew), {})
-            found = group.setdefault((item.stem, item.text), [item, content])
-            found[1] = found[1] or content
-            found.append(target)
-        for (at_hand, forced), group in groups.items():
+        stale = (entry for part in parts for entry in states.parts[part].stale)
+        for item, target, _, content, _ in stale:
+            is_forced = not anew.isdisjoint((target.part, target.path))
+            group = groups.setdefault((bool(target.at_hand), is_forced), {})
+            entries = group.setdefault((item.stem, item.text), [item, content])
+            entries[1] = entries[1] or content
+            entries.append(target)
+        for (linked, forced), group in groups.items():
             works = [Work(item, (*targets,), content) for item, content, *targets in group.values()]
-            group.clear()
-            size = _REUSED_ITEMS if at_hand else _batch_size(facts, model, kind, works)
-            if side_by_side > 1 and not at_hand:
+            group.clear()  # frees memory: a plan may have very many items
+            size = _REUSED_ITEMS if linked else _batch_size(facts, model, kind, works)
+            if side_by_side > 1 and not linked:
                 size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
             for start in range(0, len(works), size):
                 some = works[start : start + size]
@@ -91,7 +93,7 @@ def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> i
     batch = facts.config.batch
     if batch.items != "auto":
         return batch.items
-    targets = sum(len(each.targets) for each in works) / len(works)
+    targets = sum(len(work.targets) for work in works) / len(works)
     return batch_items(facts.memo, f"{kind} {model}", batch.minutes, targets)
 
 
@@ -127,16 +129,18 @@ def jobs_of(
 ) -> list[EncodingJob]:
     """Group orders into jobs.
 
-    Orders of a job are of one kind and model, and needed by the same runs, so that no run waits for
-    what only others need. Those of an external encoder, which starts for each order, stay alone, as
-    does each order on a cluster, where `side_by_side` is None.
+    Orders of one job have the same kind and model, and the same runs need them. So no run waits for
+    files that only other runs need. An order gets a job of its own if an external program encodes
+    it, because that program starts for each order, and on a cluster, where `side_by_side` is None.
     """
     groups: dict[object, list[Order]] = {}
     for order, runs in wanted:
-        # All that a loaded encoder depends on: orders with the same can share one.
+        # Everything that a loaded encoder depends on: orders with equal values can share one.
         encoder = order.work, order.kind == "latents" and order.dataset_settings.flip_aug
-        alone = side_by_side is None or order.is_external
-        group = (order.name,) if alone else (encoder, order.reuses, order.forced, frozenset(runs))
+        separate = side_by_side is None or order.is_external
+        group = (
+            (order.name,) if separate else (encoder, order.reuses, order.forced, frozenset(runs))
+        )
         groups.setdefault(group, []).append(order)
     return [
         job_of(dealt) for orders in groups.values() for dealt in _dealt(orders, side_by_side or 1)
@@ -144,13 +148,13 @@ def jobs_of(
 
 
 def _dealt(orders: Sequence[Order], number: int) -> Iterator[list[Order]]:
-    """Deal orders to a number of jobs that have about as many targets each.
+    """Deal orders to at most `number` jobs, so that jobs have about equally many targets.
 
-    In a job the order of the largest samples comes first: it decides how much memory is needed.
+    A job begins with the order of the largest samples, which decides how much memory it needs.
     """
     jobs: list[list[Order]] = [[] for _ in range(min(number, len(orders)))]
     targets = [0] * len(jobs)
-    for order in sorted(orders, key=lambda each: -len(each.paths)):
+    for order in sorted(orders, key=lambda order: -len(order.paths)):
         least = targets.index(min(targets))
         jobs[least].append(order)
         targets[least] += len(order.paths)
@@ -159,9 +163,9 @@ def _dealt(orders: Sequence[Order], number: int) -> Iterator[list[Order]]:
 
 
 def _largest(order: Order) -> int:
-    """Return the pixels of an order's largest target; of a clip those of all frames."""
+    """Return the pixels of an order's largest target, counting all frames of a clip."""
     targets = (target for item in order.items for target in item.targets)
-    sizes = ((each.size, each.clip.frames if each.clip else 1) for each in targets)
+    sizes = ((target.size, target.clip.frames if target.clip else 1) for target in targets)
     return max((size.width * size.height * frames for size, frames in sizes if size), default=0)
 
 
@@ -176,7 +180,7 @@ def named_states(
     """Judge cache files that a command names, `cache/{dataset}/{model}/...`.
 
     Yields:
-        A part, which no run need have, the asked files of it, and their state.
+        A part, its named files and their state. Runs need not have this part.
 
     Raises:
         SourceError: an item is faulty, or its source cannot be read.
@@ -184,37 +188,40 @@ def named_states(
     """
     folders: dict[tuple[str, str, str], set[str]] = {}
     for path in paths:
-        _, dataset, model, place, _ = (*path.split("/", 4), "", "", "", "")[:5]
+        names = [*path.split("/", 4), "", "", ""]
+        dataset, model, place = names[1:4]
         refuse_unknown("dataset", dataset, (PROMPTS, *facts.config.datasets), path)
         refuse_unknown("model", model, facts.config.models, path)
         folders.setdefault((dataset, model, place), set()).add(path)
-    for (dataset, model, place), asked in folders.items():
+    for (dataset, model, place), named in folders.items():
         if dataset != PROMPTS and _SIZE.fullmatch(place):
-            _check_size(facts, dataset, model, place, min(asked))
+            _check_size(facts, dataset, model, place, min(named))
         layout = facts.layout(model)
         below = len(f"cache/{dataset}/{model}/{place}/")
-        bases = {path: layout.owners(path[below:]) for path in asked}
+        bases = {path: layout.owners(path[below:]) for path in named}
         every = {base for several in bases.values() for base in several}
-        found: dict[str, dict[str, Item]] = {}
+        items_of: dict[str, dict[str, Item]] = {}
         for item, target in named_targets(facts, dataset, model, place, every):
-            if bases.pop(target.path, None) is not None:  # once: two parts may name one folder
-                found.setdefault(target.part, {})[item.stem] = item
+            # Each path counts once: two parts may share one folder.
+            if bases.pop(target.path, None) is not None:
+                items_of.setdefault(target.part, {})[item.stem] = item
         for path, owners in sorted(bases.items()):
             for fault in facts.faults.get((dataset, model), ()):
                 if layout.base(fault.stem) in owners:
                     raise SourceError(fault.what, where=fault.path, hint=fault.hint)
             hint = "check the names of folder and item"
             raise ConfigError("no item has a cache file of this name", where=path, hint=hint)
-        for part, items in found.items():
+        for part, items in items_of.items():
             if parsed(part).kind in facts.forced:
-                facts.forced |= asked
-            state = _judged(facts, Part(dataset, model, part), [*items.values()], asked)
-            state.parts[part].stale = [x for x in state.parts[part].stale if x.path in asked]
-            yield Part(dataset, model, part), asked, state
+                facts.forced |= named
+            state = _judged(facts, Part(dataset, model, part), [*items.values()], named)
+            stale = state.parts[part].stale
+            state.parts[part].stale = [entry for entry in stale if entry.path in named]
+            yield Part(dataset, model, part), named, state
 
 
 def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -> None:
-    """Refuse a resolution that no run of the dataset and model could have."""
+    """Raise ConfigError for a resolution that no run of the dataset and model can have."""
     try:
         run = Run.model_validate({"datasets": dataset, "model": model, "resolutions": place})
         facts.config.check(path, run)
@@ -234,28 +241,29 @@ def named_batches(
     others: Iterable[State],
     side_by_side: int,
 ) -> Iterator[tuple[Order, frozenset[str]]]:
-    """Cut stale files that a command names into orders, as `batches` does, that no run needs.
+    """Cut stale files that a command names into orders, as `batches` does.
 
-    `others` are the states of runs: what is stale there has an order already. A job that makes a
-    named file fails where its item is faulty, also if its dataset skips those.
+    `others` are the states of runs. Their stale targets are left out, because they have orders
+    already. A job that makes a named file fails at a faulty item, even if its dataset skips faulty
+    items.
     """
     if not states:
         return
     parts = (part for state in others for part in state.parts.values())
-    planned = {each.path for part in parts for each in part.stale}
+    planned = {entry.path for part in parts for entry in part.stale}
     places: dict[tuple[str, str], State] = {}
     for (dataset, model, name), state in states:
         part = places.setdefault((dataset, model), State({})).parts.setdefault(name, PartState())
-        part.stale += [each for each in state.parts[name].stale if each.path not in planned]
+        part.stale += [entry for entry in state.parts[name].stale if entry.path not in planned]
     for place, state in places.items():
-        asked: dict[str, set[str]] = {part: set() for part in state.parts}
-        yield from batches(facts, *place, asked, state, side_by_side, may_skip=False)
+        unneeded: dict[str, set[str]] = {part: set() for part in state.parts}
+        yield from batches(facts, *place, unneeded, state, side_by_side, may_skip=False)
 
 
 def named_targets(
     facts: Facts, dataset: str, model: str, place: str, bases: Collection[str] | None = None
 ) -> Iterator[tuple[Item, Target]]:
-    """Yield inputs and target of each cache file in a folder; of some bases only, if given."""
+    """Yield inputs and target of each cache file in a folder; with `bases`, only of these bases."""
     layout, settings = facts.layout(model), facts.config.datasets.get(dataset)
     for part in layout.parts([place]):
         wanted, is_text = Part(dataset, model, part), parsed(part).kind == "text"
@@ -266,7 +274,8 @@ def named_targets(
         elif not (parsed(part).text in text_parts(settings) if is_text else _SIZE.fullmatch(part)):
             continue
         else:
-            inputs = [x.inputs(part, layout) for x in facts.items(dataset, model)[0]]
+            items = facts.items(dataset, model)[0]
+            inputs = [item.inputs(part, layout) for item in items]
         if bases is not None:
             inputs = [item for item in inputs if layout.base(item.stem) in bases]
         for item, targets in targets_of(layout, settings, wanted, inputs):
@@ -284,11 +293,11 @@ def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target
 
 
 def _judged(facts: Facts, part: Part, items: Sequence[Item], paths: Collection[str]) -> State:
-    """Return the state of some inputs of a part; `paths` are the files that may be there."""
-    there = (path for path in paths if os.path.lexists(path) and not Path(path).is_dir())
-    found = {path: target_stat(Path(path).lstat()) for path in there}
+    """Return the state of some inputs of a part; `paths` are their cache files, which may exist."""
+    present = (path for path in paths if os.path.lexists(path) and not Path(path).is_dir())
+    stats = {path: target_stat(Path(path).lstat()) for path in present}
     judge = facts.judge(part.dataset, part.model, [part.name], items, paths)
-    state = judge.judge({part.name: items}, {item.stem for item in items}, found)
+    state = judge.judge({part.name: items}, {item.stem for item in items}, stats)
     for fault in state.unreadable.values():
         raise SourceError(fault.what, where=fault.path, hint=fault.hint)
     return state

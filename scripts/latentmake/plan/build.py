@@ -1,9 +1,12 @@
-"""A build of this folder: its locks, what others see of it, and where it may write.
+"""A build of this folder: its locks and its notes for other commands.
 
-Three files tell of a build, each as long as a process holds it locked, however that ends:
-`building.lock` is shared by commands that may build and held alone by one that deletes or writes
-their files; `jobs.lock` is held until the jobs of a build have ended, those of a killed one too;
-`builds/*.json` say what a build makes, for `latentmake status` and for other builds.
+Three kinds of files show that a build runs. A file counts only while a process holds a lock on it,
+so that a killed process leaves nothing behind:
+
+- `building.lock`: commands that may build share this lock. A command that deletes or writes the
+  files of builds holds it exclusively.
+- `jobs.lock`: held until all jobs of a build have ended, even if the build was killed.
+- `builds/*.json`: the orders and trainings of a build, for `latentmake status` and other builds.
 """
 
 from __future__ import annotations
@@ -39,17 +42,17 @@ _JOBS = Path(".latentmake/jobs.lock")
 _SNAKEMAKE = Path(".snakemake/locks")
 _INCOMPLETE = Path(".snakemake/incomplete")
 _CLUSTER = "cluster"
-_GRACE = 30.0  # seconds; a job gives a training 20
+_GRACE = 30.0  # seconds that jobs get to end; a job in turn gives its training 20
 
 
 class Build:
     """A command that may build, from before Snakemake locks the folder until its process ends.
 
     Attributes:
-        orders: those that it carries out.
+        orders: orders that the build carries out.
 
     Args:
-        cluster: whether its jobs run elsewhere, and go on when it is killed.
+        cluster: whether jobs run on a cluster, where they go on if the build is killed.
     """
 
     def __init__(self, *, cluster: bool) -> None:
@@ -59,15 +62,20 @@ class Build:
         self._ends = contextlib.ExitStack()
         self._machine = _CLUSTER if cluster else socket.gethostname()
         self._held: BinaryIO | None = None
-        with contextlib.suppress(OSError):  # a file system without locks: `--unlock` is the user's
+        # On a file system without locks, the user has to run `--unlock` after a killed build.
+        with contextlib.suppress(OSError):
             self._held = held = _LOCK.open("ab")
             with contextlib.suppress(BlockingIOError):
+                # With the exclusive lock, no other command works here: clean up after a killed one.
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with _JOBS.open("ab") as jobs:
-                    fcntl.flock(jobs, fcntl.LOCK_EX)  # a moment: its watchdog ends them
+                    fcntl.flock(
+                        jobs, fcntl.LOCK_EX
+                    )  # waits a moment, until the watchdog ended the jobs
                 _unlock(self._machine)
-                # What bears its name is whole, also where its job outlived a Snakemake that was
-                # killed; by this record that job would run again, without an order.
+                # Remove Snakemake's records of incomplete files: jobs rename files only when they
+                # are complete, even if Snakemake was killed meanwhile. Because of such a record,
+                # the job would run again, but without an order.
                 for record in _INCOMPLETE.rglob("*"):
                     if record.is_file():
                         record.unlink()
@@ -78,7 +86,7 @@ class Build:
                 fcntl.flock(held, fcntl.LOCK_SH)
             if any(_SNAKEMAKE.glob("*.machine")) or not any(_SNAKEMAKE.glob("*.lock")):
                 _SNAKEMAKE.mkdir(parents=True, exist_ok=True)
-                # Snakemake removes it with its locks.
+                # Snakemake removes this file together with its locks.
                 (_SNAKEMAKE / f"{self._machine}.machine").touch()
 
     def begin(
@@ -90,13 +98,13 @@ class Build:
         *,
         declares: bool = False,
     ) -> None:
-        """Tell others of the build and its trainings, and keep what its jobs will replace.
+        """Announce the build and its trainings, and keep the files that its jobs will replace.
 
-        Snakemake touches `results` and, if the graph `declares` them, cache files: `end` gives them
-        back their times.
+        Snakemake touches `results` and, if the graph `declares` them, cache files. `end` restores
+        their times.
 
         Raises:
-            StorageError: a running build makes some of the same files.
+            StorageError: another running build makes some of the same files.
         """
         self.orders = orders
         if (note := announce(orders, runs, targets)) is not None:
@@ -110,7 +118,7 @@ class Build:
                 self._before.append((path, target_stat(Path(path).stat())))
 
     def _watch(self) -> None:
-        """Let none of the jobs outlive this process; pass on the signals that end it."""
+        """Let no job outlive this process; pass the signals that end it on to the jobs."""
         with contextlib.ExitStack() as until_watched:
             held = []
             with contextlib.suppress(OSError):
@@ -124,29 +132,33 @@ class Build:
             signal.signal(signal.SIGINT, lambda *_: watchdog.signal(signal.SIGKILL))
             # Python warns of Snakemake's jobs that were to begin.
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-            # Jobs pass it on to what has a group of its own. A terminal's Ctrl-C has reached them:
-            # the first one counts.
+            # Jobs pass the signal on to child processes in groups of their own. After Ctrl-C in a
+            # terminal, jobs get two signals; they act on the first one only.
             watchdog.signal(signal.SIGTERM, group=os.getpgrp())
             raise KeyboardInterrupt
 
         self._ends.enter_context(signals_call(interrupt))
-        self._ends.callback(watchdog.close, _GRACE)  # signals still reach jobs while it waits
+        self._ends.callback(watchdog.close, _GRACE)  # jobs still get signals while it waits
 
     def end(self, keep: int | None) -> None:
         """Wait for the jobs; after a successful build, limit the store to `keep` bytes.
 
-        A build that failed (None), or beside which another one runs, leaves all as it is.
+        `keep` is None after a failed build. Then the store and old orders stay as they are, as they
+        do while another build runs.
         """
         self._ends.close()
         restore_times([*self._before, *made_by(self.orders if self._declares else ())])
         if keep is None or self._held is None:
             return
-        with contextlib.suppress(OSError):  # files left behind cost space, no more
-            # Only here: to take it alone, flock gives up the shared one first, and whoever comes
-            # between would remove the locks that Snakemake holds for this build.
+        with contextlib.suppress(OSError):  # files left behind only cost disk space
+            # Take the exclusive lock only here, at the end. To upgrade, flock first gives up the
+            # shared lock. A build that starts in between would remove the locks that Snakemake
+            # holds for this build.
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            keep_orders, oldest = {x.name for x in self.orders}, time.time() - KEPT_SECONDS
-            for path in [*FOLDER.glob("*"), *RUNS.glob("*")]:  # the next plan reads receipts
+            # The files of this build stay: the next plan reads its receipts.
+            keep_orders = {order.name for order in self.orders}
+            oldest = time.time() - KEPT_SECONDS
+            for path in [*FOLDER.glob("*"), *RUNS.glob("*")]:
                 is_half = path.name.endswith(atomic.TEMPORARY_SUFFIX)  # of a job that was killed
                 with contextlib.suppress(OSError):
                     is_old = path.stat().st_mtime < oldest
@@ -158,14 +170,14 @@ class Build:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Keep builds of this folder out, as a command does that deletes or writes their files.
+    """Block builds of this folder while a command deletes or writes their files.
 
     Raises:
         StorageError: a build runs here.
     """
     hint = "wait until it ends, then run the same command"
     for _, about in running():
-        raise StorageError(f"a build is running here ({_asked(about)})", hint=hint)
+        raise StorageError(f"a build is running here ({_described(about)})", hint=hint)
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             _LOCK.parent.mkdir(parents=True, exist_ok=True)
@@ -177,21 +189,21 @@ def alone() -> Iterator[None]:
 
 
 def _unlock(machine: str) -> None:
-    """Remove Snakemake's locks, unless another machine or a cluster's build may have taken one.
+    """Remove Snakemake's locks, unless another machine or a cluster's build may hold one.
 
-    Another machine may know nothing of our locks. With them go files that were half written; those
-    of the cache are removed with its orphans.
+    Our own locks may not reach other machines. Partial files of results and orders are removed too.
+    Partial files of the cache are removed with its orphans.
     """
     locks = [*_SNAKEMAKE.glob("*.lock")]
-    machines = [each.stem for each in _SNAKEMAKE.glob("*.machine")]
+    machines = [file.stem for file in _SNAKEMAKE.glob("*.machine")]
     if not locks or machines != [machine] or machine == _CLUSTER:
         return
-    for each in locks:
-        each.unlink()
+    for lock in locks:
+        lock.unlink()
     folders = (Path("runs"), Path("reports"), FOLDER)
-    for left in (each for folder in folders for each in folder.rglob(".*")):
-        if left.name.endswith(atomic.TEMPORARY_SUFFIX) and left.is_file():
-            left.unlink(missing_ok=True)
+    for file in (file for folder in folders for file in folder.rglob(".*")):
+        if file.name.endswith(atomic.TEMPORARY_SUFFIX) and file.is_file():
+            file.unlink(missing_ok=True)
     sys.stderr.write("note: a build was killed here; its lock of this folder is removed\n")
 
 
@@ -201,23 +213,26 @@ def _unlock(machine: str) -> None:
 def announce(
     orders: Iterable[Order], trained: Sequence[str], targets: Sequence[str]
 ) -> BinaryIO | None:
-    """Note what a build makes, and the runs that it trains; return a file to hold until it ends.
+    """Write a note of a build's orders and trained runs; return it open and locked.
+
+    The caller keeps the file open until the build ends. Snakemake's own locks are not enough: each
+    Snakemake that ends deletes the locks of all.
 
     Raises:
-        StorageError: a running build makes some of it. Snakemake knows by its locks, but each
-            Snakemake that ends deletes the locks of all.
+        StorageError: a running build makes some of the same files.
     """
     made = [order.name for order in orders]
     if not made and not trained:
         return None
     for path, other in running(forget=True):
         if {*made} & {*other["orders"]} or {*trained} & {*other["trained"]}:
-            what = f"another build makes some of these files ({_asked(other)})"
+            what = f"another build makes some of these files ({_described(other)})"
             raise StorageError(what, where=path, hint="wait until it ends")
     about = {"process": os.getpid(), "targets": [*targets], "began": time.time()}
     with contextlib.suppress(OSError):
         with atomic.replacing(BUILDS / f"{time.time_ns()}.{os.getpid()}.json") as new:
-            held = new.open("wb")  # locked before it has its name
+            # Locked before it gets its name, so that no command takes it for an old note.
+            held = new.open("wb")
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             held.write(json.dumps(about | {"orders": made, "trained": trained}).encode())
             held.flush()
@@ -226,19 +241,19 @@ def announce(
 
 
 def running(*, forget: bool = False) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the notes of builds that run (see `announce`); `forget` deletes those of others."""
-    found = []
+    """Return the notes of running builds (see `announce`); `forget` deletes all other notes."""
+    notes = []
     for path in sorted(BUILDS.glob("*.json")):
         with contextlib.suppress(OSError), path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 if note := read_state(path, _Note.model_validate_json):
-                    found.append((path, note.model_dump()))
-            else:
+                    notes.append((path, note.model_dump()))
+            else:  # nobody holds the lock: the build has ended
                 if forget:
                     path.unlink()
-    return found
+    return notes
 
 
 class _Note(BaseModel):
@@ -250,13 +265,13 @@ class _Note(BaseModel):
 
 
 def locked() -> StorageError:
-    """Return the error for a folder that another build has locked, as Snakemake found it."""
+    """Return the error for a folder that Snakemake finds locked by another build."""
     for _, about in running():
-        what = f"another build makes some of these files ({_asked(about)})"
+        what = f"another build makes some of these files ({_described(about)})"
         return StorageError(what, hint="wait until it ends")
     hint = "wait until it ends; if none runs on any machine, run the command with --unlock first"
     return StorageError("another build has locked this folder", where=Path.cwd(), hint=hint)
 
 
-def _asked(about: Mapping[str, Any]) -> str:
+def _described(about: Mapping[str, Any]) -> str:
     return f"{' '.join(about['targets']) or 'all'}, process {about['process']}"

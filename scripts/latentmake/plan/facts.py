@@ -1,4 +1,4 @@
-"""Facts for planning: listings, items and recipes of a configuration, each found out once."""
+"""Facts for planning: listings, items and recipes of a configuration, each computed once."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ from latentmake.plan.state import UNKNOWN, Judge
 
 
 class Facts(Datasets):
-    """Facts about datasets and models; those asked for first may raise any UserError.
+    """Facts about datasets and models. The first request for a fact may raise any UserError.
 
     Attributes:
-        asks: whether the command only asks, so that its plans write no orders.
+        asks: whether the command is read-only, so that its plans write no orders.
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
-        options: options of a command that name this configuration, for messages.
-        local: whether jobs run on this machine, not on one of a cluster.
-        forced: what a command makes anew although it is fresh: things of a run (`text_cats`,
-            `train_cats`), cache files, and the kinds (`text`) of those that it asks for by name.
+        options: command-line options that name this configuration, for messages.
+        local: whether jobs run on this machine, not on a cluster.
+        forced: targets that the command makes again although they are fresh: targets of a run
+            (`text_cats`, `train_cats`), paths of cache files, and kinds (`text`), which stand for
+            the files that the command names.
 
     Args:
-        program_digest: returns the digest of the program that encodes a model's `latents` or
-            `text`, where its `encoder` names one: of its installation, the model, the kind, a memo.
-        encoders: whether the command needs them; otherwise they may lie on another machine.
+        program_digest: function that returns the digest of the external program that encodes a
+            model's `latents` or `text`. Its arguments are installation, model, kind and memo.
+        encoders: whether the command needs the encoders; otherwise they may be on another machine.
     """
 
     def __init__(
@@ -68,16 +69,16 @@ class Facts(Datasets):
         self._by_stem: dict[tuple[str, str], dict[str, Item]] = {}
 
     def skipped(self, dataset: str) -> list[dict[str, str]]:
-        """Return the faulty items that jobs skipped and that are still as they were then."""
+        """Return the faults of items that jobs skipped and that have not changed since."""
         return self.noted(dataset) if self.config.datasets[dataset].on_error == "skip" else []
 
     def noted(self, dataset: str) -> list[dict[str, str]]:
-        """Return the faults that jobs found in items that are still as they were then."""
+        """Return the faults that jobs found in items that have not changed since."""
         if dataset not in self._faults_of_jobs:
             locks = (read_lock(run).aside.get(dataset, []) for run in self.config.runs)
-            found = (fault for faults in (*locks, left_faults(dataset)) for fault in faults)
-            noted = {json.dumps(fault, sort_keys=True): fault for fault in found}
-            self._faults_of_jobs[dataset] = [x for x in noted.values() if self._is_as_noted(x)]
+            noted_faults = (fault for faults in (*locks, left_faults(dataset)) for fault in faults)
+            noted = {json.dumps(fault, sort_keys=True): fault for fault in noted_faults}
+            self._faults_of_jobs[dataset] = [*filter(self._is_as_noted, noted.values())]
         return self._faults_of_jobs[dataset]
 
     def _is_as_noted(self, fault: Mapping[str, str]) -> bool:
@@ -85,18 +86,18 @@ class Facts(Datasets):
         if model not in self.config.models:
             return False
         now = settings_digest(self.config.datasets[dataset])
-        if fault.get("settings", now) != now:  # which releases before 0.3 did not note
+        if fault.get("settings", now) != now:  # releases before 0.3 did not note the settings
             return False
-        # One that a plan found is of any recipe.
+        # A fault that the plan found has no kind: it does not depend on a recipe.
         if kind and digest.of_value(self.recipe(dataset, model, kind)) != fault.get("recipe"):
             return False
         return self.is_unchanged(fault, model)
 
     def is_unchanged(self, fault: Mapping[str, str], model: str) -> bool:
-        """Return whether an item holds what it held when a job noted its fault."""
+        """Return whether an item's content is the same as when a job noted its fault."""
         dataset, kind = fault["dataset"], fault.get("kind", "")
         texts = text_parts(self.config.datasets[dataset])
-        parts = [x for x in ("latents", *texts) if kind in ("", parsed(x).kind)]
+        parts = [part for part in ("latents", *texts) if kind in ("", parsed(part).kind)]
         if (dataset, model) not in self._by_stem:
             items = self.items(dataset, model)[0]
             self._by_stem[dataset, model] = {item.stem: item for item in items}
@@ -104,11 +105,11 @@ class Facts(Datasets):
         if item is None:
             return False
         contents = self.judge(dataset, model, [], [item], []).contents
-        found = [contents.of(item.inputs(part, self.layout(model))) for part in parts]
-        return (fault["digest"] or "none") in found or bool(contents.unreadable)
+        digests = [contents.of(item.inputs(part, self.layout(model))) for part in parts]
+        return (fault["digest"] or "none") in digests or bool(contents.unreadable)
 
     def digest_of(self, path: str | Path) -> str | None:
-        """Return the digest of a file; None where it cannot be read."""
+        """Return the digest of a file; None if it cannot be read."""
         try:
             return self.memo.digest_of_file(Path(path))
         except OSError:
@@ -117,7 +118,7 @@ class Facts(Datasets):
     # -- targets ------------------------------------------------------------------------------
 
     def wanted_items(self, dataset: str, model: str) -> list[Item]:
-        """Return the items of a dataset that jobs do not skip; of the prompts those of all runs."""
+        """Return a dataset's items without skipped ones; for `PROMPTS`, the prompts of all runs."""
         if dataset == PROMPTS:
             runs = [run for run in self.config.runs.values() if run.model == model]
             texts = (prompts_of(self.config, run, generated=True) for run in runs)
@@ -126,14 +127,14 @@ class Facts(Datasets):
         return [item for item in self.items(dataset, model)[0] if item.stem not in without]
 
     def forced_of(self, dataset: str, model: str) -> set[str]:
-        """Return the parts and paths of a dataset's and model's targets that are forced."""
-        found = {path for path in self.forced if path.startswith(f"cache/{dataset}/{model}/")}
+        """Return the forced parts of a dataset and model, and the paths of forced targets."""
+        forced = {path for path in self.forced if path.startswith(f"cache/{dataset}/{model}/")}
         for name, run in self.config.runs.items() if self.forced else ():
             for part in parts_of(self.config, run, generated=True):
                 kind = parsed(part.name).kind
                 if part[:2] == (dataset, model) and f"{kind}_{name}" in self.forced:
-                    found.add(part.name)
-        return found
+                    forced.add(part.name)
+        return forced
 
     def judge(
         self,
@@ -145,15 +146,15 @@ class Facts(Datasets):
     ) -> Judge:
         """Return the judge of the targets of some parts.
 
-        `items` are those that are to be judged, and `paths` the cache files that may be theirs;
-        None stands for all of the dataset.
+        `items` are the items to judge. `paths` are the cache files that may belong to them; None
+        stands for all files of the dataset.
         """
         folder, cached = f"cache/{dataset}/{model}", self.memo.targets
         before = {}
         for part in parts:
-            found, tokens = recipe.before_readings(self.recipe(dataset, model, parsed(part).kind))
+            former, tokens = recipe.before_readings(self.recipe(dataset, model, parsed(part).kind))
             if tokens:
-                before[part] = digest.of_value(found), tokens
+                before[part] = digest.of_value(former), tokens
         return Judge.of(
             items,
             self.memo,
@@ -163,30 +164,30 @@ class Facts(Datasets):
             recipes={part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
             before=before,
             forced=self.forced_of(dataset, model),
-            _cached=cached.below(folder) if paths is None else cached.known(paths),
+            _cached=cached.below(folder) if paths is None else cached.look_up(paths),
         )
 
     # -- models -------------------------------------------------------------------------------
 
     def recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
-        """Return the recipe of a kind; empty where the model is not here, and may be missing."""
-        asked = (dataset if kind == "latents" else "", model, kind)
-        if asked not in self._recipes:
+        """Return the recipe of a kind; empty if the model is missing and not needed."""
+        key = (dataset if kind == "latents" else "", model, kind)
+        if key not in self._recipes:
             settings, data = self.config.models[model], self.config.datasets.get(dataset)
             read, place = self.memo.digest_of_file, f"models.{model}"
             try:
-                found = recipe.make(kind, data, settings, read, place)
+                result = recipe.make(kind, data, settings, read, place)
                 if program := self.config.encoding_program(settings):
                     assert self._program_digest is not None
-                    found["program"] = self._program_digest(program, settings, kind, self.memo)
+                    result["program"] = self._program_digest(program, settings, kind, self.memo)
             except (ModelError, TrainingError):
                 if self._encoders:
                     raise
-                found = {}
-            self._recipes[asked] = found
-        return self._recipes[asked]
+                result = {}
+            self._recipes[key] = result
+        return self._recipes[key]
 
     def recipe_digest(self, dataset: str, model: str, kind: str) -> str:
-        """Return the digest of a recipe; `UNKNOWN` where the model is not here."""
-        found = self.recipe(dataset, model, kind)
-        return digest.of_value(found) if found else UNKNOWN
+        """Return the digest of a recipe; `UNKNOWN` if the model is not on this machine."""
+        values = self.recipe(dataset, model, kind)
+        return digest.of_value(values) if values else UNKNOWN

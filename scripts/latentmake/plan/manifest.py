@@ -1,8 +1,8 @@
-"""Lock of a run and order of its manifest: the items that it trains on, and one digest of all keys.
+"""Lock of a run (one digest of all keys) and order of its manifest (the items that it trains on).
 
-The manifest order holds every item with the keys that the plan knows; `training.rows` writes the
-manifest (`manifest.jsonl`, one line an item) and `dataset.lock`. The plan computes the same digest
-from keys alone, to tell whether a lock still fits.
+The manifest order holds every item with the keys that the plan knows. `training.rows` then writes
+the manifest (`manifest.jsonl`, one line per item) and `dataset.lock`. The plan computes the lock's
+digest from the keys only, to tell whether the lock still fits.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from latentmake.layouts.layout import Layout
 from latentmake.plan.receipts import NotedFault
 
 TEXTS = "texts"
-"""Part of the texts of items, where a trainer encodes them itself."""
+"""Name of the part of the items' texts, if a trainer encodes them itself."""
 
 CAPTIONS = "captions"
-"""The same in locks of releases before 0.3, with digests of caption files."""
+"""Name of that part in locks of releases before 0.3, which have digests of caption files."""
 REGULARISATION = "datasets with is_reg"
-"""Name of the datasets of regularisation images where two locks differ in them."""
+"""Name of the difference if two locks have other datasets of regularisation images."""
 
 SALT = "latentmake validation 1"
-"""Enters each source's rank, and the digest of a lock: another one would choose others."""
+"""Salt of the held-out choice. Changing it holds out other sources."""
 
 
 def run_folder(run: str) -> Path:
@@ -41,19 +41,19 @@ def run_folder(run: str) -> Path:
 
 
 PREVIOUS = "previous"
-"""Folder of a run's previous result, below that of its present one."""
+"""Folder of a run's previous result, below the folder of its present one."""
 LEAVING = ".previous.latentmake-partial"
-"""The same folder while the result is moved there."""
+"""Name of that folder while the result is being moved there."""
 
 
 def result_folder(run: str) -> Path:
     """Return the folder of a run's last finished result.
 
-    It is the run's own, or `previous` while a new training is not finished.
+    It is the run's own folder, or `previous` while a new training is not finished.
     """
     folder = run_folder(run)
     places = (folder, folder / LEAVING, folder / PREVIOUS)
-    return next((each for each in places if (each / "training.json").is_file()), folder)
+    return next((place for place in places if (place / "training.json").is_file()), folder)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Lock:
     """Content of `dataset.lock`.
 
     Attributes:
-        aside: dataset -> skipped items: stem, path, digest of the faulty file, line.
+        aside: dataset -> skipped items, each with stem, path, digest of the faulty file and line.
         images: dataset -> digest of the places of its images (`place_of`), in the order of stems.
     """
 
@@ -78,17 +78,17 @@ class Lock:
 
     @property
     def changed(self) -> bool:
-        """Whether its digest is not that of what it tells, which another program has changed."""
-        told = lock_digest(self.parts, self.repeats, len(self.held_out), self.is_reg)
-        return self.digest != told
+        """Whether another program changed the lock, so that its digest does not fit its values."""
+        fitting = lock_digest(self.parts, self.repeats, len(self.held_out), self.is_reg)
+        return self.digest != fitting
 
     @property
     def data(self) -> str:
-        """Digest of what trains."""
+        """Digest of the training data, without held-out items."""
         return self.trained or self.digest
 
     def data_values(self) -> dict[str, object]:
-        """Return all that its digest tells, by name."""
+        """Return the values that its digest covers, by name."""
         return {
             **{f"caches of {part}": keys for part, keys in self.parts.items()},
             **{f"num_repeats of {name}": number for name, number in self.repeats.items()},
@@ -106,7 +106,7 @@ def read_lock(run: str) -> Lock:
 
 
 def lock_fault(run: str) -> str:
-    """Return why a run has no lock that was read."""
+    """Return why a run's lock could not be read: damaged, or missing."""
     damaged = is_damaged(run_folder(run) / "dataset.lock")
     return "the dataset's lock is damaged" if damaged else "there is no lock of the dataset yet"
 
@@ -129,8 +129,9 @@ def lock_digest(
 ) -> str:
     """Return the digest of `{dataset}/{part}` -> `keys_digest` and dataset -> `num_repeats`.
 
-    With `validation`, the number of sources held out, it tells these too: keys hold the digests of
-    sources, by which they are chosen. `is_reg` are the datasets of regularisation images.
+    `validation` is the number of held-out sources. It is enough to identify these sources, because
+    they are chosen by digests of sources, which the keys contain. `is_reg` lists the datasets of
+    regularisation images.
     """
     held = [[SALT, validation]] if validation else []
     regular = [{"is_reg": [*is_reg]}] if is_reg else []
@@ -138,15 +139,15 @@ def lock_digest(
 
 
 def refuse_too_many(run: str, count: int, sources: Collection[str]) -> None:
-    """Refuse, by ConfigError, to hold out more than half of a run's sources.
+    """Raise ConfigError if more than half of a run's sources would be held out.
 
-    These are paths, or digests of content; equal ones count once. A run without any has another
-    fault, which is reported where its items are read.
+    Sources are paths, or digests of content. Equal ones count once. A run without sources has
+    another fault, which is reported when its items are read.
     """
-    there = len(set(sources))
-    if there and count > there // 2:
-        hint = f"set it to {there // 2} or less" if there > 1 else "leave out `validation`"
-        what = f"{count} of {there} different sources would be held out, more than half of them"
+    total = len(set(sources))
+    if total and count > total // 2:
+        hint = f"set it to {total // 2} or less" if total > 1 else "leave out `validation`"
+        what = f"{count} of {total} different sources would be held out, more than half of them"
         raise ConfigError(what, where=f"runs.{run}.validation.items", hint=hint)
 
 
@@ -160,7 +161,7 @@ class Member(NamedTuple):
     dataset: str
     item: Item
     targets: dict[str, list[tuple[str, str | None]]]
-    text: tuple[str, str] | None = None  # part and digest of its texts, where these are not cached
+    text: tuple[str, str] | None = None  # part and digest of its texts, if these are not cached
 
 
 @dataclass(frozen=True)
@@ -172,21 +173,21 @@ class ManifestOrder:
     repeats: dict[str, int]  # dataset -> `num_repeats`
     skip: list[str]  # datasets with `on_error: skip`
     items: list[Member]
-    faults: dict[str, list[dict[str, str]]]  # dataset -> faulty items: stem, path, digest, line
+    faults: dict[str, list[dict[str, str]]]  # dataset -> faulty items: stem, path, digest and line
     orphans: list[str]  # cache files whose items are gone
-    planned: int  # time of the plan, in nanoseconds: no two orders are the same file to Snakemake
+    planned: int  # time of the plan (ns), so that no two orders are equal for Snakemake
     layout: str = "plain"
     validation: int = 0  # number of sources to hold out of training
-    vanished: list[str] = field(default_factory=list)  # of the orphans: to be kept apart
+    vanished: list[str] = field(default_factory=list)  # orphans to keep apart
     is_reg: list[str] = field(default_factory=list)  # datasets of regularisation images, sorted
 
     def write(self, path: Path) -> None:
-        """Write it."""
+        """Write the order."""
         atomic.write(path, _ORDER.dump_json(self))
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:
-        """Read an order; StorageError."""
+        """Read an order; raises StorageError if it is missing or damaged."""
         return read_order(path, _ORDER.validate_json)
 
 
@@ -194,20 +195,27 @@ _ORDER = TypeAdapter(ManifestOrder)
 
 
 def row_of(member: Member, repeats: int, layout: Layout) -> dict[str, Any]:
-    """Return a manifest's row of one item; `repeats` is how often an epoch shows it."""
+    """Return the manifest's row of one item; `repeats` is its number of repeats per epoch."""
     item = member.item
     row = {"dataset": member.dataset, "stem": item.stem, "source": item.image, "repeats": repeats}
-    row |= layout.row({part: [path for path, _ in x] for part, x in member.targets.items()})
-    row |= {} if item.texts is None else {"texts": item.texts}
+    targets = member.targets.items()
+    row |= layout.row({part: [path for path, _ in files] for part, files in targets})
+    if item.texts is not None:
+        row["texts"] = item.texts
     if layout.external:
         row |= {"caption": item.caption, "control": next(iter(item.controls), None)}
-        row |= {"controls": [*item.controls]} if len(item.controls) > 1 else {}
-        row |= {"layers": [*item.layers]} if item.layers else {}
-    row |= {} if item.span is None else {"span": list(item.span)}
-    return row if item.row is None else {**row, "row": item.row}
+        if len(item.controls) > 1:
+            row["controls"] = [*item.controls]
+        if item.layers:
+            row["layers"] = [*item.layers]
+    if item.span is not None:
+        row["span"] = list(item.span)
+    if item.row is not None:
+        row["row"] = item.row
+    return row
 
 
 def lines_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
     """Return the content of a manifest."""
-    # In ASCII: some readers take U+2028 and its like for the end of a line.
+    # JSON in ASCII, because some readers take characters such as U+2028 for the end of a line.
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()

@@ -1,10 +1,11 @@
-"""Targets, the cache files that runs need of each item; orders of those to make together; and jobs.
+"""Targets (cache files that runs need), orders (batches of targets) and encoding jobs.
 
-A part is a resolution (`64`, `480x832`), a text (`text`, `text.1`), or, where a layout keeps the
-texts of each resolution, `text@480x832`, `text.1@480x832`. The rule of keys is `view_of`.
+A part is a resolution (`64`, `480x832`) or a text (`text`, `text.1`). If a layout stores the texts
+once per resolution, such a part is `text@480x832` or `text.1@480x832`. `view_of` defines the keys.
 
-An order is named by the digest of its content, found targets included, so that Snakemake never
-takes a new order for one that it has seen. The planning process writes it; jobs read it.
+An order is named by the digest of its content, which includes the files that the plan found. So
+Snakemake never confuses a new order with an earlier one. The planning process writes orders; jobs
+read them.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from latentmake.geometry.clips import AnyClip
 from latentmake.layouts.layout import Layout, layout_of, parsed
 
 PROMPTS = "_prompts"
-"""Dataset of the prompts of samples and of generated clips, each an item named by its digest."""
+"""Dataset of the prompts of sample pictures and generated clips; digests name its items."""
 
 
 class Part(NamedTuple):
-    """The targets of one dataset, model and part."""
+    """Name of a part, with its dataset and model."""
 
     dataset: str
     model: str
@@ -50,19 +51,19 @@ class Target(NamedTuple):
     """One cache file.
 
     Attributes:
-        size: width and height asked for, in pixels; None of a text that depends on no control.
+        size: requested width and height, in pixels; None for captions without control images.
     """
 
     part: str
     path: str
-    found: str | None = None  # key and mtime of the file there now (`key@mtime_ns`), if any
+    found: str | None = None  # key and mtime of the present file (`key@mtime_ns`), if any
     size: Size | None = None
     clip: AnyClip | None = None
-    at_hand: tuple[str, ...] = ()  # other files that seem to have its key
+    at_hand: tuple[str, ...] = ()  # other files that probably have its key
 
     @property
     def is_made(self) -> bool:
-        """Whether its file is no longer what the plan found."""
+        """Whether its file appeared or changed since the plan."""
         with contextlib.suppress(OSError):
             moment = str(os.lstat(self.path).st_mtime_ns)
             return self.found is None or self.found.rpartition("@")[2] != moment
@@ -70,16 +71,16 @@ class Target(NamedTuple):
 
 
 def pixels(targets: Iterable[Target]) -> int:
-    """Return the pixels of some targets, of a clip those of all frames; 0 of texts."""
+    """Return the pixels of some targets, counting all frames of a clip; texts count as 0."""
     sized = [(target.size, target.clip) for target in targets if target.size is not None]
-    return sum(x.width * x.height * (clip.frames if clip else 1) for x, clip in sized)
+    return sum(size.width * size.height * (clip.frames if clip else 1) for size, clip in sized)
 
 
 # -- parts of runs --------------------------------------------------------------------------------
 
 
 def parts_of(config: Config, run: Run, *, generated: bool = False) -> list[Part]:
-    """Return the parts that a run needs; if it is to generate clips, those of their prompts too."""
+    """Return the parts that a run needs; with `generated`, also the prompts of generated clips."""
     parts = [
         Part(dataset, run.model, name)
         for dataset in run.datasets
@@ -90,32 +91,32 @@ def parts_of(config: Config, run: Run, *, generated: bool = False) -> list[Part]
 
 
 def part_names(config: Config, run: Run, dataset: str) -> list[str]:
-    """Return the names of the parts that a run needs of one of its datasets."""
+    """Return the names of the parts that a run needs from one of its datasets."""
     layout = layout_of(config.models[run.model].layout_name)
     resolutions = [size.name for size in run.resolutions]
     return layout.parts(resolutions, text_parts(config.datasets[dataset]))
 
 
 def text_parts(settings: Dataset) -> list[str]:
-    """Return a part for each variant of the items' texts: `text`, `text.1`, `text.2`, ..."""
+    """Return the part of each variant of the items' texts: `text`, `text.1`, `text.2`, ..."""
     return ["text", *(f"text.{number}" for number in range(1, settings.text_variants))]
 
 
 def prompts_of(config: Config, run: Run, *, generated: bool = False) -> list[str]:
-    """Return the prompts of a run's samples; if it is to generate clips, those of these too."""
+    """Return the prompts of a run's samples; with `generated`, also those of generated clips."""
     samples = run.trainer.prompts if run.trainer else []
     return [*samples, *generation_prompts(config, run)] if generated else samples
 
 
 def generation_prompts(config: Config, run: Run) -> list[str]:
-    """Return the prompts whose embeddings the clips generated by a run need, none twice."""
+    """Return the prompts of the clips that a run generates, without duplicates."""
     settings = config.generation(run)
     negative = [settings.negative_prompt] if settings.guidance_scale > 1 else []
     return list(dict.fromkeys([*settings.prompts, *negative]))
 
 
 def prompt_items(texts: Iterable[str]) -> list[Item]:
-    """Return an item for each of some prompts, none twice; its stem is a digest of the text."""
+    """Return an item for each different prompt; its stem is a digest of the text."""
     return sorted(Item(digest.of_bytes(text.encode())[:20], texts=[text]) for text in {*texts})
 
 
@@ -132,28 +133,29 @@ def prompt_path(config: Config, model: str, text: str) -> str:
 def targets_of(
     layout: Layout, settings: Dataset | None, part: Part, items: Iterable[Item]
 ) -> Iterator[tuple[Item, list[Target]]]:
-    """Yield items, each with its targets of a part; their inputs (`Item.inputs`) are enough.
+    """Yield each item with its targets in a part. `items` may be inputs (`Item.inputs`) as well.
 
-    `settings` are the dataset's section of the configuration; None for prompts.
+    `settings` is the dataset's section of the configuration; None for prompts.
     """
     name, folder = part.name, layout.folder(*part)
-    kind, _, asked = parsed(name)
+    kind, _, resolution = parsed(name)
     for item in items:
         named = layout.named(folder, name, item.stem, item.media, settings, item.span)
-        size = asked if asked and (kind == "latents" or item.file(BUCKET)) else None
+        size = resolution if resolution and (kind == "latents" or item.file(BUCKET)) else None
         yield item, [Target(name, path, None, size, clip) for path, clip in named]
 
 
 def view_of(
     layout: Layout, settings: Dataset | None, item: Item, target: Target, image: Size
 ) -> str:
-    """Return the view of a target: the part of its key on size, crop, clip and controls.
+    """Return the view of a target: the part of its key that names size, crop, clip and controls.
 
     A target's key is the digest of its inputs' content, its recipe and its view
-    (`cachefile.target_key`). `image` is in pixels: upright for `plain`, as stored for the others.
+    (`cachefile.target_key`). `image` is the image's size in pixels: upright for the layout `plain`,
+    as stored for other layouts.
 
     Raises:
-        SourceError: no target can be made of an image of this size.
+        SourceError: an image of this size cannot be encoded.
     """
     if target.size is None or settings is None:
         return ""
@@ -175,9 +177,9 @@ def view_of(
 def placing_of(
     layout: Layout, settings: Dataset | None, item: Item, target: Target, image: Size, view: str
 ) -> str:
-    """Return the settings that placed an image, as a header has them; see `view_of`.
+    """Return the settings that placed an image, in the form of a header; see `view_of`.
 
-    Empty where the default settings give the same view.
+    It is empty if the default settings give the same view.
     """
     placing = settings.placing() if settings else {}
     if settings is None or not placing:
@@ -189,17 +191,21 @@ def placing_of(
 
 
 def settings_digest(settings: Dataset) -> str:
-    """Return the digest of a dataset's settings, any of which may decide what is a fault."""
+    """Return the digest of a dataset's settings, which decide whether an item is faulty."""
     return digest.of_value(settings.model_dump())
 
 
 def place_of(item: Item, layout: Layout) -> str:
-    """Return what a manifest says of where the pixels of an item are."""
-    span, row = item.span, item.row  # beside: a Wan model's control has the name of its image
+    """Return the place of an item's pixels as a manifest names it: path, span, row, controls."""
+    span, row = item.span, item.row
+    # The control of a Wan model has the name of its image, so the image names both.
     beside = [*item.controls, *item.layers] if layout.numbered_controls else []
     if span is None and row is None and not beside:
         return item.image
-    return json.dumps([item.image, span, row, *([beside] if beside else [])])
+    place: list[object] = [item.image, span, row]
+    if beside:
+        place.append(beside)
+    return json.dumps(place)
 
 
 # -- orders ----------------------------------------------------------------------------------------
@@ -207,7 +213,7 @@ def place_of(item: Item, layout: Layout) -> str:
 FOLDER = Path(".latentmake/orders")
 RUNS = Path(".latentmake/runs")
 KEPT_SECONDS = 7 * 24 * 3600
-"""How long orders and receipts are kept."""
+"""Time for which builds keep orders and receipts."""
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "dataset_settings": Dataset,
@@ -218,11 +224,13 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 
 
 class Work(NamedTuple):
-    """Inputs of some targets of an item, and these targets."""
+    """Targets of one item that are made from the same inputs, with these inputs."""
 
     item: Item
     targets: tuple[Target, ...]
-    content: str | None = None  # digest of the inputs when the order was written, if it was known
+    content: str | None = (
+        None  # digest of the inputs when the order was written, if the plan knew it
+    )
 
 
 _ITEMS: TypeAdapter[tuple[Work, ...]] = TypeAdapter(tuple[Work, ...])
@@ -235,10 +243,10 @@ class Order:
 
     Attributes:
         dataset_settings: the dataset's section of the configuration; the defaults for prompts.
-        musubi_tuner: the installation whose scripts encode, if our encoders do not.
-        forced: whether its targets are encoded although they are there, or could be linked.
-        reuses: whether all targets seem to be at hand, so that nothing has to be encoded.
-        work: kind and model: jobs with the same are about equally fast.
+        musubi_tuner: installation whose scripts encode; None if Latentmake's encoders do.
+        forced: whether targets are encoded even if they exist or could be linked.
+        reuses: whether all targets can probably be linked, so that nothing is encoded.
+        work: kind and model. Jobs with the same `work` are about equally fast.
     """
 
     kind: str  # `latents` or `text`
@@ -246,26 +254,26 @@ class Order:
     model: str
     dataset_settings: Dataset
     model_settings: Model
-    recipe: dict[str, Any]  # of the targets; empty where the model is not here
+    recipe: dict[str, Any]  # the targets' recipe; empty if the model is not on this machine
     items: tuple[Work, ...]
     musubi_tuner: MusubiTuner | None = None
-    sd_scripts: ExternalProgram | None = None  # the same of sd-scripts
+    sd_scripts: ExternalProgram | None = None  # like `musubi_tuner`, for sd-scripts
     forced: bool = False
-    file: InitVar[Path | None] = None  # the one that it was read from
+    file: InitVar[Path | None] = None  # file that it was read from
     name: str = field(init=False, compare=False)  # digest of its content
     path: Path = field(init=False, compare=False)
     receipt: Path = field(init=False, compare=False)
-    faults: Path = field(init=False, compare=False)  # of a job that failed: see `Receipt.faults`
-    paths: list[str] = field(init=False, compare=False)  # of all targets
+    faults: Path = field(init=False, compare=False)  # faults of a failed job: see `Receipt.faults`
+    paths: list[str] = field(init=False, compare=False)  # files of all targets
     reuses: bool = field(init=False, compare=False)
     is_external: bool = field(init=False, compare=False)  # whether another program encodes
     work: str = field(init=False, compare=False)
-    layout: Layout = field(init=False, compare=False, repr=False)  # of its targets
+    layout: Layout = field(init=False, compare=False, repr=False)  # its targets' layout
     cuts_clips: bool = field(init=False, compare=False)  # whether its targets are clips of videos
     _texts: tuple[bytes, bytes] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self, file: Path | None) -> None:
-        """Find out what follows from the fields."""
+        """Derive name, paths and layout."""
         targets = [target for item in self.items for target in item.targets]
         self.paths = [target.path for target in targets]
         self.reuses = all(target.at_hand for target in targets)
@@ -273,12 +281,13 @@ class Order:
         self.work = f"{self.kind} {self.model}"
         self.layout = layout_of(self.model_settings.layout_name)
         self.cuts_clips = self.kind == "latents" and self.dataset_settings.video
-        if file is None:  # its content is a head with the digest of its items, and these
-            values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        if file is None:  # the content of an order: a head with the digest of its items, and these
+            inits = [entry.name for entry in fields(self) if entry.init]
+            values = {name: getattr(self, name) for name in inits}
             for name in _SECTIONS:
                 values[name] = values[name] and values[name].model_dump()
             if not self.forced:
-                del values["forced"]  # as in orders of releases that knew none
+                del values["forced"]  # orders keep the names that earlier releases gave them
             items = _ITEMS.dump_json(self.items)
             head = digest.canonical(values | {"items": digest.of_bytes(items)}).encode()
             self._texts = head, items
@@ -294,35 +303,37 @@ class Order:
 
     @property
     def log(self) -> str:
-        """Path of the log of a job that carries out nothing else."""
+        """Path of the log of a job that carries out only this order."""
         return f"logs/{self.kind}/{self.dataset}/{self.name[:12]}.log"
 
     def write(self) -> None:
-        """Write it, with an mtime later than that of anything found and of its receipt.
+        """Write the order, with an mtime later than those of all target files and of its receipt.
 
-        A file found with an mtime in the future gets one of now: an order as late as that would be
-        newer than what its job makes, and Snakemake would end with an error.
+        A target file whose mtime lies in the future gets the present time. Otherwise the order
+        would need a future mtime as well: it would be newer than its job's output, and Snakemake
+        would end with an error.
 
-        An order that lies there without a receipt is left as it is: a build may be carrying it out,
-        which Snakemake ends with an error where an input is newer than what was made of it.
+        An existing order without a receipt is not written again, because a build may be carrying it
+        out. Snakemake ends with an error if an input becomes newer than the output made from it.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
         path, (head, items) = self.path.with_suffix(".items.json"), self._texts
-        self._texts = head, b""  # the texts of a plan's orders would be much memory
+        self._texts = head, b""  # frees memory: a plan may have very many items
         with contextlib.suppress(OSError):
             new = self.path.stat().st_mtime > time.time() - KEPT_SECONDS / 2
             items = items or _ITEMS.dump_json(self.items)
-            whole = self.path.read_bytes() == head and path.read_bytes() == items
-            if new and whole and not self.receipt.exists():
+            same = self.path.read_bytes() == head and path.read_bytes() == items
+            if new and same and not self.receipt.exists():
                 return
-        # The items lie beside the order: Snakemake digests its input, and need not digest those.
+        # The items are a file of their own, so that Snakemake need not digest them with its input.
+        # They are written first: once the order exists, it is complete.
         atomic.write(path, items or _ITEMS.dump_json(self.items))
         atomic.write(self.path, head)
         moment = time.time_ns()
         before = moment - 1_000_000
-        for target in (each for item in self.items for each in item.targets):
+        for target in (target for item in self.items for target in item.targets):
             if target.found and int(target.found.split("@")[1]) > before:
                 with contextlib.suppress(OSError):
                     os.utime(target.path, ns=(before, before))
@@ -330,7 +341,7 @@ class Order:
 
     @classmethod
     def read(cls, path: Path) -> Order:
-        """Read an order; a StorageError tells that there is none."""
+        """Read an order; raises StorageError if it is missing or damaged."""
 
         def parse(head: bytes) -> Order:
             items = path.with_suffix(".items.json").read_bytes()
@@ -346,21 +357,21 @@ class Order:
 
 
 def left_faults(dataset: str) -> Iterator[dict[str, str]]:
-    """Yield the faults in a dataset that failed jobs have left, see `Order.faults`."""
+    """Yield the faults of a dataset that failed jobs noted in `Order.faults`."""
     for path in sorted(FOLDER.glob("*.faults.json")):
         faults = read_state(path, _FAULTS.validate_json) or []
         yield from (fault for fault in faults if fault.get("dataset") == dataset)
 
 
 def run_order(run: str, kind: str, planned: int) -> Path:
-    """Return the path of a run's order of a kind (`manifest`, ...), of a plan of some time (ns)."""
+    """Return the path of a run's order of a kind (`manifest`, ...); `planned` is in ns."""
     return RUNS / f"{run}.{planned}.{kind}.json"
 
 
 class EncodingJob(NamedTuple):
     """Orders of one kind and model that one process carries out one after the other.
 
-    `rule` is the name of its rule, `reuses` whether all its targets seem to be at hand.
+    `rule` is the name of its rule. `reuses` tells whether all its targets can probably be linked.
     """
 
     rule: str
@@ -371,13 +382,13 @@ class EncodingJob(NamedTuple):
 
 
 def job_of(orders: Sequence[Order]) -> EncodingJob:
-    """Return the job of some orders; its rule is named by their datasets and model."""
+    """Return the job of some orders; datasets and model are in its rule's name."""
     kind, names = orders[0].kind, [order.name for order in orders]
     one = {order.dataset for order in orders} == {orders[0].dataset}
     subject = orders[0].dataset if one else orders[0].model
     name = (names[0] if len(names) == 1 else digest.of_value(names))[:12]
     reuses = all(order.reuses for order in orders)
-    # Prompts have no name of their own where they are encoded with the texts of a dataset.
+    # Prompts that are encoded with the texts of a dataset are left out of the name.
     datasets = dict.fromkeys(order.dataset for order in orders if order.dataset != PROMPTS)
     several = "_".join([*datasets][:3]) or PROMPTS
     rule = f"{'reuse' if reuses else 'encode'}_{kind}_{several}_{orders[0].model}_{name}"

@@ -1,6 +1,7 @@
 """Planner: stale targets of runs, and the orders of the jobs that make them.
 
-Only the process that the user started plans. It imports no torch and opens no file of known stat.
+Only the process that the user started makes a plan. It does not import torch, and does not open
+files whose stat is known.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
 from latentmake.plan.state import FORCED, PartState, State
 
 _Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
-"""(dataset, model) -> part -> the runs that need it."""
+"""(dataset, model) -> part -> names of the runs that need it."""
 
 
 def make_plan(
@@ -35,17 +36,17 @@ def make_plan(
     side_by_side: int | None = 1,
     files: Collection[str] = (),
 ) -> Plan:
-    """Plan some runs and cache files; write the orders, unless the command only asks.
+    """Plan some runs and cache files; write the orders, unless the command is read-only.
 
     Args:
-        facts: of the configuration.
-        names: of the runs.
-        generated: runs whose clips are asked for, so that the prompts of these are encoded.
-        side_by_side: how many jobs run at a time on this machine; None on a cluster.
+        facts: facts about the configuration.
+        names: names of the runs.
+        generated: runs that generate clips, so that the prompts of these are encoded.
+        side_by_side: number of jobs that run at a time on this machine; None on a cluster.
         files: cache files that the command names.
 
     Raises:
-        ConfigError: another project, whose items differ, uses the same cache folder.
+        ConfigError: another project with other items uses the same cache folder.
     """
     runs = {name: facts.config.runs[name] for name in names}
     learn_receipts(facts.memo)
@@ -56,19 +57,20 @@ def make_plan(
     for name, run in runs.items():
         check_run(facts.config, name, run, facts.memo.remembered)
         for part in parts[name]:
-            asked = needed.setdefault((part.dataset, part.model), {})
-            asked.setdefault(part.name, set()).add(name)
+            needing = needed.setdefault((part.dataset, part.model), {})
+            needing.setdefault(part.name, set()).add(name)
     states = _judge_all(facts, needed, generated)
-    stale = [place for place, found in states.items() if any(x.stale for x in found.parts.values())]
-    for (dataset, _), found in states.items():
-        _refuse_other_items(dataset, found.parts.values())
+    parts_at = {place: state.parts.values() for place, state in states.items()}
+    stale = [place for place, judged in parts_at.items() if any(part.stale for part in judged)]
+    for (dataset, _), judged in parts_at.items():
+        _refuse_other_items(dataset, judged)
     plans = {
         name: RunPlan(
             name,
             parts={
-                Part(dataset, run.model, part): each
+                Part(dataset, run.model, part): part_state
                 for dataset in dict.fromkeys(part.dataset for part in parts[name])
-                for part, each in states[dataset, run.model].parts.items()
+                for part, part_state in states[dataset, run.model].parts.items()
                 if name in needed[dataset, run.model].get(part, {name})
             },
             images={dataset: states[dataset, run.model].images for dataset in run.datasets},
@@ -80,8 +82,8 @@ def make_plan(
     if files:
         from latentmake.plan.batches import named_states
 
-        for part, asked_for, state in named_states(facts, sorted(files)):
-            named[part] = asked_for
+        for part, paths, state in named_states(facts, sorted(files)):
+            named[part] = paths
             singles.append((part, state))
     datasets = {dataset for dataset, _ in states} - {PROMPTS}
     apart = {dataset: store.kept_apart(facts.memo, dataset) for dataset in datasets}
@@ -119,10 +121,11 @@ def make_plan(
 
 @contextlib.contextmanager
 def many_objects() -> Iterator[None]:
-    """Make a plan without looking for garbage.
+    """Turn garbage collection off while a plan is made.
 
-    Plan and graph are millions of small objects that live to the end: looking through them again
-    and again would cost more than making them.
+    Plan and graph are millions of small objects that live until the process ends. Collections would
+    search them again and again, which would take longer than making them. `freeze` keeps later
+    collections from searching them.
     """
     gc.disable()
     try:
@@ -134,12 +137,12 @@ def many_objects() -> Iterator[None]:
 
 
 def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
-    """Refuse to work on another project's caches, unless both have the same items.
+    """Refuse to work on another project's caches, unless both projects have the same items.
 
-    Prompts are named by their content: those of the other project stay.
+    Prompts never conflict: they are named by their content, and the other project's prompts stay.
 
     Raises:
-        ConfigError: this build would remove or replace some of them, or the other's would do so.
+        ConfigError: this build or the other project's would remove or replace some of the caches.
     """
     touched = [part for part in parts if part.orphans or part.stale]
     project = other_owner(dataset) if touched else None
@@ -147,11 +150,11 @@ def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
         return
     count = 0
     for part in touched:
-        whole = {each for each in part.orphans if not each.endswith(atomic.TEMPORARY_SUFFIX)}
-        # The other project may be writing the half ones just now.
-        part.orphans = sorted(whole) if dataset != PROMPTS else []
-        replaced = [each for each in part.stale if each.target.found is not None or part.fresh > 0]
-        others = [each for each in replaced if each.reason not in ("damaged", FORCED)]
+        # Partial files stay: the other project may be writing them just now.
+        complete = {path for path in part.orphans if not path.endswith(atomic.TEMPORARY_SUFFIX)}
+        part.orphans = sorted(complete) if dataset != PROMPTS else []
+        replaced = [row for row in part.stale if row.target.found is not None or part.fresh > 0]
+        others = [row for row in replaced if row.reason not in ("damaged", FORCED)]
         count += len(part.orphans) + len(others)
     if count and dataset != PROMPTS:
         raise ConfigError(
@@ -179,9 +182,10 @@ def _judge_all(
             )
             states[place] = judge_prompts(facts, model, texts)
             continue
-        found = states[place] = judge_dataset(facts, *place, [*needed[place]])
-        if found.unreadable:  # by every model: those judged before must be again
-            facts.add_faults(dataset, found.unreadable)
-            again = [each for each in states if each[0] == dataset]
-            pending += [each for each in again if each not in pending]
+        state = states[place] = judge_dataset(facts, *place, [*needed[place]])
+        if state.unreadable:
+            facts.add_faults(dataset, state.unreadable)
+            # Every model leaves these items out, so places that were judged before must be again.
+            again = [judged for judged in states if judged[0] == dataset]
+            pending += [judged for judged in again if judged not in pending]
     return states

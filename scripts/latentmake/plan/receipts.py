@@ -1,4 +1,4 @@
-"""Receipts: what jobs read and wrote for each batch; and estimates by them."""
+"""Receipts (files read and written for each batch), and estimates of time and size from them."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from latentmake.plan.orders import FOLDER, Order, Target, pixels
 
 Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)
-_UNKNOWN_SECONDS, _UNKNOWN_ITEMS = 2.0, 1024  # of an item, and in a batch, without past jobs
+# Without past jobs: seconds that an item takes, and items of a batch.
+_UNKNOWN_SECONDS, _UNKNOWN_ITEMS = 2.0, 1024
 
 
-Amount = Annotated[float, Field(ge=0, le=1e18)]  # a larger one is damage, and overflows
+Amount = Annotated[float, Field(ge=0, le=1e18)]  # a larger value means damage, and would overflow
 
 
 class Past(NamedTuple):
-    """Sums over past jobs of a kind and model; each counts twice as much as the one before."""
+    """Sums over past jobs of a kind and model; a job counts twice as much as the one before it."""
 
     targets: Amount = 0.0  # cache files that were encoded, or linked to an equal one
     seconds: Amount = 0.0  # from the first encoded item to the end
-    size: Amount = 0.0  # bytes of the files, of several names of one file once
+    size: Amount = 0.0  # bytes of the files; a file with several names counts once
     starting: Amount = 0.0  # seconds from the start of the last job to its first encoded item
-    words: str = ""  # on the bottleneck of the last job that was not short
-    pixels: Amount = 0.0  # of the files; 0 of texts, and if releases before 0.4 encoded them
+    words: str = ""  # text on the bottleneck of the last job that was not short
+    pixels: Amount = 0.0  # pixels of the files; 0 for texts and for jobs of releases before 0.4
 
     def share(self, targets: float, pixels: float) -> float:
-        """Return how many times these jobs some targets are, by their pixels if these are known."""
+        """Return the ratio of some targets to these jobs: of pixels if known, else of numbers."""
         return pixels / self.pixels if pixels and self.pixels else targets / (self.targets or 1)
 
     def time(self, targets: float) -> float:
-        """Return the seconds that some targets take in a job that has started."""
+        """Return the seconds that a number of targets takes, without the start of the job."""
         return targets * self.seconds / (self.targets or 1)
 
 
@@ -54,15 +55,15 @@ _PAST = TypeAdapter(Past).validate_json
 
 
 def past_jobs(memo: Memo, work: str) -> Past | None:
-    """Return what past jobs of a kind and model tell; None where none has run here."""
+    """Return the sums over past jobs of a kind and model; None if none has run here."""
     try:
         return _PAST(memo.rates.get(work) or "")
-    except ValueError:  # none, or in the form of a former version
+    except ValueError:  # missing, or in the form of an earlier release
         return None
 
 
 def learn_job(memo: Memo, work: str, job: Past) -> None:
-    """Remember a job of a kind and model; one without targets counts for nothing."""
+    """Remember a job of a kind and model; ignore it if it encoded no targets."""
     if job.targets > 0 and job.seconds > 0:
         old = past_jobs(memo, work) or Past()
         new = Past(
@@ -77,9 +78,10 @@ def learn_job(memo: Memo, work: str, job: Past) -> None:
 
 
 def batch_items(memo: Memo, work: str, minutes: float, targets: float) -> int:
-    """Return how many items of some targets each past jobs of a kind and model encoded in minutes.
+    """Return the number of items that a job of a kind and model encodes in some minutes.
 
-    Starting a job shall be a tenth of it at most, however short the time asked for.
+    `targets` is the number of targets per item. A batch is at least so long that starting the job
+    takes at most a tenth of its time.
     """
     past = past_jobs(memo, work)
     if past is None:
@@ -91,33 +93,33 @@ def batch_items(memo: Memo, work: str, minutes: float, targets: float) -> int:
 def estimates(
     memo: Memo, orders: Iterable[Order], group: Callable[[Order, str], _Group]
 ) -> dict[_Group, Past]:
-    """Return sums over the targets that some orders encode, in groups by order and part.
+    """Return sums over the targets that some orders encode; `group` maps order and part to a group.
 
-    Seconds are estimates by past jobs, bytes by these or by the shapes of what is encoded. They are
-    0 where they are unknown.
+    Seconds are estimated from past jobs. Bytes are estimated from past jobs, or else from the
+    shapes of latents and embeddings. Unknown values are 0.
     """
-    found: dict[_Group, Past] = {}
+    sums: dict[_Group, Past] = {}
     encoded = [order for order in orders if not order.reuses]
     if encoded:
         from latentmake.plan import sizes
     for order in encoded:
         past, parts = past_jobs(memo, order.work), dict[str, list[Target]]()
-        for target in (each for item in order.items for each in item.targets):
+        for target in (target for item in order.items for target in item.targets):
             parts.setdefault(target.part, []).append(target)
         for part, targets in parts.items():
-            old, number = found.get(name := group(order, part), Past()), len(targets)
+            old, number = sums.get(name := group(order, part), Past()), len(targets)
             if past is None:
                 seconds, size = 0.0, sizes.bytes_of(order, targets)
             else:
                 share = past.share(number, pixels(targets))
                 seconds, size = share * past.seconds, share * past.size
-            found[name] = Past(old.targets + number, old.seconds + seconds, old.size + size)
-    return found
+            sums[name] = Past(old.targets + number, old.seconds + seconds, old.size + size)
+    return sums
 
 
 def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
-    """Yield a line for each kind and model: time by past jobs, and bytes, where they are known."""
-    for work, rest in estimates(memo, orders, lambda x, _: x.work).items():
+    """Yield a line for each kind and model: estimated time and bytes, where they are known."""
+    for work, rest in estimates(memo, orders, lambda order, _: order.work).items():
         if past := past_jobs(memo, work):
             time = duration((past.starting + rest.seconds) / 60)
             yield f"{work.replace(' ', ' of ')}: about {time}, {human(rest.size)}"
@@ -126,9 +128,9 @@ def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
 
 
 def needs(memo: Memo, orders: Iterable[Order]) -> list[Need]:
-    """Return the room that some orders need, as far as it is known."""
-    found = estimates(memo, orders, lambda order, _: f"{order.kind} of {order.model}")
-    return [Need(what, "cache", round(each.size)) for what, each in found.items() if each.size]
+    """Return the disk space that some orders need, as far as it is known."""
+    sums = estimates(memo, orders, lambda order, _: f"{order.kind} of {order.model}")
+    return [Need(what, "cache", round(past.size)) for what, past in sums.items() if past.size]
 
 
 def resources_of(
@@ -136,32 +138,32 @@ def resources_of(
 ) -> Resources:
     """Return the cluster resources of a job of a kind (`encode`, `train`) with some orders.
 
-    `memo` knows past jobs; None in a process that does not plan.
+    `memo` has the sums over past jobs; None in a process that does not plan.
     """
-    asked = cluster.encode if kind == "encode" else cluster.train
+    settings = cluster.encode if kind == "encode" else cluster.train
     past = past_jobs(memo, orders[0].work) if memo is not None and orders else None
     seconds = _UNKNOWN_SECONDS * max(1, sum(len(order.items) for order in orders))
     if past is not None:
         seconds = past.starting + past.time(sum(len(order.paths) for order in orders))
-    limit = asked.runtime + (2 * seconds / 60 if kind == "encode" else 0)
-    found: Resources = {
-        "mem_mb": lambda wildcards, attempt: int(asked.mem_mb * (1 + (attempt - 1) / 2)),
+    limit = settings.runtime + (2 * seconds / 60 if kind == "encode" else 0)
+    resources: Resources = {
+        "mem_mb": lambda wildcards, attempt: int(settings.mem_mb * (1 + (attempt - 1) / 2)),
         "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),
     }
     slurm = {
-        "slurm_partition": asked.partition or cluster.partition,
+        "slurm_partition": settings.partition or cluster.partition,
         "slurm_account": cluster.account,
-        "constraint": asked.constraint or cluster.constraint,
-        "qos": asked.qos or cluster.qos,
+        "constraint": settings.constraint or cluster.constraint,
+        "qos": settings.qos or cluster.qos,
     }
-    return found | {name: value for name, value in slurm.items() if value}
+    return resources | {name: value for name, value in slurm.items() if value}
 
 
 GONE = "this cache file is gone"
 
 
 def _with(*names: str) -> AfterValidator:
-    """Return the check that a dictionary has some keys."""
+    """Return a validator that checks that a dictionary has some keys."""
 
     def check(values: dict[str, str]) -> dict[str, str]:
         if lacks := {*names} - values.keys():
@@ -172,8 +174,8 @@ def _with(*names: str) -> AfterValidator:
 
 
 NotedFault = Annotated[dict[str, str], _with("stem", "path", "digest", "line")]
-"""A skipped item: stem, path and digest of the faulty file, and the fault in a line; that of a job
-has dataset, model, kind and recipe as well."""
+"""A skipped item: stem, path and digest of the faulty file, and the fault in a line. If a job found
+the fault, dataset, model, kind and recipe too."""
 
 
 @dataclass(frozen=True)
@@ -181,13 +183,15 @@ class Receipt:
     """Result of a batch.
 
     Attributes:
-        sources: path -> stat (size, mtime_ns, ctime_ns, inode) and digest of each file read; for an
-            image whose targets are not named by its size also width, height, upright; for a caption
-            the digest of its text as encoded, and the text of the file.
+        sources: path -> stat (size, mtime_ns, ctime_ns, inode) and digest of each file read. Width,
+            height and upright follow for an image if the names of its targets do not contain its
+            size. For a caption, the digest is that of its text as encoded, and the file's text
+            follows.
         faults: skipped items: stem, path and digest of the faulty file, and the fault in a line.
-        counts: targets `encoded`, `spooled` (of the store), `linked` to an equal one, `kept`.
-        starting: seconds from its start to the first encoded item; None where its process had
-            encoded for another order.
+        counts: number of targets by kind: `encoded`, `spooled` (restored from the store), `linked`
+            to an equal file, `kept`.
+        starting: seconds from the job's start to the first encoded item; None if the process had
+            already encoded for another order.
     """
 
     sources: Mapping[str, Sequence[Any]]
@@ -196,13 +200,13 @@ class Receipt:
     counts: dict[str, int]
     seconds: float
     starting: float | None = 0.0
-    work: str = ""  # of the order; "" where nothing was encoded
-    words: str = ""  # on its bottleneck; "" of a short job
-    pixels: float = 0.0  # of all targets; 0 of texts
+    work: str = ""  # `Order.work`; "" if nothing was encoded
+    words: str = ""  # text on the job's bottleneck; "" for a short job
+    pixels: float = 0.0  # pixels of all targets; 0 for texts
 
     @property
     def result(self) -> Past:
-        """What the job did, for estimates of later ones."""
+        """Sums of this job, for estimates of later jobs."""
         encoded = self.counts.get("encoded", 0)
         done, number = encoded + self.counts.get("linked", 0), max(1, len(self.targets))
         return Past(
@@ -215,11 +219,11 @@ class Receipt:
         )
 
     def write(self, path: Path) -> None:
-        """Write it."""
+        """Write the receipt."""
         atomic.write(path, json.dumps(vars(self), separators=(",", ":")).encode())
 
 
-class _Checked(BaseModel):  # of another version, it may have other keys
+class _Checked(BaseModel):  # permits unknown keys, which another version may write
     sources: dict[
         str,
         tuple[int, int, int, int, str]
@@ -237,15 +241,16 @@ class _Checked(BaseModel):  # of another version, it may have other keys
 
 
 def read_receipt(path: Path) -> Receipt | None:
-    """Read a receipt; None where it is missing or damaged."""
-    found = read_state(path, _Checked.model_validate_json)
-    return None if found is None else Receipt(**dict(found))
+    """Read a receipt; return None if it is missing or damaged."""
+    checked = read_state(path, _Checked.model_validate_json)
+    return None if checked is None else Receipt(**dict(checked))
 
 
 def check_listed(paths: Iterable[str]) -> None:
-    """Refuse targets of batches that are not there, for Snakemake does not know of them.
+    """Raise CacheError if a batch's target is missing; Snakemake does not know these files.
 
-    On a network file system, opening a folder is what brings the list of its files up to date.
+    On a network file system, the list of a folder's files is up to date only after the folder is
+    opened, so this lists folders and does not ask for single files.
     """
     folders: dict[str, set[str]] = {}
     for path in paths:
@@ -258,17 +263,17 @@ def check_listed(paths: Iterable[str]) -> None:
 
 
 def made_by(orders: Iterable[Order]) -> Iterator[tuple[str, TargetStat]]:
-    """Yield the targets of some orders with their stats, as receipts tell them."""
+    """Yield the targets of some orders with the stats in their receipts."""
     for receipt in filter(None, (read_receipt(order.receipt) for order in orders)):
         for path, (*stat, _) in receipt.targets.items():
             yield path, TargetStat(*stat)
 
 
 def restore_times(files: Iterable[tuple[str, TargetStat]]) -> None:
-    """Give files the times that they had, where they are as they were.
+    """Give files their former times back, unless they changed otherwise.
 
-    Snakemake touches what a rule declares, once it has run. A linked file has other names, whose
-    times change as well, and the next plan would read the headers of all.
+    Snakemake touches a rule's declared files once it has run. All names of a linked file change
+    their time with it, and the next plan would read the headers of all of them.
     """
     for path, stat in files:
         with contextlib.suppress(OSError):
@@ -278,10 +283,10 @@ def restore_times(files: Iterable[tuple[str, TargetStat]]) -> None:
 
 
 def learn_receipts(memo: Memo) -> None:
-    """Add to the memo what jobs read and wrote, so that nobody reads it again."""
-    known = {*memo.receipts.below("")}
+    """Add the digests and keys in receipts to the memo, so that no plan reads the files again."""
+    learnt = {*memo.receipts.below("")}
     for path in sorted(FOLDER.glob("*.receipt.json")):
-        if path.name in known:
+        if path.name in learnt:
             continue
         if receipt := read_receipt(path):
             for source, values in receipt.sources.items():
@@ -297,4 +302,4 @@ def learn_receipts(memo: Memo) -> None:
                 memo.targets.learn(target, TargetStat(*stat), key)
             if receipt.work:
                 learn_job(memo, receipt.work, receipt.result)
-        memo.receipts.learn(path.name, None, "")  # a damaged one would only have spared work
+        memo.receipts.learn(path.name, None, "")  # damaged ones too: they only cost reading again

@@ -1,4 +1,4 @@
-"""Plans of runs, whether a manifest and lock still fit, and the items of a publication."""
+"""Plans of runs: whether manifest and lock still fit, and the items of a run or publication."""
 
 from __future__ import annotations
 
@@ -60,39 +60,40 @@ class RunPlan:
     """Plan of one run.
 
     Attributes:
-        manifest_order: of the manifest job; None where manifest and lock are fresh.
-        trainer_order: of training, checklist and publication; None where it has no trainer.
-        images: dataset -> digest of the paths of its images.
-        lock: digest of what trains, from its lock; None where that may change.
-        outdated: why its manifest is to be written; empty where that and the lock are fresh.
-        reasons: why it is to be trained, or its files and pictures written; empty where it is.
+        manifest_order: order of the manifest job; None if manifest and lock are fresh.
+        trainer_order: order of training, checklist and publication; None if it has no trainer.
+        images: dataset -> digest of the places of its images.
+        lock: digest of the training data, from its lock; None if it may change in this build.
+        outdated: why the manifest must be written; empty if manifest and lock are fresh.
+        reasons: why the run must be trained, or its files and pictures be written again; empty if
+            it is up to date.
     """
 
     name: str
     parts: dict[Part, PartState]
-    orders: list[Order] = field(default_factory=list)  # of the batches that make its stale targets
+    orders: list[Order] = field(default_factory=list)  # orders of its stale targets
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     manifest_order: Path | None = None
     trainer_order: Path | None = None
     trainer: BaseModel | None = None  # the order whose file is `trainer_order`
     images: dict[str, str] = field(default_factory=dict)
     lock: str | None = None
-    forecast: str = ""  # memory, disk and time of its training in words, where they are known
+    forecast: str = ""  # memory, disk and time of its training in words, as far as known
     needs: list[Need] = field(default_factory=list)
     outdated: list[Difference] = field(default_factory=lambda: [_ANEW])
     reasons: list[Difference] = field(default_factory=list)
-    vanished: set[str] = field(default_factory=set)  # cache files that are kept apart, or will be
-    warnings: list[str] = field(default_factory=list)  # lines on these, and on settings of captions
-    note: str = ""  # a line on a training that goes on from a checkpoint, or only writes files anew
+    vanished: set[str] = field(default_factory=set)  # cache files that are kept apart or will be
+    warnings: list[str] = field(default_factory=list)  # lines on these files, and on captions
+    note: str = ""  # line on a training that is resumed, or only writes files again
 
     @property
     def training_order(self) -> Path | None:
-        """Order of its training; None where it is trained, or has no trainer."""
+        """Order of its training; None if it is trained already or has no trainer."""
         return self.trainer_order if self.reasons else None
 
     @property
     def reason(self) -> str:
-        """A line that says why a run is trained again; "" of a first training."""
+        """Line that says why the run is trained again; "" for a first training."""
         if not self.reasons or not (result_folder(self.name) / "training.json").is_file():
             return ""
         return f"training of {self.name}: {some(self.reasons)}"
@@ -108,7 +109,7 @@ class RunPlan:
         return {kind: str(path) for kind, path in orders.items() if path is not None}
 
     def awaits(self, prompts: Collection[str]) -> bool:
-        """Whether the embedding of one of these prompts is to be made."""
+        """Return whether the embedding of one of these prompts must be made."""
         return any(
             stale.item.text in prompts and stale.reason != FORCED
             for part, state in self.parts.items()
@@ -116,7 +117,7 @@ class RunPlan:
         )
 
     def awaited(self, prompts: Collection[str]) -> list[Difference]:
-        """Return what a build must do before clips of these prompts can be drawn or judged."""
+        """Return what a build must do before clips of these prompts can be generated or judged."""
         if self.training_order is None and self.lock is not None:
             return [Difference("prompts are to be encoded")] if self.awaits(prompts) else []
         return [Difference("the run is trained first"), *(self.reasons or self.outdated)]
@@ -124,10 +125,14 @@ class RunPlan:
 
 @dataclass
 class Plan:
-    """Plans of the runs asked for; `jobs` encode for them, none twice, and have all `orders`.
+    """Plans of the requested runs, and their jobs without duplicates.
 
-    `named` are the cache files that the command names, by part, and `needs` is the room for what is
-    made besides caches and trainings.
+    Attributes:
+        runs: run -> its plan.
+        jobs: encoding jobs of all runs.
+        orders: orders of all jobs.
+        named: part -> cache files that the command names.
+        needs: disk space for files other than caches and trainings.
     """
 
     runs: dict[str, RunPlan]
@@ -137,17 +142,17 @@ class Plan:
     needs: list[Need] = field(default_factory=list)
 
     def leave_out_prompts(self, drawing: Collection[str]) -> None:
-        """Leave out the embeddings of prompts that no run draws: they wait for a training.
+        """Leave out the embeddings of prompts that no run uses now: they wait for a training.
 
-        Runs that are to be trained draw their prompts, and so do the `drawing` ones.
+        Runs that will be trained use their prompts, and so do the `drawing` runs.
         """
         draws = {name for name, run in self.runs.items() if run.training_order} | {*drawing}
         needed = {part.model for name in draws for part in self.runs[name].parts}
-        if not any(x.dataset == PROMPTS and x.model not in needed for x in self.orders):
+        if not any(order.dataset == PROMPTS and order.model not in needed for order in self.orders):
             return
 
         def kept(orders: list[Order]) -> list[Order]:
-            return [x for x in orders if x.dataset != PROMPTS or x.model in needed]
+            return [order for order in orders if order.dataset != PROMPTS or order.model in needed]
 
         for run in self.runs.values():
             run.orders = kept(run.orders)
@@ -159,48 +164,49 @@ class Plan:
 
 
 def plan_manifest(facts: Facts, plan: RunPlan) -> None:
-    """Decide whether a run's manifest and lock fit; where not, or where forced, write the order.
+    """Decide whether a run's manifest and lock still fit; if not, or if forced, write the order.
 
-    The plan of the run gets its faults, and the order or the lock's digest.
+    This sets the faults of the run's plan, and either its manifest order or its lock's digest.
     """
     run = facts.config.runs[plan.name]
     datasets = {name: facts.config.datasets[name] for name in run.datasets}
-    known = {name: facts.faults.get((name, run.model)) for name in datasets}
-    plan.faults = {name: faults for name, faults in known.items() if faults}
+    faults_of = {name: facts.faults.get((name, run.model)) for name in datasets}
+    plan.faults = {name: faults for name, faults in faults_of.items() if faults}
     regular = is_reg(facts, plan.name)
     skip = [name for name, settings in datasets.items() if settings.on_error == "skip"]
     if validation := run.validation.items if run.validation else 0:
         learned = [name for name in datasets if name not in regular]
         sources = [item.image for name in learned for item in facts.items(name, run.model)[0]]
-        # Nothing trains before these are repaired.
+        # Faulty sources that must be repaired before the training count as well.
         repaired = [name for name in learned if name not in skip]
         sources += [fault.path for name in repaired for fault in plan.faults.get(name, ())]
         refuse_too_many(plan.name, validation, sources)
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
     lock, skipped = read_lock(plan.name), _skipped(facts, plan)
     texts = dict(_text_digests(facts, run, name, lock) for name in datasets)
-    aside, left_out = (
-        {name: sorted({fault["stem"] for fault in each}) for name, each in faults.items() if each}
+    skipped_before, left_out = (
+        {name: sorted({row["stem"] for row in rows}) for name, rows in faults.items() if rows}
         for faults in (lock.aside, skipped)
     )
-    found = [
+    differences = [
         *_data_differences(facts, plan, lock, texts, repeats, validation),
-        *value_differences(aside, left_out, "skipped {}"),
+        *value_differences(skipped_before, left_out, "skipped {}"),
         *_file_differences(facts, plan, lock),
         *(Difference(f"items of {name} are faulty") for name in skipped if name not in skip),
     ]
-    if not found:
+    if not differences:
         plan.lock = lock.data
-        # Forced caches keep their keys: so the lock stays, and the manifest just waits for them.
-        if not facts.forced & {f"{x}_{plan.name}" for x in ("manifest", "latents", "text")}:
+        # Forced caches keep their keys, so the lock stays. The manifest only waits for them.
+        words = ("manifest", "latents", "text")
+        if not facts.forced & {f"{word}_{plan.name}" for word in words}:
             plan.outdated = []
             return
-    plan.outdated = found or plan.outdated
+    plan.outdated = differences or plan.outdated
     planned = time.time_ns()
     plan.manifest_order = run_order(plan.name, "manifest", planned)
     if facts.asks:
         return
-    keys = {part: state.known() for part, state in plan.parts.items()}
+    keys = {part: state.keys_by_name() for part, state in plan.parts.items()}
     order = ManifestOrder(
         run=plan.name,
         model=run.model,
@@ -219,23 +225,25 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
 
 
 def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
-    """Return dataset -> a line for each faulty item, of this plan or of a job of an earlier build.
+    """Return dataset -> a line for each faulty item, found by this plan or by an earlier job.
 
-    Faults of jobs count while the item is as it was then, and is skipped or still to be encoded.
+    The fault that a job found counts if the item has not changed since, and is either skipped or
+    still to be encoded.
     """
-    found: dict[str, list[str]] = {}
+    faulty: dict[str, list[str]] = {}
     for name in facts.config.runs[plan.name].datasets:
         parts = [state for part, state in plan.parts.items() if part.dataset == name]
-        stale = {each.item.stem for state in parts for each in state.stale}
+        stale = {entry.item.stem for state in parts for entry in state.stale}
         skips = facts.config.datasets[name].on_error == "skip"
         lines = [fault.line for fault in plan.faults.get(name, ())]
-        lines += [x["line"] for x in facts.noted(name) if skips or x["stem"] in stale]
-        found[name] = [*dict.fromkeys(lines)]
-    return found
+        noted = facts.noted(name)
+        lines += [fault["line"] for fault in noted if skips or fault["stem"] in stale]
+        faulty[name] = [*dict.fromkeys(lines)]
+    return faulty
 
 
 def is_reg(facts: Facts, run: str) -> list[str]:
-    """Return the datasets of a run's regularisation images, sorted."""
+    """Return the names of a run's datasets of regularisation images, sorted."""
     config = facts.config
     return sorted(name for name in config.runs[run].datasets if config.datasets[name].is_reg)
 
@@ -248,58 +256,59 @@ def _data_differences(
     repeats: Mapping[str, int],
     validation: int,
 ) -> list[Difference]:
-    """Return what differs between a lock and the targets of today."""
+    """Return the differences between a lock and the present targets."""
     states = {
         f"{part.dataset}/{part.name}": plan.parts[part]
         for part in parts_of(facts.config, facts.config.runs[plan.name])
-        if part.dataset != PROMPTS  # no manifest names them
+        if part.dataset != PROMPTS  # manifests do not name prompts
     }
-    found = stale_targets(states)
+    differences = stale_targets(states)
     if not lock.digest:
-        return [*found, Difference(lock_fault(plan.name))]
+        return [*differences, Difference(lock_fault(plan.name))]
     if lock.changed:
-        found.append(Difference("the dataset's lock was changed"))
-    # What is stale has been told, whatever its keys will be.
-    keys = {part: x.keys or lock.parts.get(part) for part, x in states.items()}
-    keys |= {part: keys_digest(each.items()) for part, each in texts.items() if each}
+        differences.append(Difference("the dataset's lock was changed"))
+    # Stale targets are reported already, so unknown keys count as unchanged.
+    keys = {part: state.keys or lock.parts.get(part) for part, state in states.items()}
+    keys |= {part: keys_digest(digests.items()) for part, digests in texts.items() if digests}
     parts = dict(lock.parts)
     for name in repeats:
         if f"{name}/{TEXTS}" in keys and parts.pop(f"{name}/{CAPTIONS}", ""):
             del keys[f"{name}/{TEXTS}"]
             what = "edited or saved again, and a lock of an earlier release cannot tell which"
-            found.append(Difference(f"captions of {name} were {what}"))
+            differences.append(Difference(f"captions of {name} were {what}"))
     for was, now, name in (
         (parts, keys, "caches of {}"),
         (lock.repeats, repeats, "num_repeats of {}"),
         ({"items": len(lock.held_out)}, {"items": validation}, "validation.{}"),
         ({REGULARISATION: lock.is_reg}, {REGULARISATION: is_reg(facts, plan.name)}, "{}"),
     ):
-        found += value_differences(was, now, name)
-    return found
+        differences += value_differences(was, now, name)
+    return differences
 
 
 def _file_differences(facts: Facts, plan: RunPlan, lock: Lock) -> Iterator[Difference]:
-    """Yield what differs in the manifest's bytes, the places of images, and the cache's files."""
+    """Yield the differences in the manifest's bytes, the images' places and the cache's files."""
     for name, places in plan.images.items():
         if lock.digest and lock.images.get(name) != places:
             yield Difference(f"images of {name} came, went or moved")
     manifest = run_folder(plan.name) / "manifest.jsonl"
     if lock.digest and lock.manifest != facts.digest_of(manifest):
         yield Difference(f"{manifest} is missing, or was changed")
-    # Those of prompts wait for the next job.
+    # Orphans of prompts wait for the next job.
     parts = (state for part, state in plan.parts.items() if part.dataset != PROMPTS)
     if orphans := sum(len(state.orphans) for state in parts):
         yield Difference(f"cache files without an item: {orphans}")
 
 
 def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
-    """Return a sentence for all targets of a dataset and kind that are stale for one reason."""
+    """Return a sentence for each dataset, kind and reason of stale targets."""
     stale, counts = Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
     for name, state in states.items():
         dataset, part = name.split("/", 1)
         kind = "texts" if parsed(part).kind == "text" else "latents"
         counts[dataset, kind] += state.fresh + len(state.stale)
-        stale.update((dataset, kind, x.reason) for x in state.stale if x.reason != FORCED)
+        reasons = (entry.reason for entry in state.stale if entry.reason != FORCED)
+        stale.update((dataset, kind, reason) for reason in reasons)
     return [
         Difference(f"{number} of {counts[dataset, kind]} {kind} of {dataset}: {reason}")
         for (dataset, kind, reason), number in stale.items()
@@ -307,77 +316,90 @@ def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
 
 
 def _skipped(facts: Facts, plan: RunPlan) -> _Skipped:
-    """Return dataset -> faults of the items without caches."""
-    found: _Skipped = {}
+    """Return dataset -> faults of the items that get no caches."""
+    skipped: _Skipped = {}
     for name in plan.images:
         faults, settings = plan.faults.get(name, []), facts.config.datasets[name]
-        asked = {"dataset": name, "model": facts.config.runs[plan.name].model, "digest": ""}
-        asked |= {"settings": settings_digest(settings)} if faults else {}
-        said = (asked | {"stem": x.stem, "path": x.path, "line": x.line} for x in faults)
-        found[name] = [*facts.skipped(name), *said]
-    return {name: each for name, each in found.items() if each}
+        common = {"dataset": name, "model": facts.config.runs[plan.name].model, "digest": ""}
+        if faults:
+            common["settings"] = settings_digest(settings)
+        own = [common | {"stem": f.stem, "path": f.path, "line": f.line} for f in faults]
+        skipped[name] = [*facts.skipped(name), *own]
+    return {name: faults for name, faults in skipped.items() if faults}
 
 
 def _text_digests(facts: Facts, run: Run, name: str, lock: Lock) -> tuple[str, dict[str, str]]:
     """Return a part of the lock, and stem -> digest of texts that the trainer encodes itself.
 
-    sd-scripts does so with Stable Diffusion 1.x and 2.x: no cache tells that a caption changed.
-    A lock of a release before 0.3 has digests of caption files (`CAPTIONS`). They stay, where the
-    memo or the file as it is can tell that the texts are the same.
+    sd-scripts encodes the texts of Stable Diffusion 1.x and 2.x itself, so no cache shows that a
+    caption changed. A lock of a release before 0.3 has digests of caption files (`CAPTIONS`). These
+    are returned as long as the memo or the present file shows that the texts are the same.
     """
     part = f"{name}/{TEXTS}"
-    if any(parsed(each).kind == "text" for each in part_names(facts.config, run, name)):
+    if any(parsed(other).kind == "text" for other in part_names(facts.config, run, name)):
         return part, {}
     items = facts.wanted_items(name, run.model)
     contents = facts.judge(name, run.model, [], items, []).contents
-    texts = {x.stem: x.texts or ([contents.text(x)] if x.caption else []) for x in items}
-    if (known := lock.parts.get(f"{name}/{CAPTIONS}")) is not None:
-        files = {x.stem: x.caption for x in items if x.texts is None and x.caption}
-        then = facts.memo.sources.known([*files.values()])  # stat and digest, perhaps of before
-        former = {stem: digest.of_value(each) if each else "" for stem, each in texts.items()}
+    texts = {
+        item.stem: item.texts or ([contents.text(item)] if item.caption else []) for item in items
+    }
+    if (locked := lock.parts.get(f"{name}/{CAPTIONS}")) is not None:
+        files = {item.stem: item.caption for item in items if item.texts is None and item.caption}
+        # Stats and digests that the memo has, perhaps of an earlier content.
+        then = facts.memo.sources.look_up([*files.values()])
+        former = {
+            stem: digest.of_value(variants) if variants else "" for stem, variants in texts.items()
+        }
         for stem, path in files.items():
             was = then.get(path, (None, ""))[1]
             same = was in former_digests(texts[stem][0])
             former[stem] = was if same else facts.digest_of(path) or "missing"
-        if keys_digest(former.items()) == known:
+        if keys_digest(former.items()) == locked:
             return f"{name}/{CAPTIONS}", former
-    return part, {x: digest.of_value([*map(encoded, each)]) for x, each in texts.items()}
+    return part, {
+        stem: digest.of_value([*map(encoded, variants)]) for stem, variants in texts.items()
+    }
 
 
 def members(
     facts: Facts,
     run: Run,
-    known: Mapping[Part, Mapping[str, str]],
+    keys_of: Mapping[Part, Mapping[str, str]],
     texts: Mapping[str, Mapping[str, str]],
 ) -> Iterator[Member]:
     """Yield the items of a run with the names of their caches.
 
-    `known` has the keys of targets by part and name (`Layout.identity`), `texts` the digests of
-    texts that are not cached, by part of the lock and stem.
+    `keys_of` is part -> name (`Layout.identity`) -> key of a target, as far as the plan knows it.
+    `texts` is part of the lock -> stem -> digest of texts that are not cached.
     """
     layout = facts.layout(run.model)
     for name in run.datasets:
         items, settings = facts.items(name, run.model)[0], facts.config.datasets[name]
-        found: dict[str, dict[str, list[tuple[str, str | None]]]] = {x.stem: {} for x in items}
-        for place in (Part(name, run.model, x) for x in part_names(facts.config, run, name)):
-            keys = known.get(place, {})
+        paths_of: dict[str, dict[str, list[tuple[str, str | None]]]] = {}
+        paths_of.update((item.stem, {}) for item in items)
+        for part_name in part_names(facts.config, run, name):
+            place = Part(name, run.model, part_name)
+            keys = keys_of.get(place, {})
             for item, targets in targets_of(layout, settings, place, items):
-                named = ((each.path, layout.identity(item.stem, each.path)) for each in targets)
-                found[item.stem][place.name] = [(path, keys.get(each)) for path, each in named]
-        part, digests = next((x for x in texts.items() if x[0].startswith(f"{name}/")), ("", {}))
+                paths_of[item.stem][part_name] = [
+                    (target.path, keys.get(layout.identity(item.stem, target.path)))
+                    for target in targets
+                ]
+        of_dataset = (entry for entry in texts.items() if entry[0].startswith(f"{name}/"))
+        part, digests = next(of_dataset, ("", {}))
         for item in items:
             text = (part, digests[item.stem]) if item.stem in digests else None
-            yield Member(name, item, found[item.stem], text)
+            yield Member(name, item, paths_of[item.stem], text)
 
 
 def write_items(facts: Facts, name: str) -> Path:
-    """Write the manifest of a publication without caches; raises DatasetError of faulty items."""
+    """Write the manifest of a publication without caches; raises DatasetError for faulty items."""
     config, run, fatal = facts.config, facts.config.runs[name], list[str]()
     without = set[tuple[str, str]]()
     for dataset in run.datasets:
         lines = [fault.line for fault in facts.items(dataset, run.model)[1]]
         if config.datasets[dataset].on_error == "skip":
-            for noted in read_lock(name).aside.get(dataset, []):  # by earlier builds here
+            for noted in read_lock(name).aside.get(dataset, []):  # faults of earlier builds here
                 if noted["digest"] and facts.is_unchanged(noted | {"dataset": dataset}, run.model):
                     lines.append(noted["line"])
                     without.add((dataset, noted["stem"]))
@@ -390,17 +412,18 @@ def write_items(facts: Facts, name: str) -> Path:
         raise DatasetError(fault, where=f"run {name}", hint=f"{hint} without these")
     repeats = {dataset: config.datasets[dataset].num_repeats for dataset in run.datasets}
     every, layout = members(facts, run, {}, {}), facts.layout(run.model)
-    items = [each for each in every if (each.dataset, each.item.stem) not in without]
+    items = [member for member in every if (member.dataset, member.item.stem) not in without]
     if not items:
         raise DatasetError("no item is left to publish", where=f"run {name}")
     path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
     if not facts.asks:
-        atomic.write(path, lines_of(row_of(x, repeats[x.dataset], layout) for x in items))
+        rows = (row_of(member, repeats[member.dataset], layout) for member in items)
+        atomic.write(path, lines_of(rows))
     return path
 
 
 def write_order(facts: Facts, run: str, kind: str, order: object) -> str:
-    """Write a run's order of a kind, planned now, unless only asked; return its path."""
+    """Write a run's order of a kind, unless the command is read-only; return its path."""
     path = run_order(run, kind, time.time_ns())
     if not facts.asks:
         atomic.write(path, to_json(order))

@@ -1,8 +1,8 @@
-"""Bytes of cache files before any is encoded, by the configurations of the encoders.
+"""Size of cache files before the first is encoded, from the encoders' configuration files.
 
-They tell the shape of latents and embeddings, if they lie on this disk. The size is unknown until a
-job has run if they do not, if another program encodes, or if a text encoder makes as many tokens as
-a caption has (T5).
+These files give the shapes of latents and embeddings. The size stays unknown until a job has run in
+three cases: the files are not on this disk, another program encodes, or the number of tokens
+depends on the caption (T5).
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from latentmake.models.files import network_config, vae_factor
 from latentmake.models.shapes import text_tokens, text_width
 from latentmake.plan.orders import Order, Target
 
-_HEADER = 800  # bytes of a cache file besides its tensors, at least
-_BYTES = {"float32": 4}  # of a number; others have 2
+_HEADER = 800  # least bytes of a cache file besides its tensors
+_BYTES = {"float32": 4}  # bytes of a number; other dtypes have 2
 _WAN = 8, 4  # pixels and frames that one latent of Wan's VAE stands for
 
 
 def bytes_of(order: Order, targets: Iterable[Target]) -> float:
-    """Return the bytes of some targets of an order; 0 where they are unknown."""
-    model, each = order.model_settings, [*targets]
+    """Return the bytes of some targets of an order; 0 if unknown."""
+    model, listed = order.model_settings, [*targets]
     numbers: float | None = None
-    with suppress(UserError, ValueError, TypeError, KeyError):  # checks name a bad configuration
+    with suppress(UserError, ValueError, TypeError, KeyError):  # other checks report a bad file
         if not order.is_external:
             is_text = order.kind == "text"
-            numbers = _of_texts(model, len(each)) if is_text else _of_latents(model, each)
+            numbers = _of_texts(model, len(listed)) if is_text else _of_latents(model, listed)
     if numbers is None:
         return 0.0
     copies = 2 if order.kind == "latents" and order.dataset_settings.flip_aug else 1
     size = _BYTES.get(str(order.recipe.get("dtype")), 2)
-    return numbers * size * copies + _HEADER * len(each)
+    return numbers * size * copies + _HEADER * len(listed)
 
 
 def _of_latents(model: Model, targets: Iterable[Target]) -> float | None:
-    """Return how many numbers the latents of targets have, at the sizes that were asked for."""
+    """Return the count of numbers in the latents of targets, at their requested sizes."""
     if (config := network_config(model.vae)) is None:
         return None
     channels = int(config.get("z_dim") or config.get("latent_channels", 4))
@@ -53,7 +53,7 @@ def _of_latents(model: Model, targets: Iterable[Target]) -> float | None:
 
 
 def _of_texts(model: Model, count: int) -> float | None:
-    """Return how many numbers the embeddings of a number of texts have."""
+    """Return the count of numbers in the embeddings of `count` texts."""
     total = 0
     for weights in model.text:
         width, tokens = text_width(weights), text_tokens(weights)

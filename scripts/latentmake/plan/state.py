@@ -1,8 +1,8 @@
-"""State of targets: fresh, stale with a reason, reusable, or orphaned; and what differs.
+"""State of targets: fresh, stale with a reason, reusable or orphaned; and differences in words.
 
-A target is stale when it is missing, or the key in its header is not the key that its inputs, its
-recipe and its view give today. Content decides; a stat only tells whether content must be read
-again. Everyone who asks about targets (the plan, `status`, `explain`, `verify`) asks `Judge`.
+A target is stale if it is missing, or if the key in its header differs from the present key. The
+present key follows from inputs, recipe and view. Content decides; a stat only says whether content
+must be read again. All callers (the plan, `status`, `explain`, `verify`) use `Judge`.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from latentmake.index.memo import Listing, Memo
 from latentmake.layouts.layout import Layout, parsed
 from latentmake.plan.orders import Part, Target, targets_of, view_of
 
-FORCED = "forced"  # of a fresh target that a command encodes again: its key stays
+FORCED = "forced"  # the target is fresh, but the command encodes it again; its key stays the same
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged", FORCED)
 UNKNOWN = ""
-"""Digest of the recipe of a model that lies on another machine."""
+"""Digest of a recipe whose model is on another machine."""
 
 
 class Stale(NamedTuple):
-    """A target to be made.
+    """A target that a build must make.
 
     Attributes:
-        recipe: digest of the recipe of the file there, where that is another than it should be.
+        recipe: digest of the present file's recipe, if it differs from the one needed.
     """
 
     item: Item  # its inputs
     target: Target
     reason: str  # one of `REASONS`
-    content: str | None = None  # digest of the inputs, if it is known
+    content: str | None = None  # digest of the inputs, if known
     recipe: str = ""
 
     @property
@@ -58,55 +58,55 @@ class PartState:
     """State of one part.
 
     Attributes:
-        lines: returns stem -> a line of each of its fresh and forced targets, name and key with
-            a tab between them, in the order of stems.
-        remembered: digest of all keys, where it is known without `lines`.
+        lines: function that returns stem -> lines of its fresh and forced targets, in the order
+            of stems. A line is name, tab and key.
+        remembered: digest of all keys, if it is known without calling `lines`.
     """
 
     fresh: int = 0  # number of fresh targets
     stale: list[Stale] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)  # cache files that no item needs
-    gone: list[str] = field(default_factory=list)  # those of them that have no item at all
+    gone: list[str] = field(default_factory=list)  # orphans whose item does not exist at all
     lines: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)
     remembered: str | None = field(default=None, compare=False)
 
     @cached_property
     def keys(self) -> str | None:
-        """Digest of all keys; None while a target is stale whose key is not known."""
-        if any(each.reason != FORCED for each in self.stale):
+        """Digest of all keys; None if a target is stale, unless it is only forced."""
+        if any(entry.reason != FORCED for entry in self.stale):
             return None
         return self.remembered or digest.of_lines(self.lines().values())
 
-    def known(self) -> dict[str, str]:
-        """Return name (`Layout.identity`) -> key of the fresh and the forced targets."""
+    def keys_by_name(self) -> dict[str, str]:
+        """Return name (`Layout.identity`) -> key of fresh and forced targets."""
         several = (line for lines in self.lines().values() for line in lines.split("\n"))
         return {name: key for name, _, key in (line.rpartition("\t") for line in several)}
 
 
 @dataclass
 class State:
-    """State of the requested parts; of other parts only orphans are known.
+    """State of the requested parts; parts nobody requested carry only their orphaned files.
 
     Attributes:
         unreadable: stem -> fault of an input that had to be read and cannot be used. No part
-            counts these items: they are to be left out and the rest judged again.
-        judge: who judged; None where everything was remembered.
+            counts these items; the caller leaves them out and judges the rest again.
+        judge: judge of the targets; None if everything was remembered.
     """
 
     parts: dict[str, PartState]  # name -> state
-    images: str = ""  # digest of the images' paths, which a manifest names
+    images: str = ""  # digest of the images' places in the manifest
     unreadable: dict[str, Fault] = field(default_factory=dict)
     judge: Judge | None = field(default=None, compare=False)
 
     def stale(self, path: str) -> Stale | None:
-        """Return a target by its path, where it is stale."""
-        every = (each for part in self.parts.values() for each in part.stale)
-        return next((each for each in every if each.path == path), None)
+        """Return the stale target of a path; None if that is fresh or no target."""
+        entries = (entry for part in self.parts.values() for entry in part.stale)
+        return next((entry for entry in entries if entry.path == path), None)
 
 
 @dataclass
 class Judge:
-    """Tells whether the targets of one dataset and model (`place`) are fresh."""
+    """Judge of the targets of one dataset and model (`place`): tells whether they are fresh."""
 
     _memo: Memo
     place: tuple[str, str]
@@ -115,9 +115,9 @@ class Judge:
     recipes: Mapping[str, str]  # part -> digest of its recipe, or `UNKNOWN`
     contents: Contents
     _cached: Mapping[str, tuple[TargetStat, str]]
-    # Part -> digest of a recipe of earlier releases, and tokens that it reads otherwise.
+    # Part -> digest of an earlier release's recipe, and tokens that today's recipe reads otherwise.
     before: Mapping[str, tuple[str, Collection[str]]] = field(default_factory=dict)
-    forced: Collection[str] = ()  # parts and paths of targets that the command encodes again
+    forced: Collection[str] = ()  # parts and paths of the targets that the command encodes again
 
     @classmethod
     def of(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None, **others: Any) -> Self:
@@ -129,9 +129,9 @@ class Judge:
 
     def key(self, path: str, stat: TargetStat) -> str:
         """Return the key of a cache file; its header is read only if its stat is new."""
-        known = self._cached.get(path)
-        if known is not None and known[0] == stat:
-            return known[1]
+        row = self._cached.get(path)
+        if row is not None and row[0] == stat:
+            return row[1]
         header = self.header(path)
         self._memo.targets.learn(path, stat, header.key)
         return header.key
@@ -146,20 +146,21 @@ class Judge:
     def view(
         self, item: Item, target: Target, content: str, header: Header | None = None
     ) -> str | None:
-        """Return a target's view; None where it is unknown, or there can be none.
+        """Return a target's view; None if it is unknown or an image of this size has none.
 
-        `content` is the digest of the inputs, `header` that of a file that may be made of it.
+        `content` is the digest of the inputs, `header` the header of a file that may be made from
+        them.
         """
         if target.size is None:
             return ""
         size = self.contents.size(item, content, header)
         try:
             return size and view_of(self.layout, self.settings, item, target, size)
-        except SourceError:  # which the job names
+        except SourceError:  # the job reports this error
             return None
 
     def recipe(self, item: Item, target: Target, header: Header | None = None) -> str:
-        """Return the digest of a target's recipe; an earlier one where the file's is as good."""
+        """Return the digest of a target's recipe, or of an equivalent one of an earlier release."""
         if header is not None and target.part in self.before:
             before, tokens = self.before[target.part]
             if header.recipe == before and self.contents.lacks(item, tokens):
@@ -169,24 +170,28 @@ class Judge:
     def needed(
         self, item: Item, target: Target, content: str, header: Header | None = None
     ) -> str | None:
-        """Return the key that a target needs; None where it is unknown. Arguments as of `view`."""
+        """Return the key that a target needs; None if unknown. See `view` for the arguments."""
         view, recipe = self.view(item, target, content, header), self.recipe(item, target, header)
         return None if view is None or recipe == UNKNOWN else target_key(content, recipe, view)
 
     def wanted(
-        self, item: Item, target: Target, content: str, known: str
+        self, item: Item, target: Target, content: str, present: str
     ) -> tuple[str, str, Header | None]:
-        """Return content and key ("" if unknown) that a target should have; its header, if read.
+        """Return the content and key that a target should have, and the header if it was read.
 
-        The header is read only where `known`, the key of the file there, is another one. A
-        CacheError or OSError says that it cannot be.
+        A key that is unknown is "". The header is read only if `present`, the key of the present
+        file, differs from the needed one.
+
+        Raises:
+            CacheError: the header is damaged.
+            OSError: the header cannot be read.
         """
-        if known and self.needed(item, target, content) == known:
-            return content, known, None
+        if present and self.needed(item, target, content) == present:
+            return content, present, None
         is_text = parsed(target.part).kind == "text"
-        for each in self.contents.formerly(item) if is_text and known else ():
-            if self.needed(item, target, each) == known:
-                return each, known, None
+        for earlier in self.contents.formerly(item) if is_text and present else ():
+            if self.needed(item, target, earlier) == present:
+                return earlier, present, None
         header = self.header(target.path)
         by_text = is_text and all(file.role == CAPTION for file in item.read)
         if by_text and header.caption == self.contents.text(item):
@@ -194,9 +199,9 @@ class Judge:
         return content, self.needed(item, target, content, header) or "", header
 
     def state(self, item: Item, target: Target, stat: TargetStat | None) -> Stale | str | None:
-        """Return the key of a fresh target, or why it is stale; None where an input is unreadable.
+        """Return the key of a fresh target, or a `Stale`; None if an input is unreadable.
 
-        `stat` is that of the file there, if any.
+        `stat` is the present file's stat; None if there is no file.
         """
         if stat is None:
             return Stale(item, target, "new", self.contents.known_digest(item))
@@ -211,12 +216,12 @@ class Judge:
                 return None
             today = content
             content, wanted, header = self.wanted(item, target, content, key)
-        except (CacheError, OSError):  # it may have been sound when the memo learnt its key
+        except (CacheError, OSError):  # the memo may know the key from before the file was damaged
             return Stale(item, target._replace(found=f"damaged@{stat.mtime_ns}"), "damaged")
         if header is None or wanted == key:
             if not self.forces(target):
                 return key
-            # A job gives another key to what an earlier release encoded.
+            # A key that only an earlier release's recipe gives changes once a job encodes it again.
             reason = FORCED if self.needed(item, target, today) in (None, key) else "changed recipe"
             before = header.recipe if header else ""
             return Stale(item, target, reason, self.contents.known_digest(item), before)
@@ -225,7 +230,7 @@ class Judge:
         return Stale(item, target, reason, self.contents.known_digest(item), header.recipe)
 
     def forces(self, target: Target) -> bool:
-        """Whether the command encodes a target again, whatever is there."""
+        """Return whether the command encodes a target again even if its file is fresh."""
         return target.part in self.forced or target.path in self.forced
 
     # -- all targets --------------------------------------------------------------------------
@@ -234,59 +239,61 @@ class Judge:
         self,
         inputs: Mapping[str, Sequence[Item]],
         owned: Collection[str],
-        found: Listing,
+        listing: Listing,
     ) -> State:
         """Return the state of some parts.
 
         Args:
             inputs: part -> inputs of its targets, in the order of stems.
-            owned: stems of all items, faulty ones too: their cache files are no orphans.
-            found: listing of the cache folder, or of the files that may be of these items.
+            owned: stems of all items, including faulty ones. Their cache files are no orphans.
+            listing: files of the cache folder, or at least all that may belong to these items.
         """
         expected: set[str] = set()
-        parts = {part: self._part(part, items, found, expected) for part, items in inputs.items()}
-        missing = (x.path for each in parts.values() for x in each.stale if not x.target.found)
-        _refuse_obstacles(missing, found)
+        parts = {part: self._part(part, items, listing, expected) for part, items in inputs.items()}
+        stale = (entry for part in parts.values() for entry in part.stale)
+        missing = (entry.path for entry in stale if not entry.target.found)
+        _refuse_obstacles(missing, listing)
         kept = {self.layout.base(stem) for stem in owned}
-        with_inputs = {self.layout.base(x.stem) for items in inputs.values() for x in items}
-        for part, path in self._orphans(found, expected, inputs, kept, kept - with_inputs):
+        with_inputs = {self.layout.base(item.stem) for items in inputs.values() for item in items}
+        for part, path in self._orphans(listing, expected, inputs, kept, kept - with_inputs):
             state = parts.setdefault(part, PartState())
             state.orphans.append(path)
             bases = self.layout.owners(path.removeprefix(f"cache/{'/'.join(self.place)}/{part}/"))
             if bases and kept.isdisjoint(bases):
                 state.gone.append(path)
-        self._memo.targets.forget(path for path in self._cached if path not in found)
+        self._memo.targets.forget(path for path in self._cached if path not in listing)
         return State(parts, unreadable=self.contents.unreadable, judge=self)
 
     def _part(
-        self, part: str, items: Sequence[Item], found: Listing, expected: set[str]
+        self, part: str, items: Sequence[Item], listing: Listing, expected: set[str]
     ) -> PartState:
-        """Return the state of the targets of some inputs, whose paths are added to `expected`."""
+        """Return the state of some inputs' targets; add the targets' paths to `expected`."""
         state, lines = PartState(), dict[str, str]()
         identity = self.layout.identity
         if self.settings and self.settings.remote and self.recipes[part] != UNKNOWN:
-            self.contents.fetch(  # many at a time
+            self.contents.fetch(  # all in one call, because many downloads at a time are faster
                 file
                 for item, several in self.targets(part, items)
-                if any(each.path in found for each in several)
+                if any(target.path in listing for target in several)
                 for file in item.files[:1]
                 if file.role in (IMAGE, CAPTION)
             )
-        if parsed(part).kind == "latents" and found:
+        if parsed(part).kind == "latents" and listing:
             self.contents.prepare_sizes(filter(None, map(self.contents.known_digest, items)))
         for item, targets in self.targets(part, items):
             for target in targets:
                 expected.add(target.path)
-                is_ = self.state(item, target, found.get(target.path))
-                if isinstance(is_, Stale):
-                    state.stale.append(is_)
-                    is_ = (
-                        (is_.target.found or "").partition("@")[0] if is_.reason == FORCED else None
-                    )
-                elif is_ is not None:
+                key: str | None = None
+                result = self.state(item, target, listing.get(target.path))
+                if isinstance(result, Stale):
+                    state.stale.append(result)
+                    if result.reason == FORCED:
+                        key = (result.target.found or "").partition("@")[0]
+                elif result is not None:
                     state.fresh += 1
-                if is_ is not None:
-                    line = f"{identity(item.stem, target.path)}\t{is_}"
+                    key = result
+                if key is not None:
+                    line = f"{identity(item.stem, target.path)}\t{key}"
                     before = lines.get(item.stem)
                     lines[item.stem] = line if before is None else f"{before}\n{line}"
         state.lines = lambda: lines
@@ -298,56 +305,57 @@ class Judge:
 
     def _orphans(
         self,
-        found: Listing,
+        listing: Listing,
         expected: Collection[str],
         requested: Collection[str],
         kept: Collection[str],
         faulty: set[str],
     ) -> Iterator[tuple[str, str]]:
-        """Yield part and path of our cache files that have no owner.
+        """Yield part and path of Latentmake's cache files that have no owner.
 
-        Of parts nobody requested, other runs may need the files of all `kept` bases; of requested
-        ones only those of `faulty` items are not `expected`, and stay.
+        A file that is not `expected` still has an owner in two cases. In a requested part, it may
+        belong to a `faulty` item. In a part nobody requested, other runs may need the files of all
+        `kept` items.
         """
         prefix = f"cache/{'/'.join(self.place)}/"
-        for path, stat in found.items():
-            if path in expected or not is_text(path):  # no name of ours
+        for path, stat in listing.items():
+            if path in expected or not is_text(path):  # Latentmake writes no such name
                 continue
             part, _, name = path[len(prefix) :].partition("/")
             if bases := self.layout.owners(name):
-                if any(each in (faulty if part in requested else kept) for each in bases):
+                if any(base in (faulty if part in requested else kept) for base in bases):
                     continue
                 try:
                     self.key(path, stat)
                 except (CacheError, OSError):
-                    continue  # not ours, or damaged: nobody reads it, and nobody may delete it
+                    continue  # foreign or damaged: nobody reads it, and no build may delete it
             elif not name.endswith(TEMPORARY_SUFFIX):
                 continue
             yield part, path
 
 
-def _refuse_obstacles(paths: Iterable[str], found: Listing) -> None:
-    """Refuse a file, or a link that leads nowhere, in the place of a missing cache file's folder.
+def _refuse_obstacles(paths: Iterable[str], listing: Listing) -> None:
+    """Raise CacheError if a file or broken link lies where a missing cache file's folder belongs.
 
     A drive that is not mounted leaves such a link.
     """
     for folder in {path.rpartition("/")[0] for path in paths}:
-        for each in (Path(folder), *Path(folder).parents):
-            if str(each) in found or (os.path.lexists(each) and not each.is_dir()):
+        for place in (Path(folder), *Path(folder).parents):
+            if str(place) in listing or (os.path.lexists(place) and not place.is_dir()):
                 link = "a link that leads nowhere, or to other caches"
-                what = f"is {link if each.is_symlink() else 'a file'}, where a folder belongs"
-                raise CacheError(what, where=each, hint="move it away or remove it")
+                what = f"is {link if place.is_symlink() else 'a file'}, where a folder belongs"
+                raise CacheError(what, where=place, hint="move it away or remove it")
 
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHOWN = 8  # digits of a digest
-_NAMED = 3  # differences, or datasets, of a line
+_SHOWN = 8  # digits of a digest in a message
+_NAMED = 3  # most names in one line
 
 
 class Difference(NamedTuple):
-    """What something was made of, as it was then and as it is today.
+    """One difference between the past and the present: name, old value, new value.
 
-    Without values, its name is a sentence that says what differs.
+    Without values, the name is a sentence that says what differs.
     """
 
     name: str
@@ -359,25 +367,26 @@ class Difference(NamedTuple):
 
 
 def is_digest(value: str) -> bool:
-    """Tell whether a text is a whole SHA-256 digest."""
+    """Return whether a text is a complete SHA-256 digest."""
     return _SHA256.fullmatch(value) is not None
 
 
 def short(value: str) -> str:
-    """Return the beginning of a digest, and any other text as it is."""
+    """Return the first digits of a digest; return any other text unchanged."""
     return f"{value[:_SHOWN]}.." if is_digest(value) else value
 
 
 def some(names: Collection[object]) -> str:
-    """Return the first of some names, and the number of the others."""
+    """Return the first names as text, and the number of the others."""
     others = len(names) - _NAMED
-    return ", ".join([*map(str, names)][:_NAMED]) + f" and {others} more" * (others > 0)
+    listed = ", ".join([*map(str, names)][:_NAMED])
+    return f"{listed} and {others} more" if others > 0 else listed
 
 
 def value_differences(
     old: Mapping[str, object], new: Mapping[str, object], name: str = "{}"
 ) -> list[Difference]:
-    """Return the values that differ; `name` is the pattern of their names."""
+    """Return a Difference for each key whose values differ; `name` is a pattern for its name."""
     return [
         Difference(name.format(key), short(text_of(old.get(key))), short(text_of(new.get(key))))
         for key in dict.fromkeys((*new, *old))

@@ -1,13 +1,13 @@
-"""The store: cache files by key that builds replaced or removed, up to a limit in bytes.
+"""The store: replaced and removed cache files, named by key, up to a limit in bytes.
 
 If an edit or a setting is undone, or an item returns, a build links the files from here instead of
-encoding them again. Anything in the folder, and all of it, can be deleted at any time.
+encoding them again. Users may delete files of this folder, or the folder, at any time.
 
-Caches of items that vanish in bulk are kept apart. A drive that is not mounted, a listing that
-comes back short and a list that lost rows look like items that somebody deleted. So the caches of a
-few items go to the store, and those of many wait in `cache/{dataset}/.kept`. No limit empties that
-folder and no trainer reads it. When the items return, the next build links their caches from
-there; else `latentmake prune` removes them.
+Caches of items that vanish in bulk are kept apart. A drive that is not mounted, an incomplete
+listing and a list that lost rows look as if somebody deleted items. So the caches of a few items go
+to the store, and the caches of many wait in `cache/{dataset}/.kept`. No limit empties that folder,
+and no trainer reads it. When the items return, the next build links their caches from there. If
+they never return, `latentmake prune` removes the caches.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from latentmake.plan.orders import Order
 from latentmake.plan.state import PartState, State
 
 STORE = Path(".latentmake/store")
-_MOST_AT_HAND = 3  # files that are tried for one target
+_MOST_AT_HAND = 3  # most files that a job tries to link for one target
 KEPT = ".kept"
-"""Name of the folder of the files that are kept apart, in that of their dataset."""
-_FEW = 10  # cache files that a build removes, however few there are
-_SHARE = 10  # it removes one of so many
+"""Folder of the files that are kept apart, below the dataset's folder of caches."""
+_FEW = 10  # so many cache files a build may always remove
+_SHARE = 10  # a build may also remove one tenth of a dataset's cache files
 
 
 def stored(key: str) -> Path:
-    """Return the path of a key's file."""
+    """Return the path of a key's file in the store."""
     return STORE / key
 
 
 def keys() -> set[str]:
-    """Return the keys of all files."""
+    """Return the keys of all files in the store."""
     with contextlib.suppress(OSError):
-        return set(os.listdir(STORE))  # noqa: PTH208 -- no paths are made of many thousand names
+        return set(os.listdir(STORE))  # noqa: PTH208 -- avoids thousands of Path objects
     return set()
 
 
 def holds(path: Path, key: str) -> bool:
-    """Whether a cache file exists, is complete and has a key."""
+    """Return whether a cache file exists, is complete and has a certain key."""
     try:
         return cachefile.read_header(path).key == key
     except (CacheError, OSError):
@@ -54,7 +54,7 @@ def holds(path: Path, key: str) -> bool:
 
 
 def link(existing: Path, path: Path, key: str) -> bool:
-    """Link the file of a key to a further name; return False if it is gone or replaced."""
+    """Hard-link the file of a key to a further name; return False if it is gone or replaced."""
     # A file of the store is never replaced; another job may have replaced a cache file.
     if existing.parts[0] == path.parts[0] and not holds(existing, key):
         return False
@@ -66,35 +66,36 @@ def link(existing: Path, path: Path, key: str) -> bool:
 
 
 def put(path: Path, key: str) -> None:
-    """Move a cache file into the store, or delete it where the store cannot take it."""
+    """Move a cache file into the store, or delete it if the store cannot take it."""
     with contextlib.suppress(OSError):
         STORE.mkdir(parents=True, exist_ok=True)
         path.replace(stored(key))
-    path.unlink(missing_ok=True)  # renaming does nothing between two names of one file
+    path.unlink(missing_ok=True)  # `replace` does nothing if both names are hard links of one file
 
 
 def keep(orders: Iterable[Order]) -> None:
-    """Give the files under the names of some orders' targets a further name in the store.
+    """Link the present files of some orders' targets into the store.
 
-    Jobs replace them, and Snakemake deletes those that a job declares. If an edit or a change of
-    the configuration is undone, the next job links them from here.
+    Jobs replace these files, and Snakemake deletes those that a job declares. If an edit or a
+    change of the configuration is undone, the next job links them from the store.
     """
-    for target in (each for order in orders for item in order.items for each in item.targets):
-        with contextlib.suppress(OSError, CacheError):  # it spares work, no more
-            found, _, moment = (target.found or "").partition("@")
+    targets = (target for order in orders for item in order.items for target in item.targets)
+    for target in targets:
+        with contextlib.suppress(OSError, CacheError):  # the store only saves work
+            planned_key, _, moment = (target.found or "").partition("@")
             same = str(Path(target.path).stat().st_mtime_ns) == moment
-            key = found if same else cachefile.read_header(target.path).key
+            key = planned_key if same else cachefile.read_header(target.path).key
             if key != "damaged" and not holds(stored(key), key):
                 STORE.mkdir(parents=True, exist_ok=True)
-                stored(key).unlink(missing_ok=True)
+                stored(key).unlink(missing_ok=True)  # a damaged file; os.link replaces none
                 os.link(target.path, stored(key))
 
 
 def forget_made(orders: Iterable[Order]) -> None:
-    """Delete the files that bear the name of one of some orders' targets now.
+    """Delete store files that are hard-linked to a target of these orders.
 
-    They would keep the bytes of targets that the user deletes. Files with other names stay: of a
-    project that was copied by hard links, all have one.
+    Such a file would keep disk space in use after the user deletes the target. Files that are
+    linked to other names stay: in a project that was copied by hard links, every file is.
     """
     shared = {(stat.st_dev, stat.st_ino): path for path, stat, _ in _files() if stat.st_nlink > 1}
     for target in (path for order in orders for path in order.paths) if shared else ():
@@ -105,44 +106,44 @@ def forget_made(orders: Iterable[Order]) -> None:
 
 
 def used() -> int:
-    """Return the size of the store in bytes."""
+    """Return the bytes that deleting the store would free."""
     return sum(size for _, _, size in _files())
 
 
 def limit(size: int) -> None:
-    """Delete the oldest files until the store takes `size` bytes at most; 0 empties it.
+    """Delete the oldest files until the store takes at most `size` bytes; 0 empties it.
 
-    Age is the change time, which giving a file another name sets, not the time of its content.
+    The age of a file is its change time, which a new hard link sets, not the time of its content.
     """
     files = sorted(_files(), key=lambda file: file[1].st_ctime_ns)
     excess = sum(freed for _, _, freed in files) - size
     for path, _, freed in files:
         if size and excess <= 0:
             break
-        with contextlib.suppress(OSError):  # a folder that somebody put there
+        with contextlib.suppress(OSError):  # somebody made a folder there
             if freed or not size:
                 Path(path).unlink()
                 excess -= freed
 
 
 def _files() -> Iterator[tuple[str, os.stat_result, int]]:
-    """Yield path and stat of each file, and the bytes that deleting it frees.
+    """Yield path and stat of each file, and the bytes that its deletion frees.
 
-    They are 0 if it has another name, or is half written.
+    They are 0 if the file has another hard link or is a partial file.
     """
     with contextlib.suppress(OSError), os.scandir(STORE) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 stat = entry.stat(follow_symlinks=False)
-                alone = stat.st_nlink == 1 and not entry.name.endswith(atomic.TEMPORARY_SUFFIX)
-                yield entry.path, stat, stat.st_size if alone else 0
+                counts = stat.st_nlink == 1 and not entry.name.endswith(atomic.TEMPORARY_SUFFIX)
+                yield entry.path, stat, stat.st_size if counts else 0
 
 
 # -- cache files whose items vanish in bulk -------------------------------------------------------
 
 
 def is_bulk(number: int, total: int) -> bool:
-    """Whether so many of a dataset's cache files are too many to be removed by a build."""
+    """Return whether `number` of `total` cache files are too many for a build to remove."""
     return number > _FEW and number * _SHARE > total
 
 
@@ -153,32 +154,35 @@ def vanished(
     scan: Scan,
     apart: Mapping[str, str],
 ) -> set[str]:
-    """Return the cache files of a dataset that a build has to keep apart, or goes on to.
+    """Return the cache files of a dataset that a build must keep apart, or must leave apart.
 
-    Files whose content another target has or needs do not count: their items were renamed, moved
-    or are back. Those that are apart already count, so that no series of builds removes what one
-    build may not.
+    Files whose content another target has or needs do not count, because their items were renamed,
+    moved or are back. Files that are apart already count. Otherwise a series of builds could remove
+    the files that one build may not remove.
 
     Args:
-        memo: knows the keys of all cache files.
-        dataset: its name.
-        states: of all datasets and models of the plan.
-        scan: the listing of the dataset.
-        apart: the files of the dataset that are kept apart, each with its key.
+        memo: memo with the keys of all cache files.
+        dataset: name of the dataset.
+        states: states of all datasets and models of the plan.
+        scan: listing of the dataset.
+        apart: path -> key of the dataset's files that are apart already.
     """
     places = [place for place in states if place[0] == dataset]
-    gone = {path for x in places for part in states[x].parts.values() for path in part.gone}
+    dataset_parts = [part for place in places for part in states[place].parts.values()]
+    gone = {path for part in dataset_parts for path in part.gone}
     if not gone and not apart:
         return set()
     parts = [part for state in states.values() for part in state.parts.values()]
     linked = {path for part in parts for stale in part.stale for path in stale.target.at_hand}
-    keys = {path: key for path, (_, key) in memo.targets.known(gone | linked).items()}
-    needed = {keys.get(path) or Path(path).name for path in linked}  # names in the store are keys
+    keys = {path: key for path, (_, key) in memo.targets.look_up(gone | linked).items()}
+    needed = {
+        keys.get(path) or Path(path).name for path in linked
+    }  # file names in the store are keys
     waiting = {path for path, key in apart.items() if key not in needed}
     has_broken_links = scan.items is None and any(size < 0 for _, size, *_ in scan.entries)
     if not has_broken_links and not is_bulk(len(gone) + len(waiting), 0):
         return waiting
-    needed.update(key for part in parts for key in part.known().values())
+    needed.update(key for part in parts for key in part.keys_by_name().values())
     lost = {path for path in gone if keys.get(path) not in needed}
     there = sum(len(Folder("/".join(("cache", *place))).listing()) for place in places)
     if has_broken_links or is_bulk(len(lost) + len(waiting), there + len(waiting)):
@@ -189,7 +193,7 @@ def vanished(
 def warning(dataset: str, number: int, options: Sequence[str]) -> str:
     """Return a line on the files of a dataset that are kept apart, or will be.
 
-    `options` are those of a command that name the configuration.
+    `options` are the command-line options that name the configuration.
     """
     files = "cache file has" if number == 1 else "cache files have"
     command = shlex.join(["latentmake", "prune", dataset, *options])
@@ -209,23 +213,23 @@ def keep_apart(path: Path) -> None:
 def kept_apart(memo: Memo, dataset: str) -> dict[str, str]:
     """Return the path and key of each file that is kept apart; the memo learns new ones."""
     folder = f"cache/{dataset}/{KEPT}"
-    if not os.path.isdir(folder):  # noqa: PTH112 -- in each plan
+    if not os.path.isdir(folder):  # noqa: PTH112 -- runs in every plan
         return {}
-    known, found = memo.targets.below(folder), dict[str, str]()
+    cached, keys_by_path = memo.targets.below(folder), dict[str, str]()
     for path, stat in Folder(folder).listing().items():
-        fact = known.get(path)
+        fact = cached.get(path)
         if fact is None or fact[0] != stat:
             try:
                 fact = stat, cachefile.read_header(path).key
             except (CacheError, OSError):
                 continue  # half written: `prune` removes it
             memo.targets.learn(path, *fact)
-        found[path] = fact[1]
-    return found
+        keys_by_path[path] = fact[1]
+    return keys_by_path
 
 
 def returned(datasets: Iterable[str]) -> Iterator[str]:
-    """Yield the files that are kept apart though a build has made their caches again."""
+    """Yield the files that are kept apart although a build has made their caches again."""
     for dataset in datasets:
         folder = Path("cache", dataset, KEPT)
         for path in folder.rglob("*"):
@@ -233,64 +237,66 @@ def returned(datasets: Iterable[str]) -> Iterator[str]:
                 yield str(path)
 
 
-# -- files at hand --------------------------------------------------------------------------------
+# -- reusable files -------------------------------------------------------------------------------
 
 
 def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
-    """Note for each stale target the files with the key that it needs.
+    """Note in each stale target the existing files with the key that it needs.
 
-    An item, a dataset or a model was renamed, an edit undone, a setting taken back. The memo tells
-    of such files, none is opened, and the job checks them. Forced targets are encoded.
+    Such files exist if an item, dataset or model was renamed, an edit was undone or a setting was
+    set back. Their keys come from the memo: no file is opened here, and the job checks them. Forced
+    targets get none, because they are encoded.
     """
-    asked = [
-        (state.judge, each)
+    stale_parts = [
+        (state.judge, part_state)
         for state in states
         if state.judge is not None
-        for part, each in state.parts.items()
-        if each.stale and state.judge.recipes.get(part) and part not in state.judge.forced
+        for part, part_state in state.parts.items()
+        if part_state.stale and state.judge.recipes.get(part) and part not in state.judge.forced
     ]
-    if not asked:
+    if not stale_parts:
         return
 
     _learn_unknown(memo)
     kept = keys()
     if not kept and not memo.targets.any():
         return
-    for judge in {id(each): each for each, _ in asked}.values():
+    for judge in {id(judge): judge for judge, _ in stale_parts}.values():
         judge.contents.prepare_presumed(
-            stale.item for other, state in asked if other is judge for stale in state.stale
+            stale.item for other, state in stale_parts if other is judge for stale in state.stale
         )
     wanted: list[tuple[PartState, int, list[str]]] = []
-    for judge, state in asked:
+    for judge, state in stale_parts:
         for number, (item, target, *_) in enumerate(state.stale):
             if judge.forces(target):
                 continue
-            found_keys = (judge.needed(item, target, x) for x in judge.contents.presumed(item))
-            wanted.append((state, number, [*filter(None, found_keys)]))
-    found = _at_hand({key for _, _, needed in wanted for key in needed}, memo, kept)
+            contents = judge.contents.presumed(item)
+            needed_keys = (judge.needed(item, target, content) for content in contents)
+            wanted.append((state, number, [*filter(None, needed_keys)]))
+    files = _files_by_key({key for _, _, needed in wanted for key in needed}, memo, kept)
     for state, number, needed in wanted:
-        if paths := [path for key in needed for path in found.get(key, ())]:
+        if paths := [path for key in needed for path in files.get(key, ())]:
             stale = state.stale[number]
             target = stale.target._replace(at_hand=tuple(paths[:_MOST_AT_HAND]))
             state.stale[number] = stale._replace(reason="reusable", target=target)
 
 
-def _at_hand(wanted: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:
-    """Return key -> the files with that key."""
-    found = {key: [str(stored(key))] for key in wanted & kept}
+def _files_by_key(wanted: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:
+    """Return key -> the files with that key, those of the store first."""
+    files = {key: [str(stored(key))] for key in wanted & kept}
     gone = []
     for path, stat, key in sorted(memo.targets.where("value", wanted)):
         try:
             if os.lstat(path).st_size == stat.size:
-                found.setdefault(key, []).append(path)
+                files.setdefault(key, []).append(path)
         except OSError:
             gone.append(path)
     memo.targets.forget(gone)
-    return found
+    return files
 
 
 def _learn_unknown(memo: Memo) -> None:
-    """Read the headers of those cache folders of which the memo knows nothing: it was deleted."""
+    """Read the headers in cache folders that the memo does not know, because it was deleted."""
     for folder in map(str, Path("cache").glob("*/*/")):
         if memo.targets.any(folder):
             continue

@@ -108,8 +108,8 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
         names = [f"data/{number}" for number in range(6)]
         return [
             memo.sources.below("data"),
-            memo.sources.known(names),
-            memo.sources.known([*names, *map(str, range(3000))]),
+            memo.sources.look_up(names),
+            memo.sources.look_up([*names, *map(str, range(3000))]),
             sorted(memo.sources.where("size", [1, 2])),
             sorted(memo.targets.where("value", ["old", "new"])),
             {*memo.sources.below("")},

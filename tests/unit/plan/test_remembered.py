@@ -121,7 +121,7 @@ def seen(world: World, memo: Memo) -> object:
 def _state(plan: RunPlan, part: Any) -> object:
     state = plan.parts[part]
     stale = {each.path: each.target.found for each in state.stale}
-    return state.fresh, stale, state.keys, sorted(state.orphans), state.known()
+    return state.fresh, stale, state.keys, sorted(state.orphans), state.keys_by_name()
 
 
 def _edit_image(world: World, stem: str) -> None:

@@ -158,7 +158,7 @@ def test_what_was_just_made_is_fresh(world: World) -> None:
             assert state.fresh == 3
             stems = ["a", "b", "sub/c"]
             keys = [cachefile.read_header(world.target(stem, part)).key for stem in stems]
-            assert [*state.known().items()] == [*zip(stems, keys, strict=True)]
+            assert [*state.keys_by_name().items()] == [*zip(stems, keys, strict=True)]
             assert state.keys == keys_digest(zip(stems, keys, strict=True))
 
 
