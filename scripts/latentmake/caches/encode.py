@@ -137,11 +137,11 @@ def load_encoder(order: Order, threads: int, say: Say) -> Loaded:
         from latentmake.caches.encoders import device
         from latentmake.caches.encoders.device import attempt
 
-        loaded, words = attempt(device.encoder, order, threads=threads, say=say)
+        loaded, message = attempt(device.encoder, order, threads=threads, say=say)
     finally:
         gc.enable()
     if loaded is None:
-        what = f"not enough memory to load the encoders of {order.kind}: {words}"
+        what = f"not enough memory to load the encoders of {order.kind}: {message}"
         hint = "end other programs and run the same command again"
         raise DeviceError(what, where=f"models.{order.model}", hint=hint)
     return loaded

@@ -221,13 +221,14 @@ class Job:
     @cached_property
     def known_faults(self) -> set[str]:
         """Stems of the items that, by the runs' locks, earlier builds skipped with this recipe."""
-        same = self._same.items()
+        common = self._common.items()
         locks = (read_lock(path.parent.name) for path in Path("runs").glob("*/dataset.lock"))
         faults = (fault for lock in locks for fault in lock.aside.get(self.order.dataset, ()))
-        return {fault["stem"] for fault in faults if same <= fault.items()}
+        return {fault["stem"] for fault in faults if common <= fault.items()}
 
     @property
-    def _same(self) -> dict[str, str]:
+    def _common(self) -> dict[str, str]:
+        """Fields that all faults of this order share."""
         order = self.order
         fault = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
         return fault | {"recipe": self._digest}
@@ -236,7 +237,7 @@ class Job:
         """Note a faulty item; the job goes on with the others."""
         line = fault_of(item, error).line
         beside = {"controls": item.controls, "layers": item.layers}
-        fault = self._same | {"stem": item.stem, "path": item.source or ""}
+        fault = self._common | {"stem": item.stem, "path": item.source or ""}
         fault |= {name: "\n".join(paths) for name, paths in beside.items() if paths}
         with self._lock:
             self.say(f"faulty: {line}")
@@ -256,10 +257,10 @@ class Job:
     def leave_receipt(self, seconds: float, starting: float | None, bottleneck: str) -> None:
         """Write the receipt of the job."""
         work = self.order.work if self.loaded is not None else ""
-        made = self.sources, self.targets, self.faults, self.counts
+        results = self.sources, self.targets, self.faults, self.counts
         targets = (target for item in self.order.items for target in item.targets)
         size = pixels(target for target in targets if target.path in self.targets)
-        Receipt(*made, seconds, starting, work, bottleneck, size).write(self.order.receipt)
+        Receipt(*results, seconds, starting, work, bottleneck, size).write(self.order.receipt)
 
     def outcome(self, bottleneck: str) -> str:
         """Return a line with the counts, and with the bottleneck if it is known."""

@@ -67,10 +67,10 @@ def sync(
         StorageError: the folder cannot be written; finished work is kept.
         SourceError: a file to copy cannot be read.
     """
-    tell, old = replacing or (lambda name: None), _read_record(folder / RECORD)
+    before_change, old = replacing or (lambda name: None), _read_record(folder / RECORD)
     record = {name: old.get(name, [None, None]) for name in files}
     copies: dict[tuple[Any, ...], Path] = {}  # stamp and base name of a source -> its first copy
-    done: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     try:
         for place in {(folder / name).parent for name in (RECORD, *files)}:
             for left in place.glob(f".*{atomic.TEMPORARY_SUFFIX}"):
@@ -78,28 +78,28 @@ def sync(
         # Remove before copying: if only the case of a name changed, both names are the same file
         # on a file system that ignores case.
         for name in sorted(old.keys() - files.keys()):
-            tell(name)
+            before_change(name)
             _remove(folder, name)
-            done["removed"] += 1
+            counts["removed"] += 1
         # The record lists new files before they exist, so a killed sync leaves no unknown files.
         if files.keys() - old.keys():
             _write_record(folder, record)
         try:
             for name in files if progress is None else progress:
                 path, source = folder / name, files[name]
-                stamp, there = _stamp(source), _size_and_time(path)
-                if _is_same(path, source, [stamp, there], record[name], link=link):
-                    how = "unchanged"
+                source_stamp, copy_stamp = _stamp(source), _size_and_time(path)
+                if _is_same(path, source, [source_stamp, copy_stamp], record[name], link=link):
+                    action = "unchanged"
                 else:
-                    tell(name)
-                    copy = copies.get((*stamp[1:], path.name)) if stamp else None
-                    how = _bring(path, source, copy, link=link)
-                if stamp is not None:
-                    copies.setdefault((*stamp[1:], path.name), path)
-                done[how] += 1
-                if link and stamp is not None and path.samefile(stamp[0]):
-                    stamp = None  # a hard link changes the ctime of its source
-                record[name] = [stamp, _size_and_time(path)]
+                    before_change(name)
+                    copy = copies.get((*source_stamp[1:], path.name)) if source_stamp else None
+                    action = _bring(path, source, copy, link=link)
+                if source_stamp is not None:
+                    copies.setdefault((*source_stamp[1:], path.name), path)
+                counts[action] += 1
+                if link and source_stamp is not None and path.samefile(source_stamp[0]):
+                    source_stamp = None  # a hard link changes the ctime of its source
+                record[name] = [source_stamp, _size_and_time(path)]
         finally:
             with contextlib.suppress(StorageError, OSError):  # do not hide the first error
                 _write_record(folder, record)
@@ -110,7 +110,7 @@ def sync(
             raise SourceError(f"cannot be read ({what})", where=where, hint=hint) from None
         hint = "correct `publish.path`, or mount it for writing, and run the same command again"
         raise StorageError(f"cannot be written ({what})", where=where, hint=hint) from None
-    return Changes(*(done[name] for name in Changes._fields))
+    return Changes(*(counts[name] for name in Changes._fields))
 
 
 def recorded(folder: Path) -> set[str]:
@@ -122,16 +122,16 @@ def _is_same(
     path: Path, source: Path | bytes, now: list[Any], recorded: list[Any], *, link: bool
 ) -> bool:
     """Whether a file has the content of its source; `now` are present stamps, as in a record."""
-    stamp, there = now
-    if there is None:
+    source_stamp, copy_stamp = now
+    if copy_stamp is None:
         return False
     if isinstance(source, bytes):
-        return bool(there[0] == len(source)) and path.read_bytes() == source
+        return bool(copy_stamp[0] == len(source)) and path.read_bytes() == source
     if link and path.samefile(source):
         return True
     if recorded == now:  # our copy, and neither side has changed
         return True
-    same_size = bool(there[0] == stamp[1])
+    same_size = bool(copy_stamp[0] == source_stamp[1])
     return same_size and not link and digest.of_file(source) == digest.of_file(path)
 
 

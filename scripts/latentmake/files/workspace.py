@@ -99,13 +99,13 @@ def claim(datasets: Iterable[str]) -> None:
     """Note this project as the owner of those datasets' caches that lie outside of it."""
     for dataset in datasets:
         folder = Path("cache", dataset)
-        mine = Path.cwd() / folder
+        own_folder = Path.cwd() / folder
         with contextlib.suppress(OSError, StorageError):  # a note is optional
-            there = folder if folder.exists() else folder.parent
-            is_mount = there.stat().st_dev != Path().stat().st_dev
-            outside = is_mount or os.path.realpath(folder) != str(mine)
+            existing = folder if folder.exists() else folder.parent
+            is_mount = existing.stat().st_dev != Path().stat().st_dev
+            outside = is_mount or os.path.realpath(folder) != str(own_folder)
             if outside and other_owner(dataset) is None:
-                atomic.write(folder / OWNER, os.fsencode(mine))
+                atomic.write(folder / OWNER, os.fsencode(own_folder))
 
 
 class Need(NamedTuple):
@@ -142,11 +142,11 @@ def shortages(needs: Iterable[Need]) -> Iterator[StorageError]:
         if need.size:
             disks.setdefault(_existing(need.folder).stat().st_dev, []).append(need)
     for together in disks.values():
-        there, total = free(together[0].folder), sum(need.size for need in together)
-        if total > there:
+        available, total = free(together[0].folder), sum(need.size for need in together)
+        if total > available:
             what = ", ".join(f"{human(need.size)} of {need.what}" for need in together)
             yield StorageError(
-                f"{what} must be written, but only {human(there)} is free",
+                f"{what} must be written, but only {human(available)} is free",
                 where=together[0].folder,
                 hint="free some space, or replace this folder by a link to a larger disk",
             )

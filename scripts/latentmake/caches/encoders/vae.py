@@ -159,14 +159,14 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
         return {LATENTS: rows[0]}, metadata
 
     def encode(samples: list[Sample]) -> Encoded:
-        pixels, made = stacked([np.asarray(sample.content) for sample in samples], device), []
+        pixels, batches = stacked([np.asarray(sample.content) for sample in samples], device), []
         for flip in mirrored:
             seeds = None
             if draws:  # only from the seed and the key, so the noise does not depend on the batch
                 seeds = [(int(sample.key[:15], 16) + seed + flip) % 2**63 for sample in samples]
             encoded = encode_images(vae, pixels.flip(2) if flip else pixels, seeds=seeds)
             encoded = (encoded - file_shift) * file_scale
-            made.append(encoded if arrays else encoded.to(DTYPES[name]))
-        return results(samples, download(made), named)
+            batches.append(encoded if arrays else encoded.to(DTYPES[name]))
+        return results(samples, download(batches), named)
 
     return Loaded(encode)

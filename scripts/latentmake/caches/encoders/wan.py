@@ -414,15 +414,15 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
 
     def encode(samples: list[Sample], vae: WanVae = vae) -> Encoded:
         pixels = frames_of([np.asarray(sample.content) for sample in samples])
-        made = {"latents": vae.encode(pixels, stored)}
+        tensors_by_kind = {"latents": vae.encode(pixels, stored)}
         if model.image_to_video:
-            made["latents_image"] = vae.encode_first_frame(pixels, stored)
+            tensors_by_kind["latents_image"] = vae.encode_first_frame(pixels, stored)
         if samples[0].control is not None:
             control = frames_of([np.asarray(sample.control) for sample in samples])
-            made["latents_control"] = vae.encode(control, stored)
+            tensors_by_kind["latents_control"] = vae.encode(control, stored)
         rows = {
             latents_key(kind, tuple(values.shape[1:]), name): values.to(stored)
-            for kind, values in made.items()
+            for kind, values in tensors_by_kind.items()
         }
         if clip is not None:
             rows[f"clip_{name}"] = clip.encode(pixels[:, 0], stored)
