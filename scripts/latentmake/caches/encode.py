@@ -1,7 +1,7 @@
-"""Carrying out orders: encode missing targets, then link those of equal content.
+"""Execution of orders: encode missing targets, then link targets of equal content.
 
-The encoder is loaded once for all orders of a process, which have the same model, and the samples
-of all go through one pipeline: it never runs empty between two orders.
+All orders of a process have the same model, so the encoder is loaded once. Their samples go through
+one pipeline, which does not run empty between two orders.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ def carry_out(
     external: Callable[[Order], ExternalEncoder | None] = lambda order: None,
     lease: Lease = contextlib.nullcontext,
 ) -> None:
-    """Carry out the orders of a job, and leave their receipts.
+    """Carry out the orders of a job and write their receipts.
 
     Args:
-        orders: to carry out, read one by one: those of a large dataset are large together.
-        say: told of faults and of the outcomes, a line each.
-        threads: that encode on a CPU, and read and decode.
-        readers: threads that read and decode, if these are more.
-        load: used instead of `load_encoder`.
-        external: returns what another program makes targets by, if an order asks for that.
-        lease: holds a GPU; entered once, when there is something to encode.
+        orders: orders, read one by one, because all orders of a large dataset need much memory.
+        say: function that shows a line: a fault or an outcome.
+        threads: number of threads that encode on a CPU, and least number that read and decode.
+        readers: number of threads that read and decode, if larger than `threads`.
+        load: replacement of `load_encoder`.
+        external: function that returns the encoder of another program, if an order uses one.
+        lease: context that holds a GPU; entered once, when there is something to encode.
 
     Raises:
-        DeviceError: the device is out of memory or in error; what is finished is kept, and the
-            orders that are left wait.
-        SourceError: items were faulty and their datasets say `on_error: fail`; all are named, and
-            all orders were carried out.
+        DeviceError: the device is out of memory or in error. Finished files are kept, and the
+            remaining orders are not carried out.
+        SourceError: items were faulty and their datasets set `on_error: fail`. The error names all
+            of them. All orders were carried out.
         ModelError: the model is missing or incomplete.
         StorageError: the disk is full or cannot be written.
     """
-    # Before torch is imported: threads that wait by spinning starve those that read.
+    # OpenMP reads this when torch is imported. Threads that wait by spinning starve the readers.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     clock, has_encoded, faults = time.monotonic(), False, list[str]()
     readers = max(threads, readers)
@@ -64,15 +64,16 @@ def carry_out(
     @cache
     def take_gpu() -> None:
         nonlocal clock
-        asked = time.monotonic()
+        began = time.monotonic()
         held.enter_context(lease(say))
-        clock += time.monotonic() - asked  # waiting for other jobs says nothing about this one
+        # The time spent waiting for other jobs must not count as start-up time of this one.
+        clock += time.monotonic() - began
 
     def make(job: Job, works: Sequence[Work]) -> None:
         if job.order.is_external and (encoder := external(job.order)):
             encoder(job, works, threads, progress)
         elif job.order.cuts_clips:
-            from latentmake.caches.clips import make_clips  # which few jobs need
+            from latentmake.caches.clips import make_clips  # imports OpenCV; few jobs need it
 
             make_clips(job, works, pipeline, readers, progress)
         else:
@@ -82,6 +83,7 @@ def carry_out(
 
     def finish(job: Job) -> None:
         nonlocal clock, has_encoded
+        # Items whose files another build has just deleted, and samples that were put off.
         while todo := job.deliver():
             make(job, todo)
             pipeline.drain()
@@ -89,7 +91,7 @@ def carry_out(
             say(line)
         for line in pipeline.loaded.remarks() if pipeline.loaded else ():
             say(line)
-        say(job.outcome(pipeline.words))
+        say(job.outcome(pipeline.bottleneck))
         if job.failed and not job.order.skips:
             number = f"{len(job.failed)} of {len(job.order.items)} items are faulty: "
             faults.append(number + joined(job.failed.values()))
@@ -98,7 +100,7 @@ def carry_out(
             now, starting = time.monotonic(), None if has_encoded else 0.0
             if job.loaded is not None and not has_encoded:
                 starting, has_encoded = job.loaded - clock, True
-            job.leave_receipt(now - clock, starting, pipeline.words)
+            job.leave_receipt(now - clock, starting, pipeline.bottleneck)
         clock = time.monotonic()
 
     job: Job | None = None
@@ -108,7 +110,7 @@ def carry_out(
         Progress(total=0, unit="target") as progress,
         Pipeline(loads, say, progress.update) as pipeline,
     ):
-        progress.status = lambda: pipeline.words
+        progress.status = lambda: pipeline.bottleneck
         for order in orders:
             progress.total = (progress.total or 0) + len(order.paths)
             progress.set_description(f"{order.kind} of {order.dataset}", refresh=False)
@@ -126,20 +128,20 @@ def carry_out(
 
 
 def load_encoder(order: Order, threads: int, say: Say) -> Loaded:
-    """Load the encoder of an order; torch is imported here, and not before it has work."""
-    # Batches of many shapes would leave holes in a GPU's memory.
+    """Load the encoder of an order. This imports torch, so it runs when the first sample comes."""
+    # Batches of many shapes would fragment a GPU's memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    # Imports make many objects that stay: the garbage collector would take a third of the time.
+    # Imports create many long-lived objects: the garbage collector would take a third of the time.
     gc.disable()
     try:
         from latentmake.caches.encoders import device
         from latentmake.caches.encoders.device import attempt
 
-        found, words = attempt(device.encoder, order, threads=threads, say=say)
+        loaded, message = attempt(device.encoder, order, threads=threads, say=say)
     finally:
         gc.enable()
-    if found is None:
-        what = f"not enough memory to load the encoders of {order.kind}: {words}"
+    if loaded is None:
+        what = f"not enough memory to load the encoders of {order.kind}: {message}"
         hint = "end other programs and run the same command again"
         raise DeviceError(what, where=f"models.{order.model}", hint=hint)
-    return found
+    return loaded

@@ -1,6 +1,7 @@
-"""Samples, the inputs of an encoder; and readings: bytes, digests, keys and samples of an item.
+"""Samples and readings: the inputs of an encoder, and what a job reads of one item.
 
-Modules in `encoders` offer `latents` and `text`, which load encoders.
+The types `Encoder` and `Loaded` are here too. Modules in `encoders` have functions `latents` and
+`text`, which load an encoder.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ class Sample(NamedTuple):
     """Input of an encoder for one target.
 
     Attributes:
-        key: of the target.
-        source: digest of what it is made from.
-        item: of the target.
-        content: a caption, or pixels, 0 to 255: [H, W, 3] of an image, [F, H, W, 3] of a clip.
-        original: width and height of the image before it was fitted; (0, 0) for a caption.
-        control: pixels of the control, of the same shape.
-        clip: whether it is a clip of a video.
-        alpha: transparency, [H, W], if it counts.
-        tokens: numbers of tokens that a caption takes in each encoder, with its padding.
+        key: key of the target.
+        source: digest of the content that the target is made from.
+        item: item of the target.
+        content: a caption, or pixels from 0 to 255: [H, W, 3] for an image, [F, H, W, 3] for a
+            clip.
+        original: width and height of the image before it was scaled; (0, 0) for a caption.
+        control: pixels of the control, in the shape of `content`.
+        clip: whether the sample is a clip of a video.
+        alpha: alpha channel, [H, W], if the model uses it.
+        tokens: number of tokens of the caption in each encoder, padding included.
     """
 
     key: str
@@ -69,17 +71,17 @@ class Sample(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the pixels, or `tokens` of a caption; the same for all samples of a batch."""
+        """Shape of the pixels, or `tokens` for a caption; the same for all samples of a batch."""
         return self.tokens if isinstance(self.content, str) else self.content.shape
 
     @property
     def is_marked(self) -> bool:
-        """Whether it is a caption with `texts.MARKER`."""
+        """Whether the sample is a caption that contains `texts.MARKER`."""
         return isinstance(self.content, str) and MARKER in self.content
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Frames and pixels, which tell what memory it takes; `tokens` of a caption."""
+        """Numbers of frames and pixels, or `tokens` for a caption; memory grows with them."""
         if isinstance(self.content, str):
             return self.tokens
         *frames, height, width, _ = self.content.shape
@@ -91,19 +93,20 @@ class Reading:
     """Result of reading one item.
 
     Attributes:
-        work: the item and its targets.
-        content: digest of its source; "" until it is read.
-        data: bytes of its image, or of its text as encoded; none of a video.
-        others: path -> bytes of its controls and layers.
-        size: of its image or video; of an image upright or as stored, as its layout takes it.
-        keys: of its targets; once they are looked up, of those that are not fresh.
-        former: key of a text -> keys that it may have in files of releases before 0.3.
-        missing: targets still to encode, with their keys.
-        samples: inputs for these.
+        work: item and its targets.
+        content: digest of the source; "" until the source is read.
+        data: bytes of the image, or of the text in the form that is encoded; empty for a video.
+        others: path -> bytes of a control or layer.
+        size: size of the image or video. The layout decides whether an image counts as upright or
+            as stored.
+        keys: target -> key. After the look-up it lacks the fresh targets.
+        former: key of a text -> keys of the same text in files of releases before 0.3.
+        missing: target -> key, of the targets that must be encoded.
+        samples: samples of the missing targets.
         kept: number of fresh targets.
-        fault: what is wrong with the source.
+        fault: error of the source.
         sources: path -> stat and digest of each file that was read.
-        placing: key -> settings that placed it, as its header has them, where these are unusual.
+        placing: key -> settings of scaling and cropping in the form of the header, if they matter.
     """
 
     work: Work
@@ -121,7 +124,7 @@ class Reading:
     placing: dict[str, str] = field(default_factory=dict)
 
     def fail(self, fault: SourceError) -> None:
-        """Note that nothing can be made of it."""
+        """Note the fault; a faulty item has no targets to make."""
         self.fault, self.keys, self.missing, self.samples = fault, {}, {}, []
 
 
@@ -131,9 +134,9 @@ class Reading:
 def read_ahead(
     works: Sequence[Work], read: Callable[[Work], Reading], threads: int
 ) -> Iterator[Reading]:
-    """Yield the readings of items in their order, few of which are made before they are taken."""
-    if any(is_remote(each.item.source or "") for each in works):
-        threads = max(threads, remote.SIDE_BY_SIDE // 2)  # they mostly wait
+    """Yield the readings of items in their order; threads read only a few items ahead."""
+    if any(is_remote(work.item.source or "") for work in works):
+        threads = max(threads, remote.SIDE_BY_SIDE // 2)  # downloads mostly wait
     with ThreadPoolExecutor(threads) as pool:
         ahead: deque[Future[Reading]] = deque()
         try:
@@ -148,21 +151,21 @@ def read_ahead(
 
 
 def identify(order: Order, recipe: str, reading: Reading) -> None:
-    """Read an item's files, and find the keys of its targets by what the files hold now.
+    """Read an item's files and derive the keys of its targets from the present content.
 
-    Of videos only digests are kept. What is noted of an image whose targets are not named by its
-    size holds that, too. `recipe` is the digest of the targets' recipe.
+    Bytes of videos are not kept, only their digests. If file names do not contain the image's size,
+    `reading.sources` records it too. `recipe` is the digest of the targets' recipe.
 
     Raises:
         OSError: a file cannot be read.
-        SourceError: one is damaged, or cannot be fetched.
+        SourceError: a file is damaged or cannot be downloaded.
     """
     item, settings, contents = reading.work.item, order.dataset_settings, list[str]()
     reading.data = encoded(decode_text((item.text or "").encode(), "")).encode()
     for role, path, _ in item.read:
         data, content = _read(path, reading.sources, keep=not order.cuts_clips)
         if role == CAPTION:
-            reading.content = content  # of a file that cannot be decoded
+            reading.content = content  # identifies the fault if the file cannot be decoded
             text = decode_text(data, path)
             data = caption_of(text, path, settings).encode()
             content = digest.of_bytes(data)
@@ -184,15 +187,17 @@ def identify(order: Order, recipe: str, reading: Reading) -> None:
         reading.keys[target] = key = cachefile.target_key(reading.content, recipe, view)
         if order.kind == "text" and target.at_hand:
             before = formerly(item, reading.data.decode(), contents)
-            reading.former[key] = [cachefile.target_key(each, recipe, view) for each in before]
+            reading.former[key] = [
+                cachefile.target_key(content, recipe, view) for content in before
+            ]
         if placing := placing_of(order.layout, settings, item, target, reading.size, view):
             reading.placing[key] = placing
 
 
 def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[bytes, str]:
-    """Return a file's bytes, none unless `keep`, and its digest; note its stat in `sources`.
+    """Return a file's bytes and digest, and note its stat and digest in `sources`.
 
-    Where no bytes are kept, what `sources` knows already is believed.
+    Without `keep` the bytes are empty, and a digest that `sources` already has is used again.
     """
     if not keep and path in sources:
         return b"", str(sources[path][-1])
@@ -217,7 +222,7 @@ def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[byte
 
 
 def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:
-    """Refuse, by SourceError, files that are gone or not those whose stat was noted."""
+    """Raise SourceError if a file is gone or its stat differs from `sources`."""
     for path in paths:
         try:
             now = source_stat(Path(path).stat())
@@ -229,25 +234,33 @@ def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:
             raise SourceError("was changed while it was read", where=path, hint=hint)
 
 
-def stored_size(item: Item, found: tuple[int, int] | None = None) -> Size:
-    """Return the size that an item's image or video had while planning; raises SourceError."""
+def stored_size(item: Item, now: tuple[int, int] | None = None) -> Size:
+    """Return the size that an item's image or video had while planning.
+
+    Raises:
+        SourceError: planning did not know the size, or the size `now` differs from it.
+    """
     size = None if item.media is None else Size(item.media.width, item.media.height)
-    if size is None or (found is not None and found != size):
+    if size is None or (now is not None and now != size):
         what, hint = "was changed after the build began", "run the same command again"
         raise SourceError(what, where=item.image, hint=hint)
     return size
 
 
 def samples_of(order: Order, reading: Reading) -> list[Sample]:
-    """Make the samples of an item's missing targets; videos make none; raises SourceError.
+    """Return the samples of an item's missing targets.
 
-    Images that another program encodes are checked by their headers, and make none either.
+    Videos have none here. Images that another program encodes have none either: only their headers
+    are checked.
+
+    Raises:
+        SourceError: an image is damaged or too large, or was changed.
     """
     item, limit = reading.work.item, order.dataset_settings.max_image_pixels
     if order.kind == "latents":
         if order.cuts_clips:
             return []
-        # One of them imports OpenCV. Only the layout of the other has no `media`.
+        # Imported late: `stored` imports OpenCV. Only the layout of `plain` sets no `media`.
         name = "plain" if item.media is None else "stored"
         module = import_module(f"latentmake.caches.pixels.{name}")
         if order.is_external:
@@ -266,31 +279,33 @@ def samples_of(order: Order, reading: Reading) -> list[Sample]:
 # -- encoders -------------------------------------------------------------------------------------
 
 Named = tuple[dict[str, Any], dict[str, str]]
-"""Tensors by name, and further metadata, of a sample."""
+"""Tensors of a sample by name, and further metadata of its file."""
 Encoded = Iterable[Named]
-"""Results of each sample.
+"""Results of the samples of a batch.
 
-Of a GPU it comes as soon as all work is queued; going through it, once, waits for the results.
+On a GPU the encoder returns it once the work is queued. Iterating it, which is possible once, waits
+for the results.
 """
 Encoder = Callable[[list[Sample]], Encoded]
-"""Encodes samples of one shape."""
+"""Function that encodes samples of one shape."""
 
 
 class Loaded(NamedTuple):
     """A loaded encoder.
 
     Attributes:
-        encode: encodes samples of one shape.
-        size: samples in a batch, at the most.
-        budget: pixels of pictures or of clips' frames, or tokens, in a batch, with whose number
-            memory grows; None: any number.
-        frugal: encodes one sample in less memory and more time, to the same bytes.
-        remarks: lines for the user when all is encoded.
-        workers: threads that call `encode` side by side.
-        begin: called by each of these first.
-        queues: whether `encode` puts work into a device's queue and returns before it is done: then
-            it is called by one thread at a time, while others wait for results and write them.
-        lengths: tells the numbers of tokens that a caption takes in each of several encoders.
+        encode: function that encodes samples of one shape.
+        size: largest number of samples in a batch.
+        budget: largest number of pixels (of all frames, for clips) or tokens in a batch, since
+            memory grows with them; None: no limit.
+        frugal: function that encodes one sample in less memory and more time, to the same bytes.
+        remarks: function that returns lines for the user when all samples are encoded.
+        workers: number of threads that call `encode` in parallel.
+        begin: function that each of these threads calls first.
+        queues: whether `encode` only puts work into a device's queue and returns before the work
+            is done. Then one thread at a time calls it, while other threads wait for results and
+            write them.
+        lengths: function that returns the number of a caption's tokens in each text encoder.
     """
 
     encode: Encoder
@@ -304,7 +319,7 @@ class Loaded(NamedTuple):
     lengths: Callable[[str], tuple[int, ...]] | None = None
 
     def limit(self, sample: Sample) -> int:
-        """Return the number of samples of this one's shape in a batch."""
+        """Return the largest number of samples of this sample's shape in a batch."""
         if self.budget is None:
             return self.size
         return max(1, min(self.size, self.budget // max(1, *sample.size)))
@@ -313,6 +328,6 @@ class Loaded(NamedTuple):
 def results(
     inputs: Sequence[Any], wait: Callable[[], Iterable[Iterable[Any]]], named: Callable[..., Named]
 ) -> Encoded:
-    """Wait for rows of results, once they are asked for; `named` gets an input and its results."""
-    for each in zip(inputs, *wait(), strict=True):
-        yield named(*each)
+    """Yield `named` of each input and its results; the first iteration calls `wait`."""
+    for row in zip(inputs, *wait(), strict=True):
+        yield named(*row)

@@ -1,6 +1,6 @@
-"""Locks of GPUs: each GPU of this machine is held by one job at a time.
+"""Locks of GPUs: one job at a time holds a GPU of this machine.
 
-Jobs of one user never share a GPU, whichever projects they belong to.
+Jobs of one user never share a GPU, even if they belong to different projects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LISTED = re.compile(r"^GPU (\d+): .*\(UUID: ([\w-]+)\)", re.MULTILINE)
 
 @contextlib.contextmanager
 def lease(say: Callable[[str], None] = lambda line: None) -> Iterator[str | None]:
-    """Hold one GPU for an encoding job, and say which; see `hold`."""
+    """Hold one GPU for an encoding job, and say which one; see `hold`."""
     with hold(1, "encoding", say) as taken:
         say(f"GPU: {taken}" if taken else "no GPU")
         yield taken
@@ -34,39 +34,42 @@ def lease(say: Callable[[str], None] = lambda line: None) -> Iterator[str | None
 
 @contextlib.contextmanager
 def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | None]:
-    """Lock some GPUs for this process, and hide the others from later imports and from children.
+    """Lock GPUs for this process, and hide the others from later imports and from child processes.
 
-    Waits while others hold them. A single GPU is locked only if its UUID is known: number 0 may be
-    another one for each job of a cluster. Nor is a SLURM allocation locked as a whole, which has
-    its GPUs for itself; jobs in it share them out.
+    Waits while other jobs hold the GPUs. Two cases need no lock. A single GPU with an unknown UUID
+    is not locked, because in a cluster its number 0 may mean another GPU for each job. A job that
+    takes all GPUs of a SLURM allocation does not lock them, because SLURM reserves them.
 
     Args:
-        count: any one, or the first ones by their UUID.
-        about: what they are held for, for those that wait.
-        say: told who holds them, where this waits.
+        count: number of GPUs: 1 takes any free GPU, more take the first ones in order of UUID.
+        about: purpose, shown to jobs that wait.
+        say: function that shows who holds the GPUs while this waits.
 
     Yields:
-        Their ids; None on a machine without GPUs.
+        Ids of the GPUs; None on a machine without GPUs.
 
     Raises:
-        StorageError: the folder of the locks belongs to somebody else.
+        StorageError: the folder of the locks belongs to another user.
     """
-    found = visible()
-    listed = dict(_LISTED.findall(output_of(["nvidia-smi", "-L"]))) if found else {}
-    # CUDA takes a GPU by its number or by the beginning of its UUID.
-    begins = {x: [each for each in listed.values() if each.startswith(x)] for x in found}
-    uuids = {name: listed.get(name) or (*begins[name], name)[0] for name in found}
-    unknown = len(found) == 1 and uuids[found[0]] not in listed.values()
-    if unknown or (_ALLOCATION in os.environ and count >= len(found)) or not found:
-        yield ",".join(found) or None
+    ids = visible()
+    listed = dict(_LISTED.findall(output_of(["nvidia-smi", "-L"]))) if ids else {}
+    # CUDA accepts the number of a GPU or the beginning of its UUID.
+    uuids = {
+        gpu: listed.get(gpu)
+        or next((uuid for uuid in listed.values() if uuid.startswith(gpu)), gpu)
+        for gpu in ids
+    }
+    unknown = len(ids) == 1 and uuids[ids[0]] not in listed.values()
+    if unknown or (_ALLOCATION in os.environ and count >= len(ids)) or not ids:
+        yield ",".join(ids) or None
         return
     variable = next((name for name in VARIABLES if name in os.environ), VARIABLES[0])
     folder = _folder()
     locks = {
         name: Lock(folder / f"gpu-{uuids[name].replace('/', '_')}.lock", about)
-        for name in sorted(found, key=lambda name: uuids[name])
+        for name in sorted(ids, key=lambda name: uuids[name])
     }
-    # Several in one order: two that hold some never wait for each other.
+    # All jobs lock several GPUs in the same order, so two jobs never wait for each other.
     choices = [[*locks]] if count == 1 else [[name] for name in locks][:count]
     with contextlib.ExitStack() as held:
         taken = set()
@@ -74,15 +77,15 @@ def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | N
             name = _first({name: locks[name] for name in names}, say)
             held.callback(locks[name].close)
             taken.add(name)
-        os.environ[variable] = ",".join(name for name in found if name in taken)
+        os.environ[variable] = ",".join(name for name in ids if name in taken)
         try:
             yield os.environ[variable]
         finally:
-            os.environ[variable] = ",".join(found)
+            os.environ[variable] = ",".join(ids)
 
 
 def _first(locks: Mapping[str, Lock], say: Callable[[str], None]) -> str:
-    """Acquire the first free lock, and return its name."""
+    """Acquire the first free lock, and return its name; wait until one is free."""
     waits = False
     while True:
         for name, lock in locks.items():
@@ -96,11 +99,11 @@ def _first(locks: Mapping[str, Lock], say: Callable[[str], None]) -> str:
 
 
 def _folder() -> Path:
-    """Return the folder of this user's locks, shared by all projects and sessions on a machine."""
+    """Return the folder of this user's locks; all projects on the machine share it."""
     folder = Path(tempfile.gettempdir()) / f"latentmake-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    # To write through another user's link would overwrite a file of this user.
+    # A link of another user in its place could make us overwrite one of our own files.
     if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.getuid():
         what = "belongs to another user, but must hold your lock files of GPUs"
         hint = "remove it, or set TMPDIR to a folder of your own"

@@ -1,9 +1,9 @@
 """Batches of samples of one shape, and the threads that encode them and write their targets.
 
-Few samples wait, so that memory does not grow with the number of items. Where memory is short for
-a single sample, it is the item's fault or the device's. Another program may fill a GPU for a while:
-items that come then must not count as faulty, or with `on_error: skip` a run would be trained
-without them.
+Only a few samples wait at any time, so memory does not grow with the number of items. If a single
+sample does not fit into memory, either the item or the device is at fault. Another program may fill
+a GPU for a while. Items that come then must not count as faulty: with `on_error: skip`, a run would
+be trained without them.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from latentmake.errors import DeviceError, is_surely_memory
 from latentmake.plan.orders import Order
 
 Release = Callable[[], object]
-"""Called when a sample is encoded and no longer in memory."""
+"""Function that is called when a sample is encoded and no longer in memory."""
 _Waiting = tuple[Sample, Job, Release]
 
 _Size = tuple[int, ...]
-"""Frames and pixels of an image or clip; the numbers of tokens of a caption."""
+"""Numbers of frames and pixels of an image or clip, or numbers of tokens of a caption."""
 
 _Again = Callable[[list[Sample]], object]
-"""Encodes samples of before once more; None if they do not fit now."""
+"""Function that encodes samples a second time; it returns None if they do not fit now."""
 
-_SHAPES = 4  # full batches of other shapes that may wait
-_STEP = 16  # tokens by which the lengths of batches differ, so that little padding is encoded
-_SHORTEST = 5.0  # seconds below which chance decides on the bottleneck
-_BUSY = 0.85  # share of time from which the device itself is the bottleneck
-_CROWDED = 4  # other programs hold a device if they have one part in so many of its memory
-_IN_A_ROW = 8  # samples that do not fit, none between them: then others are not tried
+_SHAPES = 4  # full batches; if more samples wait than they hold, one batch is encoded incomplete
+_STEP = 16  # token counts are rounded up to it: larger batches, little padding
+_SHORTEST = 5.0  # seconds; in a shorter job the bottleneck would be chance
+_BUSY = 0.85  # busy share of the time above which the device is the bottleneck
+_CROWDED = 4  # a device is crowded if other programs hold at least 1/4 of its memory
+_IN_A_ROW = 8  # after so many samples in a row that do not fit, no further sample is put off
 
 
 class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
-    """Encodes samples side by side, of all orders of a process, and has their jobs write them.
+    """Encodes the samples of all orders of a process in parallel; their jobs write the results.
 
-    A context, at whose end all samples are done. An error of a worker is raised by the next call,
-    or at the end; what waits is dropped then.
+    At the end of this context all samples are done. If a worker raises an error, the next call or
+    the end of the context raises it, and waiting samples are dropped.
 
     Attributes:
-        loaded: the encoder, once there was a sample.
+        loaded: encoder, loaded when the first sample comes.
 
     Args:
-        load: returns the encoder of an order; called when the first sample comes.
-        say: told of shortages of memory.
-        settled: told how many samples were encoded or refused.
+        load: function that returns the encoder of an order.
+        say: function that shows a line about a shortage of memory.
+        settled: function that gets the number of samples that were just encoded or refused.
     """
 
     def __init__(
@@ -66,12 +66,13 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
         self.loaded: Loaded | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._shortages = _Shortages()
-        self._seconds = {"encoding": 0.0, "writing": 0.0}  # of workers, from the first sample on
+        self._seconds = {"encoding": 0.0, "writing": 0.0}  # sums over all workers
         self._began = self._ended = 0.0
         self._waiting: dict[tuple[int, ...], list[_Waiting]] = {}
         self._running: deque[Future[None]] = deque()
         self._has_failed = False
-        self._lock = threading.Lock()  # of numbers that workers change
+        self._lock = threading.Lock()  # guards the numbers that workers change
+        # One worker at a time takes all turns: two that have some each would wait forever.
         self._alone = threading.Lock()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -83,11 +84,11 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
                 self._pool.shutdown(cancel_futures=True)
 
     @property
-    def words(self) -> str:
-        """Share of the time that the device was busy, and the bottleneck; "" of a short job.
+    def bottleneck(self) -> str:
+        """Busy share of the device, and the bottleneck; "" for a short job.
 
-        A GPU works for one worker at a time; on a CPU each worker is a part of the device. Workers
-        that neither encode nor write wait for something to be read.
+        A GPU serves one worker at a time; on a CPU each worker is a part of the device. Workers
+        that neither encode nor write are waiting for the readers.
         """
         passed = self._ended - self._began
         if self.loaded is None or passed < _SHORTEST:
@@ -96,14 +97,15 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
         workers = self.loaded.workers
         busy = min(1.0, encoding / passed / (1 if self.loaded.queues else workers))
         reading = passed * workers - encoding - writing
-        bottleneck = "encoding" if busy > _BUSY else "reading" if reading > writing else "writing"
-        return f"device busy {busy:.0%}, bottleneck: {bottleneck}"
+        stage = "encoding" if busy > _BUSY else "reading" if reading > writing else "writing"
+        return f"device busy {busy:.0%}, bottleneck: {stage}"
 
     def add(self, sample: Sample, job: Job, release: Release = bool) -> None:
-        """Add a sample of a job, which is encoded when its batch is complete.
+        """Add a sample of a job. It is encoded when its batch is complete.
 
-        Waits while as many batches wait as are encoded. Where many samples wait, the largest batch
-        is encoded as it is. `release` is called when the sample is encoded, or dropped.
+        Blocks while twice as many batches as workers are running or queued. If many samples wait,
+        the largest batch is encoded incomplete. `release` is called when the sample is encoded or
+        dropped.
         """
         loaded = self.loaded
         if loaded is None:
@@ -114,7 +116,9 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
         job.loaded = job.loaded or time.monotonic()
         if loaded.lengths is not None and isinstance(sample.content, str):
             lengths = loaded.lengths(sample.content)
-            sample = sample._replace(tokens=tuple(-(-each // _STEP) * _STEP for each in lengths))
+            sample = sample._replace(
+                tokens=tuple(-(-length // _STEP) * _STEP for length in lengths)
+            )
         with self._lock:
             job.waiting += 1
         batch = self._waiting.setdefault(sample.shape, [])
@@ -128,7 +132,7 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
                 self._submit(largest)
 
     def flush(self) -> None:
-        """Hand over all that waits."""
+        """Hand over all waiting batches, complete or not."""
         for shape in list(self._waiting):
             self._submit(shape)
 
@@ -144,14 +148,15 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
         self._running.append(self._pool.submit(self._run, self.loaded, batch))
 
     def _settle(self, most: int) -> None:
-        """Wait until at most so many batches are encoded, or wait for it."""
+        """Wait until at most `most` batches are running or queued."""
         while len(self._running) > most:
             self._running.popleft().result()
 
     # -- in threads -------------------------------------------------------------------------------
 
     def _run(self, loaded: Loaded, batch: list[_Waiting]) -> None:
-        others = [(job, release) for _, job, release in batch]
+        # Without the samples: their pixels must be gone before `release` lets others be read.
+        releases = [(job, release) for _, job, release in batch]
         try:
             if not self._has_failed:
                 self._encode(loaded, batch)
@@ -160,16 +165,16 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
             raise
         finally:
             batch.clear()
-            for job, release in others:
+            for job, release in releases:
                 release()
                 with self._lock:
                     job.waiting -= 1
 
     def _encode(self, loaded: Loaded, batch: list[_Waiting]) -> None:
-        """Encode samples of one shape, as many at once as memory suffices for; raises DeviceError.
+        """Encode samples of one shape, as many at once as memory allows; raises DeviceError.
 
-        Out of memory: retry with half of them, with one while no other worker encodes, and with it
-        in the frugal way: no target's bytes depend on how much memory was free.
+        On OOM, retry with half of the samples. If one sample does not fit, retry it while no other
+        worker encodes, then with `frugal`. The bytes of a target never depend on free memory.
         """
         from latentmake.caches.encoders.device import attempt, within_memory
 
@@ -181,20 +186,20 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
                 groups += [group[size:], group[:size]]
                 continue
             samples = [sample for sample, _, _ in group]
-            results, words = attempt(run, loaded.encode, samples)
+            results, message = attempt(run, loaded.encode, samples)
             if results is None and len(group) > 1:
                 self._shortages.halved(shape, len(group) // 2)
                 self._say(f"out of memory with {len(group)} at once: trying half as many")
                 groups.append(group)
                 continue
-            if results is None:  # what it held is free now, also for buffers of libraries
-                results, words = attempt(run, loaded.encode, samples, alone=True)
+            if results is None:  # `attempt` has freed memory, also for buffers of libraries
+                results, message = attempt(run, loaded.encode, samples, alone=True)
             if results is None and loaded.frugal is not None:
                 self._say(f"out of memory with one of {shape}: trying it in less memory")
-                results, words = attempt(run, loaded.frugal, samples, alone=True)
+                results, message = attempt(run, loaded.frugal, samples, alone=True)
             if results is None:
                 again = partial(within_memory, run, loaded.encode, alone=True)
-                self._settled(self._shortages.judge(samples[0], words, again, group[0][1]))
+                self._settled(self._shortages.judge(samples[0], message, again, group[0][1]))
                 continue
             self._shortages.encoded(samples[0])
             with self._stage("writing"):
@@ -204,7 +209,7 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
 
     @contextlib.contextmanager
     def _stage(self, stage: str) -> Iterator[None]:
-        """A worker's stay in `encoding` (or its wait for results), or in `writing`."""
+        """Count the time of a worker as `encoding`, waits for results included, or as `writing`."""
         began = time.perf_counter()
         try:
             yield
@@ -216,7 +221,10 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
     def _results(
         self, loaded: Loaded, encode: Encoder, samples: list[Sample], *, alone: bool = False
     ) -> list[tuple[dict[str, Any], dict[str, str]]]:
-        """Encode beside the other workers, or `alone`; one at a time puts work into a queue."""
+        """Encode samples in parallel with other workers, or while none of them encodes (`alone`).
+
+        If the encoder only queues work, one worker at a time calls it.
+        """
         with self._stage("encoding"):
             with contextlib.ExitStack() as turns:
                 if alone:
@@ -231,84 +239,100 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
 
 
 class _Shortages:
-    """Judges samples that do not fit, by those that a process has encoded; for several threads.
+    """Decides whether the item or the device is at fault if a single sample does not fit.
 
-    It is the device's fault if a sample as large was encoded before. A larger one is put off until
-    the rest of the order is done: so one huge image stops no job, wherever in the order it comes,
-    and a device that is full for a while costs no item. It is the item's fault if it does not fit
-    then either, and another one was encoded in between, or no other program holds much of the
-    memory, or one of before can be encoded once more. Where nothing fits at all, only a single item
-    can be at fault, or one that an earlier build has named.
+    Methods may be called from several threads. The first case that applies decides:
+
+    1. A sample at least as large was encoded before: the device is at fault.
+    2. The sample did not fit for the first time: it is put off until the rest of the order is done.
+       So a huge image stops no job, and a device that is full for a while costs no item. A sample
+       is not put off if it is the order's only one, or after `_IN_A_ROW` failures in a row.
+    3. Others were encoded since it was put off: the item is at fault.
+    4. The process has encoded something: the item is at fault if memory was surely short and other
+       programs hold little of it, or if the last encoded sample still fits; else the device.
+    5. Nothing was encoded: the item is at fault if an earlier build skipped it, or if memory was
+       surely short, other programs hold little of it and no other item was put off; else the
+       device.
     """
 
     def __init__(self) -> None:
         self._encoded: set[_Size] = set()
         self._last: Sample | None = None
         self._batches = 0
-        self._put_off: dict[str, int] = {}  # key -> batches that were encoded before
+        self._put_off: dict[str, int] = {}  # key -> number of batches encoded until then
         self._in_a_row = 0
-        self.most: dict[tuple[int, ...], int] = {}  # shape -> samples that memory suffices for
+        self.most: dict[tuple[int, ...], int] = {}  # shape -> number of samples that fit
         self._lock = threading.Lock()
 
     def halved(self, shape: tuple[int, ...], half: int) -> None:
-        """Learn that memory suffices for half of a batch at the most."""
+        """Note that at most `half` samples of a shape fit."""
         with self._lock:
             self.most[shape] = min(half, self.most.get(shape, half))
 
     def encoded(self, sample: Sample) -> None:
-        """Learn that a sample was encoded."""
+        """Note that a sample was encoded."""
         with self._lock:
             self._encoded.add(sample.size)
-            if isinstance(sample.content, str) or len(sample.shape) == 3:  # clips are too large
+            # Kept for another try. Not a clip: its pixels would fill the memory.
+            if isinstance(sample.content, str) or len(sample.shape) == 3:
                 self._last = sample
             self._batches += 1
             self._in_a_row = 0
 
-    def judge(self, sample: Sample, words: str, again: _Again, job: Job) -> bool:
-        """Refuse a sample of a job that does not fit, or put it off; return whether it is refused.
+    def judge(self, sample: Sample, message: str, again: _Again, job: Job) -> bool:
+        """Refuse a sample that does not fit, or put it off; return whether it is refused.
 
-        One that is put off is tried again when the others of the order are done. `words` are the
-        library's.
+        The job tries a sample that is put off again when the rest of the order is done. `message`
+        is the library's.
 
         Raises:
             DeviceError: the device is at fault.
         """
-        known, order = sample.item.stem in job.known_faults, job.order
-        stop = self._stop(sample, again, len(order.paths) < 2, is_surely_memory(words), known)
+        was_faulty, order = sample.item.stem in job.known_faults, job.order
+        is_single, is_memory = len(order.paths) < 2, is_surely_memory(message)
+        stop = self._stop(sample, again, is_single, is_memory, was_faulty)
         if stop is None:
             return False
         what, hint = _too_large(sample, order.model_settings)
         if stop:
-            raise DeviceError(f"{what}, {stop}: {words}", where=sample.item.name, hint=hint)
-        job.refuse(sample.item, sample.key, "", f"{what}: {words}", hint)
+            raise DeviceError(f"{what}, {stop}: {message}", where=sample.item.name, hint=hint)
+        job.refuse(sample.item, sample.key, "", f"{what}: {message}", hint)
         return True
 
     def _stop(
-        self, sample: Sample, again: _Again, alone: bool, sure: bool, known: bool
+        self, sample: Sample, again: _Again, is_single: bool, is_memory: bool, was_faulty: bool
     ) -> str | None:
-        """Return why the device is at fault; "" if the item is, and None if it is put off."""
+        """Return why the device is at fault, "" if the item is, or None if the sample is put off.
+
+        Args:
+            sample: sample that does not fit.
+            again: function that encodes the last encoded sample again.
+            is_single: whether the order has only one target.
+            is_memory: whether the library's message surely means OOM.
+            was_faulty: whether an earlier build skipped the item.
+        """
         from latentmake.caches.encoders.device import held_by_others
 
         key, size = sample.key, sample.size
         with self._lock:
-            if any(all(a >= b for a, b in zip(each, size, strict=True)) for each in self._encoded):
+            if any(all(a >= b for a, b in zip(done, size, strict=True)) for done in self._encoded):
                 return "though one as large was encoded before"
             first = key not in self._put_off
             before = self._put_off.setdefault(key, self._batches)
             self._in_a_row += first
-            if first and not alone and self._in_a_row < _IN_A_ROW:
+            if first and not is_single and self._in_a_row < _IN_A_ROW:
                 return None
             if before < self._batches:
                 return ""
             last, is_only = self._last, len(self._put_off) == 1
         others, total = held_by_others()
         is_crowded = others * _CROWDED >= total
-        is_idle = sure and not is_crowded
+        is_idle = is_memory and not is_crowded
         if self._encoded:
             if is_idle or (last is not None and again([last]) is not None):
                 return ""
             return "and one that was encoded before does not fit any more"
-        if (is_idle and is_only) or known:
+        if (is_idle and is_only) or was_faulty:
             return ""
         stop = "and no smaller one was encoded"
         if is_crowded:
@@ -317,7 +341,7 @@ class _Shortages:
 
 
 def _too_large(sample: Sample, model: Model) -> tuple[str, str]:
-    """Return what is wrong with a sample for which memory does not suffice, and a hint."""
+    """Return the fault of a sample that does not fit into memory, and a hint."""
     what = "not enough memory to encode it, even by itself"
     hint = "end other programs and run the same command again"
     if not isinstance(sample.content, str):

@@ -1,7 +1,7 @@
 """Tokenizers without their networks: truncation of captions, and CLIP's chunks.
 
-All counts are of the text's own tokens: without those that a tokenizer puts around them (CLIP's BOS
-and EOS, T5's EOS) and without padding. Nothing is imported before a tokenizer is loaded.
+Counts do not include padding and the tokens that a tokenizer puts around a text (CLIP's BOS and
+EOS, T5's EOS). transformers is imported when a tokenizer is loaded.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 75
-"""Tokens of a caption that CLIP sees at once, between BOS and EOS."""
+"""Number of a caption's tokens that CLIP sees at once, between BOS and EOS."""
 
-_REMEMBERED = 8192  # captions; those that wait to be encoded are half as many at most
+_REMEMBERED = 8192  # captions; at most half as many wait to be encoded
 
 
 def load(weights: TextWeights, clip: ClipOutput | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a text encoder, of its folder or the hub; raises ModelError.
+    """Load the tokenizer of a text encoder from its folder or the hub; raises ModelError.
 
     Args:
-        weights: of the text encoder.
-        clip: of a CLIP whose captions are read by the released tokenizer, see `released_clip`. Its
-            vocabulary is read, and none of the tokens that were added to it.
+        weights: weights of the text encoder.
+        clip: output settings of a CLIP that uses the released tokenizer, see `released_clip`. Then
+            only the vocabulary is read; added tokens are ignored.
     """
     from transformers import AutoTokenizer, CLIPTokenizer
 
-    loader: Any = AutoTokenizer  # whose arguments have no types
+    loader: Any = AutoTokenizer  # its arguments have no types
     options: dict[str, object] = {"local_files_only": True}
     own = weights.tokenizer
     if own is not None and own.hub is not None:
@@ -56,15 +56,15 @@ def load(weights: TextWeights, clip: ClipOutput | None = None) -> PreTrainedToke
         loader = CLIPTokenizer
         options |= {"added_tokens_decoder": {}, "pad_token": END_OF_TEXT}
     try:
-        found: PreTrainedTokenizerBase = loader.from_pretrained(place, **options)
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(place, **options)
         if clip is not None and clip.padding is not None:
-            found.pad_token = found.convert_ids_to_tokens(clip.padding)
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(clip.padding)
         elif clip is None and pads_with_zero(weights):
-            # In the pipelines of diffusers this token is never a part of a word.
-            found.add_special_tokens({"pad_token": found.convert_ids_to_tokens(0)})
-        found("a")  # of a damaged file, some things fail no earlier
-        return found
-    except Exception as error:  # each of its libraries has its own for a damaged file
+            # As a special token it is never part of a word, as in the pipelines of diffusers.
+            tokenizer.add_special_tokens({"pad_token": tokenizer.convert_ids_to_tokens(0)})
+        tokenizer("a")  # some damage shows only when a text is tokenized
+        return tokenizer
+    except Exception as error:  # the libraries raise errors of their own types for a damaged file
         what = f"cannot be loaded as a tokenizer ({first_line(error)})"
         raise ModelError(what, where=place, hint="name the complete folder of one") from None
 
@@ -72,28 +72,30 @@ def load(weights: TextWeights, clip: ClipOutput | None = None) -> PreTrainedToke
 def clean_caption(caption: str) -> str:
     """Clean a caption as Wan's tokenizer does (source: Wan 2.1, wan/modules/tokenizers.py).
 
-    Broken Unicode is repaired, HTML entities are resolved twice, white space becomes single spaces.
+    Broken Unicode is repaired, HTML entities are resolved twice, and each run of white space
+    becomes a single space.
     """
-    import ftfy  # which few jobs need
+    import ftfy  # few jobs need it
 
     text = html.unescape(html.unescape(ftfy.fix_text(caption)))
     return re.sub(r"\s+", " ", text).strip()
 
 
 class TokenCache:
-    """Tokens of captions, each tokenized once while it is remembered; for any number of threads.
+    """Cache of the tokens of captions; any number of threads may use it.
 
-    Captions are cut afterwards: what is kept are the first tokens of the text between BOS and EOS,
-    as with `truncation=True`. transformers changes the settings of a tokenizer by the arguments of
-    each call, and a tokenizer that encodes in another thread refuses that ("Already borrowed").
+    The cache keeps complete captions and cuts them afterwards. As with `truncation=True`, the first
+    tokens of the text are kept, between BOS and EOS. transformers would change the settings of the
+    tokenizer by the arguments of a call, which fails while another thread encodes ("Already
+    borrowed").
 
     Args:
-        tokenizer: which no other part of the program may use at the same time.
-        cleaned: changes captions before.
+        tokenizer: tokenizer that nothing else in the program uses.
+        cleaned: function that cleans a caption first.
 
     Attributes:
         special: number of tokens around a caption: CLIP's BOS and EOS, T5's EOS.
-        padding: the token of padding.
+        padding: id of the padding token.
     """
 
     def __init__(
@@ -111,11 +113,11 @@ class TokenCache:
 
     def _tokenized(self, caption: str) -> array[int]:
         with self._lock:
-            found = self.tokenizer(self._cleaned(caption), truncation=False, verbose=False)
-        return array("i", found["input_ids"])
+            encoding = self.tokenizer(self._cleaned(caption), truncation=False, verbose=False)
+        return array("i", encoding["input_ids"])
 
     def ids(self, caption: str, longest: int | None = None) -> list[int]:
-        """Return a caption's tokens with BOS and EOS, `longest` of all at the most."""
+        """Return a caption's tokens with BOS and EOS, at most `longest` in all."""
         ids = self._uncut(caption)
         if longest is None or len(ids) <= longest:
             return list(ids)
@@ -123,7 +125,7 @@ class TokenCache:
         return [*ids[: longest - end], *ids[len(ids) - end :]]
 
     def count(self, caption: str) -> int:
-        """Return how many tokens a caption has, before it is cut."""
+        """Return the number of a caption's tokens before it is cut."""
         return len(self._uncut(caption)) - self.special
 
 
@@ -134,9 +136,10 @@ class Row(NamedTuple):
     """A caption's tokens for a network; for CLIP in n chunks of 75.
 
     Attributes:
-        ids: of BOS, the caption's tokens, EOS and padding, [75n + 2].
-        mask: 1 for each of them but the padding, [75n + 2].
-        chunks: what the network sees, [n][77]; for other networks than CLIP one chunk, `ids`.
+        ids: token ids of BOS, the caption, EOS and padding, [75n + 2].
+        mask: 0 for padding, 1 for all other tokens, [75n + 2].
+        chunks: token ids that the network sees, [n][77]; for networks other than CLIP one chunk,
+            `ids`.
     """
 
     ids: list[int]
@@ -151,21 +154,22 @@ def chunks_needed(
 
     Args:
         text: the caption.
-        tokens: of all CLIPs of a model, whose hidden states must have one length.
-        max_token_length: 75 for each chunk; auto: as many as the longest needs.
+        tokens: token caches of all CLIPs of a model; their hidden states must have one length.
+        max_token_length: 75 for each chunk; auto: as many chunks as the longest row of tokens
+            needs.
     """
     if isinstance(max_token_length, int):
         return max_token_length // CHUNK
-    return max(1, math.ceil(max((each.count(text) for each in tokens), default=0) / CHUNK))
+    return max(1, math.ceil(max((cache.count(text) for cache in tokens), default=0) / CHUNK))
 
 
 def chunked(text: str, tokens: TokenCache, number: int) -> Row:
-    """Cut a caption into tokens for CLIP, as sd-scripts does for its `--max_token_length`.
+    """Cut a caption into chunks of tokens for CLIP, as sd-scripts does for `--max_token_length`.
 
-    Each chunk has the whole row's first and last token around it. Where padding is not by EOS
-    (Stable Diffusion 2, SDXL's second encoder), a chunk whose text fills it ends in EOS, and one
-    that is nothing but padding begins with EOS. One chunk alone is the usual 77 tokens. What does
-    not fit into this number of chunks is cut off.
+    Each chunk is put between the first and the last token of the complete row. If the padding token
+    is not EOS (Stable Diffusion 2, SDXL's second encoder), a chunk that is full of text ends with
+    EOS, and a chunk of padding only begins with EOS. A single chunk is the usual row of 77 tokens.
+    Tokens that do not fit into `number` chunks are cut off.
     """
     length = number * CHUNK + 2
     ids = tokens.ids(text, length)

@@ -108,7 +108,7 @@ def _cut_source(
         item = files[0].item
         assert item.media is not None
         film = Film(item.image, item.media.rotation, order.max_pixels[files[0].dataset])
-        clips = readers.each(film.path, scaling.cut, film, [clip_cut for clip_cut, _ in cuts])
+        clips = readers.iterate(film.path, scaling.cut, film, [clip_cut for clip_cut, _ in cuts])
         for _, file in cuts:
             comment = {KEY: order.key(file, source[-1]), **order.origin(file)}
             (clip,) = next(clips).values()

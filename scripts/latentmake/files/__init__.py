@@ -1,1 +1,1 @@
-"""Bytes on a disk: atomic writes, headers of files, folders in sync, paths, media."""
+"""Files: atomic writes, headers, checks, synced folders, paths, images and videos."""

@@ -1,11 +1,11 @@
 """Atomic writes and links, and locks that end with their process.
 
-Each file is made under a temporary name in the same folder and renamed. There is no fsync: a cache
-file that a power failure cut short has the wrong length and is found damaged. A full or read-only
-disk is a StorageError, anything else an OSError.
+A file is written under a temporary name in the same folder and then renamed. There is no fsync: if
+a power failure cuts a cache file short, its length is wrong, and so it counts as damaged. A full or
+read-only disk raises StorageError, anything else OSError.
 
-The processes that a holder starts with `inherited()` hold its locks as well: a lock is free when
-all have ended.
+Child processes that are started with `inherited()` hold the locks of their parent, too. A lock is
+free when all of them have ended.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ TEMPORARY_SUFFIX = ".latentmake-partial"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name whose file takes a path's place at the end of the `with`.
+    """Yield a temporary name whose file replaces `path` at the end of the `with`.
 
-    The path's folder is made where it is missing.
+    A missing folder is created.
     """
-    # A name that no writer on any machine has or had, short whatever the file's name. A leftover
-    # under the same name could be another name of a finished file, which would be overwritten.
+    # A unique name: a leftover of the same name may be a hard link to a finished file, which would
+    # be overwritten. It does not contain the file's name, which may have the maximal length.
     temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         temporary.replace(path)
-        temporary.unlink(missing_ok=True)  # rename does nothing between two names of one file
-    except BaseException as error:  # Ctrl-C too
-        with contextlib.suppress(OSError):  # on a read-only disk even that is refused
+        # `rename` between two hard links to the same file does nothing and leaves both names.
+        temporary.unlink(missing_ok=True)
+    except BaseException as error:  # also on Ctrl-C
+        with contextlib.suppress(OSError):  # a read-only disk refuses even this
             temporary.unlink()
         if not isinstance(error, OSError):
             raise
-        told: Exception | None = storage_error(error, path)
-        if told is None and error.filename in (None, os.fspath(temporary)):
-            told = OSError(error.errno, error.strerror, os.fspath(path))
-        raise told or error from None
+        shown: Exception | None = storage_error(error, path)
+        if shown is None and error.filename in (None, os.fspath(temporary)):
+            shown = OSError(error.errno, error.strerror, os.fspath(path))
+        raise shown or error from None
 
 
 def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:
-    """Write a file, whose bytes come in pieces; return its stat."""
+    """Write pieces of bytes to a file atomically, and return its stat."""
     with replacing(Path(path)) as temporary, temporary.open("xb") as file:
         file.writelines(pieces)
         file.flush()
@@ -61,9 +62,9 @@ def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:
 
 @contextlib.contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new folder that takes the place of another at the end of the `with`.
+    """Yield a new folder that replaces `folder` at the end of the `with`.
 
-    Its files get the permissions that the umask says.
+    Its files get the permissions of the umask.
     """
     new = folder.with_name(f".{folder.name}{TEMPORARY_SUFFIX}")
     try:
@@ -73,16 +74,16 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         open_to_group(new, "**/*")
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
-    except BaseException as error:  # Ctrl-C too
+    except BaseException as error:  # also on Ctrl-C
         shutil.rmtree(new, ignore_errors=True)
         if not isinstance(error, Exception):
             raise
-        # torch and safetensors have their own error for a full disk
+        # `storage_error` also knows the errors of torch and safetensors for a full disk.
         raise storage_error(error, folder) or error from None
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder with all that it holds, if it is there."""
+    """Remove a file, a link, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -90,7 +91,7 @@ def remove(path: Path) -> None:
 
 
 def link(existing: Path, path: Path) -> None:
-    """Give a finished file a second name, replacing what bears it; copy where links fail."""
+    """Hard-link a finished file to `path`, replacing a file there; copy it if links fail."""
     with replacing(path) as temporary:
         try:
             os.link(existing, temporary)
@@ -99,8 +100,8 @@ def link(existing: Path, path: Path) -> None:
 
 
 def open_to_group(folder: Path, pattern: str) -> None:
-    """Set the permissions that the umask says; safetensors lets only their owner read its files."""
-    umask = os.umask(0)
+    """Give files the permissions of the umask. safetensors creates files only for their owner."""
+    umask = os.umask(0)  # the umask can only be read by setting it
     os.umask(umask)
     for file in filter(Path.is_file, folder.glob(pattern)):
         file.chmod(0o666 & ~umask)
@@ -110,16 +111,16 @@ _held: set[int] = set()
 
 
 def inherited() -> tuple[int, ...]:
-    """Return the files of all locks that this process holds, as `pass_fds` of a child."""
+    """Return the file descriptors of all locks that this process holds, for `pass_fds`."""
     return tuple(_held)
 
 
 class Lock:
-    """A lock file with a line on who holds it.
+    """Lock file that contains a line about its holder.
 
     Args:
-        path: of the file; its folder is there.
-        about: what the holder does, for whoever waits.
+        path: path of the file, in an existing folder.
+        about: activity of the holder, shown to processes that wait.
     """
 
     def __init__(self, path: Path, about: str) -> None:
@@ -128,8 +129,12 @@ class Lock:
         self._file: BinaryIO | None = None
 
     def acquire(self, *, wait: bool = False) -> bool:
-        """Return whether this process holds it now; an OSError says that nobody can."""
-        file = self.path.open("ab")  # not "wb": the holder's line would be gone
+        """Try to acquire the lock, and return whether this process holds it now.
+
+        Raises:
+            OSError: the file system does not allow locks, or the file cannot be opened.
+        """
+        file = self.path.open("ab")  # "wb" would delete the line of the present holder
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BaseException as error:
@@ -138,7 +143,7 @@ class Lock:
                 return False
             raise
         line = f"process {os.getpid()} on {socket.gethostname()} ({self._about} in {Path.cwd()})"
-        with contextlib.suppress(OSError):  # a full disk: nobody is told who
+        with contextlib.suppress(OSError):  # on a full disk, the line stays empty
             file.truncate(0)
             file.write(os.fsencode(line))
             file.flush()
@@ -147,13 +152,13 @@ class Lock:
         return True
 
     def holder(self) -> str:
-        """Return who holds it, in words."""
+        """Return a description of the holder."""
         with contextlib.suppress(OSError):
             return self.path.read_text(errors="replace") or "another process"
         return "another process"
 
     def close(self) -> None:
-        """Release it: the lock is free once no other process has the file open."""
+        """Release the lock. It is free when no child process has the file open either."""
         if self._file is not None:
             _held.discard(self._file.fileno())
             self._file.close()

@@ -1,4 +1,4 @@
-"""Check of a whole cache file: its header, its checksums and its values."""
+"""Check of a complete cache file: its header, its checksums and its values."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ class Checked(NamedTuple):
     """Result of a check.
 
     Attributes:
-        damage: what is wrong with the file; None where it is sound, `FOREIGN` where another program
-            wrote it.
-        header: its origin; None where it cannot be read.
-        recipe: in its header; empty where there is none.
+        damage: fault of the file: None if it is sound, `FOREIGN` if another program wrote it.
+        header: origin of the file; None if it cannot be read.
+        recipe: recipe in the header; empty if there is none.
     """
 
     damage: str | None
@@ -43,25 +42,25 @@ class Checked(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another program wrote it."""
+        """Whether another program wrote the file."""
         return self.damage == FOREIGN
 
     @property
     def has_checksum(self) -> bool:
-        """Whether its header has a checksum; a file of an older release has none."""
+        """Whether the header has a checksum; files of older releases have none."""
         return self.header is not None and self.header.checksum != ""
 
 
 def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
-    """Read a cache file and check it, see `check`, in any thread; raises OSError."""
+    """Read a cache file and check it, see `check`; raises OSError. Any thread may call this."""
     return check(read_regular(path, None), values=values)
 
 
 def check(data: bytes, *, values: bool = True) -> Checked:
     """Check the bytes of a cache file.
 
-    `values` tells whether NaN, infinity and tensors of zeros are looked for. An embedding may be
-    zeros, as that of an empty caption.
+    With `values`, NaN, infinity and tensors of zeros are faults. An embedding may be zeros, for
+    example the embedding of an empty caption.
     """
     is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
     tensors: Iterable[_Bytes]
@@ -75,16 +74,21 @@ def check(data: bytes, *, values: bool = True) -> Checked:
             head = parse_head(data)
             metadata, header = head.metadata, head.data[8:]
             origin, body = parse_header(metadata, head.data), memoryview(data)[len(head.data) :]
-            found = head.tensors.items()
-            tensors, arrays = [body], {name: (x.dtype, body[x.start : x.end]) for name, x in found}
+            tensors = [body]
+            arrays = {
+                name: (tensor.dtype, body[tensor.start : tensor.end])
+                for name, tensor in head.tensors.items()
+            }
     except ValueError as error:
-        # The end of an npz file may be gone, which has the key; a crash may leave zeros of any.
+        # A damaged file of ours may lack its key. The key of an npz file is at its end, which may
+        # be cut off, and a crash may leave a file of zeros.
         is_lost = str(error) != FOREIGN and (is_npz or not data.strip(b"\0"))
         if is_lost or KEY.encode() in data:
             return Checked(str(error), origin, recipe_of(metadata))
         return Checked(FOREIGN)
     damage, recipe = None, recipe_of(metadata)
-    if not metadata.keys().isdisjoint((CHECKSUM, HEADER_CHECKSUM)):  # else of an older release
+    # Files of older releases have no checksums.
+    if not metadata.keys().isdisjoint((CHECKSUM, HEADER_CHECKSUM)):
         if not is_sealed(header, metadata.get(HEADER_CHECKSUM)):
             damage = "has a damaged header"
         elif origin.checksum != checksum(tensors):
@@ -95,7 +99,7 @@ def check(data: bytes, *, values: bool = True) -> Checked:
 
 
 def _array(member: tuple[str, bytes]) -> tuple[str, tuple[str, _Bytes]]:
-    """Return the name of an array in an archive, its dtype and the bytes of its numbers."""
+    """Return the name of an array in an archive, with its dtype and the bytes of its numbers."""
     name, data = member
     dtype, _, start = npz.parse_array(data)
     return name.removesuffix(".npy"), (dtype, memoryview(data)[start:])
@@ -107,14 +111,14 @@ def _values_fault(arrays: Mapping[str, tuple[str, _Bytes]], *, may_be_zero: bool
         top = largest(dtype, data)
         if top is None:
             return f"holds NaN or infinity ({name})"
-        # Masks, positions and small tensors may be zero.
+        # Masks, positions and tensors of less than half the longest size may be all zeros.
         if not (top or may_be_zero or 2 * len(data) < longest or _SIDE.search(name)):
             return f"is all zeros ({name})"
     return None
 
 
 def not_finite(path: Path) -> Iterator[str]:
-    """Yield the names of the tensors that hold NaN or infinite values."""
+    """Yield the names of the tensors that contain NaN or infinity."""
     head = read_head(path)
     with path.open("rb") as file:
         for name, tensor in head.tensors.items():
@@ -124,20 +128,24 @@ def not_finite(path: Path) -> Iterator[str]:
 
 
 def largest(dtype: str, data: bytes | memoryview) -> int | None:
-    """Return the bits of the largest value of floating-point numbers; None where one is NaN.
+    """Return the largest bit pattern of floating-point numbers; None if one is NaN or infinite.
 
-    Infinite ones count as NaN, and so do bytes of which a part is left; other dtypes give 1.
-    Without a copy: a number that is not finite is above its exponent, as a signed number or, where
-    negative, an unsigned one.
+    The result is 0 only if all numbers are zeros. It is None, too, if the bytes are not a multiple
+    of the dtype's size, and 1 for other dtypes.
+
+    Bit patterns are compared as integers, which needs no copy of the numbers and works without a
+    numpy type for bfloat16. A number that is not finite has all bits of its exponent set. So its
+    pattern is at least `exponent`: read as signed if the number is positive, and as unsigned, with
+    the sign bit, if it is negative.
     """
-    import numpy as np  # planning reads headers alone, and does without
+    import numpy as np  # imported late: planning only reads headers
 
     if dtype not in DTYPES or not DTYPES[dtype].exponent:
         return 1
     _, size, exponent, _ = DTYPES[dtype]
     if len(data) % size:
         return None
-    highest = np.maximum.reduce  # what `max` calls, by a detour
+    highest = np.maximum.reduce  # faster than `max`, which calls it
     top = int(highest(np.frombuffer(data, f"<u{size}"), initial=0))
     if top >= exponent | 1 << 8 * size - 1:
         return None

@@ -1,7 +1,7 @@
-"""Probe images and videos: size and length, without decoding more than it takes.
+"""Probing of images and videos: size and length, with as little decoding as possible.
 
-Planning does so once for each file that it has not seen before; Pillow and PyAV are imported only
-then. Whoever decodes files opens them here too, so that faults are named alike.
+Planning probes a file once, when it first sees it. Pillow and PyAV are imported only then. Code
+that decodes files opens them with these functions, too, so messages about faults are the same.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from PIL import Image
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
-"""Pillow's names of the formats of the endings that a dataset takes.
+"""Pillow's names of the image formats of datasets.
 
-No other format is tried, whatever a file is called: Pillow would start Ghostscript for PostScript.
+Pillow tries no other format, whatever the file's ending: it would start Ghostscript for PostScript.
 """
 
 RENAMED = {".jfif": ".jpg", ".jpe": ".jpg", ".jif": ".jpg", ".mpo": ".jpg", ".apng": ".png"}
-"""Endings of images that could be read, but that neither a dataset nor the trainers take."""
+"""Other endings of readable images -> ending to rename them to. Trainers ignore these, too."""
 
 UNREAD_IMAGES = frozenset(
     (
@@ -46,7 +46,7 @@ UNREAD_IMAGES = frozenset(
         *(".pbm", ".pnm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
     )
 )
-"""Endings of images that cannot be read: Pillow alone does not, nor do the trainers."""
+"""Endings of images that neither Latentmake nor the trainers read."""
 
 UNREAD_VIDEOS = frozenset(
     (
@@ -54,7 +54,7 @@ UNREAD_VIDEOS = frozenset(
         *(".rm", ".rmvb", ".divx", ".qt"),
     )
 )
-"""Endings of videos that neither a dataset nor musubi-tuner takes."""
+"""Endings of videos that neither datasets nor musubi-tuner read."""
 
 _NAMES = {".heic": "HEIC", ".heif": "HEIC", ".hif": "HEIC", ".jxl": "JPEG XL"}
 
@@ -68,30 +68,31 @@ VIDEO_EXTENSIONS = frozenset(
 )
 
 NPZ = ".npz"
-"""Ending of a clip whose frames are an array."""
+"""Ending of a clip that is stored as an array of frames."""
 
-# In these a packet of these is one picture, neither more nor less, as a rule. Not so elsewhere:
-# MPEG-4 in AVI may hold packets without a picture, VP8 pictures that nobody shows.
+# With these codecs in these containers, a packet is usually exactly one picture. Others differ:
+# MPEG-4 in AVI may have packets without a picture, and VP8 has pictures that are not shown.
 _COUNTED_CONTAINERS = frozenset({"mov", "matroska"})
 _COUNTED_CODECS = frozenset({"h264", "hevc", "vp9", "av1", "libdav1d", "mjpeg", "ffv1", "prores"})
 
 
-# Ends of complete files, which other bytes may follow; Pillow opens no WebP that is cut short.
+# Last bytes of complete files; some other bytes may follow. For WebP there is nothing to check:
+# Pillow does not open a WebP that is cut short.
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "WEBP": b""}
-_TAIL = 64  # bytes
+_TAIL = 64  # bytes in which the end must occur
 
-_PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # chunks that may hold EXIF
+_PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # chunks that may contain EXIF
 
 _CONVERT = "convert it, for example to MP4 with H.264, or remove it"
 
 
 @contextmanager
 def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[Image.Image]:
-    """Open an image, of which nothing but the header is decoded yet.
+    """Open an image and decode only its header.
 
     Raises:
-        SourceError: it is empty, no image, or has more pixels than allowed; or decoding it inside
-            of the `with` failed, in whatever way.
+        SourceError: the file is empty, no image, or has more than `max_pixels`; or decoding it
+            inside the `with` raised any exception.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -100,7 +101,7 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
     _refuse_empty(file, path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about metadata that no pixel depends on
+            warnings.simplefilter("ignore")  # they are about metadata, not about pixels
             image = Image.open(file, formats=IMAGE_FORMATS)
             if max_pixels is not None:
                 refuse_large(Size(*image.size), max_pixels, path)
@@ -116,18 +117,18 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
             if pattern.match(begin):
                 what, hint = unread_format(kind)
         raise SourceError(what, where=path, hint=hint) from None
-    except Exception as error:  # a decoder may raise anything at all for a damaged file
+    except Exception as error:  # for a damaged file, a decoder may raise anything
         what = f"is damaged or cut short ({error})"
         raise SourceError(what, where=path, hint="replace or remove it") from None
 
 
 def unread_format(kind: str) -> tuple[str, str]:
-    """Return the fault of an image of a format that is not read, and the hint."""
+    """Return the fault of an image in a format that is not read, and the hint."""
     return f"is a {kind} image, which cannot be read", "convert it to PNG or JPEG, or remove it"
 
 
 def unread_fault(ending: str) -> tuple[str, str] | None:
-    """Return the fault that a file has by its ending, and the hint; None where it has none."""
+    """Return the fault of a file with an ending, and the hint; None if there is no fault."""
     if ending in _NAMES:
         return unread_format(_NAMES[ending])
     if ending in RENAMED:
@@ -145,7 +146,7 @@ def load(image: Image.Image, path: str) -> None:
     """Decode an image that `opened_image` has opened.
 
     Raises:
-        SourceError: its values are fractions from 0 to 1, which would all become black.
+        SourceError: the values are fractions from 0 to 1, which would become black.
     """
     image.load()
     most = image.getextrema()[1] if image.mode == "F" else None
@@ -155,13 +156,17 @@ def load(image: Image.Image, path: str) -> None:
 
 
 def upright_size(data: bytes, path: str, max_pixels: int, *, turns: bool) -> Size:
-    """Return an image's size from its header, where it `turns` as shown; raises SourceError."""
+    """Return an image's size from its header; raises SourceError.
+
+    With `turns`, this is the size after the rotation by its EXIF orientation.
+    """
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
-        if not turns or image.format == "TIFF":  # Pillow turns a TIFF itself
+        if not turns or image.format == "TIFF":  # Pillow rotates a TIFF itself
             return Size(*image.size)
-        # Pillow decodes a PNG for EXIF behind its pixels; not here, where no such chunk follows.
+        # To find EXIF behind the pixels of a PNG, Pillow decodes it. This is skipped if no chunk
+        # there can contain EXIF.
         behind = data.find(b"IDAT") if image.format == "PNG" else 0
-        decodes = image.format != "PNG" or any(data.find(x, behind) >= 0 for x in _PNG_TEXTS)
+        decodes = image.format != "PNG" or any(data.find(kind, behind) >= 0 for kind in _PNG_TEXTS)
         turned = orientation(image, decodes=decodes) >= 5
         return Size(*(image.size[::-1] if turned else image.size))
 
@@ -169,10 +174,10 @@ def upright_size(data: bytes, path: str, max_pixels: int, *, turns: bool) -> Siz
 def check_image(data: bytes, path: str, max_pixels: int) -> tuple[tuple[int, int], str]:
     """Check header and end of an image that another program decodes; raises SourceError.
 
-    It is decoded only where its end is not that of its format.
+    The image is decoded only if the end of its format is missing.
 
     Returns:
-        Its size in pixels, as stored, and Pillow's mode.
+        The size in pixels, as stored, and Pillow's mode.
     """
     with opened_image(io.BytesIO(data), path, max_pixels) as image:
         end = _ENDS.get(image.format or "")
@@ -183,11 +188,11 @@ def check_image(data: bytes, path: str, max_pixels: int) -> tuple[tuple[int, int
 
 @contextmanager
 def opened_video(path: str) -> Iterator[tuple[InputContainer, VideoStream, VideoFile]]:
-    """Open a video: its container, the first of its video streams, and the file that is read.
+    """Open a video, and yield its container, its first video stream, and the file that is read.
 
     Raises:
-        SourceError: it cannot be read, is empty, no video, or holds no picture; or decoding it
-            inside of the `with` failed, in whatever way.
+        SourceError: the file cannot be read, is empty, no video, or has no video stream; or
+            decoding it inside the `with` raised any exception.
     """
     import av
 
@@ -195,7 +200,7 @@ def opened_video(path: str) -> Iterator[tuple[InputContainer, VideoStream, Video
         _refuse_empty(file, path)
         what, hint = "is not a video that FFmpeg can read, or is cut short", _CONVERT
         try:
-            # A playlist that calls itself a video leads to no other file, nor to the network.
+            # A playlist with the ending of a video must not open other files or the network.
             with av.open(file, "r", container_options={"protocol_whitelist": "none"}) as container:
                 what, hint = "is damaged or cut short", "convert it, replace or remove it"
                 if not container.streams.video:
@@ -204,7 +209,7 @@ def opened_video(path: str) -> Iterator[tuple[InputContainer, VideoStream, Video
                 if stream.codec_context is None:
                     codec = "is coded in a way that this FFmpeg cannot decode, or is cut short"
                     raise SourceError(codec, where=path, hint=_CONVERT)
-                # Files are read side by side: FFmpeg's threads could only wait for each other.
+                # Several files are read in parallel, so FFmpeg's threads would compete for cores.
                 stream.codec_context.thread_count = 1
                 yield container, stream, file
         except SourceError:
@@ -222,7 +227,7 @@ def _refuse_empty(file: BinaryIO, path: str) -> None:
 
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """Open a source; an OSError becomes a SourceError, also one inside of the `with`."""
+    """Open a source; an OSError becomes a SourceError, also inside the `with`."""
     try:
         raw, _ = open_regular(path)
         with io.BufferedReader(raw) as file:
@@ -232,15 +237,16 @@ def opened(path: str) -> Iterator[BinaryIO]:
 
 
 def probe_image(path: str) -> Media:
-    """Return an image's size, from its header; a SourceError says why it cannot be read."""
+    """Return an image's size from its header; raises SourceError."""
     with opened(path) as file, opened_image(file, path, None) as image:
         return Media(image.width, image.height, 0)
 
 
 def probe_video(path: str) -> Media:
-    """Return the size of a video's first decoded frame, and number, timing and rotation of all.
+    """Return the size, length, timing and rotation of a video; raises SourceError.
 
-    Frames are counted as packets where a packet is a frame for certain, and decoded otherwise.
+    The size is that of the first decoded frame. If each packet is surely one frame, packets are
+    counted; otherwise all frames are decoded.
     """
     for count in (_count_packets, _count_frames):
         with opened_video(path) as (container, stream, file):
@@ -251,51 +257,54 @@ def probe_video(path: str) -> Media:
 
 
 _Times = list[tuple[int | None, int]]
-"""Timestamps and durations of frames, in any order; 0 is a duration that is not known."""
+"""Timestamps and durations of frames, in any order; a duration of 0 is unknown."""
 
 
 def _media(first: VideoFrame, times: _Times, stream: VideoStream) -> Media:
-    """Return what is known of the frames of a stream, of which `first` is the first."""
+    """Return the facts about a stream, from its first frame and the times of all frames."""
     timing, base = "", first.time_base or stream.time_base
-    known = sorted(time for time, _ in times if time is not None)
-    if base and len(known) == len(times):
+    stamps = sorted(time for time, _ in times if time is not None)
+    if base and len(stamps) == len(times):
         last = max(times)[1]
-        if len(known) > 1 and last < (known[-1] - known[-2]) / 2:  # not known, or a stand-in
-            last = known[-1] - known[-2]
+        # A very short duration of the last frame is unknown (0) or a placeholder.
+        if len(stamps) > 1 and last < (stamps[-1] - stamps[-2]) / 2:
+            last = stamps[-1] - stamps[-2]
         if last <= 0:
             last = max(1, round(1 / (base * (stream.average_rate or 16))))
-        timing = Timing.of(base, known, last).simplified().text
-    rotation = round(-first.rotation / 90) * 90 % 360  # Media's is clockwise, PyAV's is not
+        timing = Timing.of(base, stamps, last).simplified().text
+    # `Media` counts clockwise, PyAV counter-clockwise.
+    rotation = round(-first.rotation / 90) * 90 % 360
     return Media(first.width, first.height, len(times), timing, rotation)
 
 
 class VideoFile(io.FileIO):
-    """A file that gives FFmpeg zeros for the media data of an MP4 or MOV file, once told to.
+    """File that, after `skip`, returns zeros instead of the media data of an MP4 or MOV.
 
-    The index of such a file holds sizes, timestamps and flags of all packets. PyAV's
-    `index_entries` lack the timestamps of display, so packets are demuxed as ever, but not read.
+    The index of such a file has the sizes, timestamps and flags of all packets. PyAV's
+    `index_entries` lack presentation timestamps. So packets are demuxed as usual, but their data
+    are not read from the disk.
     """
 
-    _skipped: tuple[tuple[int, int], ...] = ()  # begin and end of media data, ascending
+    _skipped: tuple[tuple[int, int], ...] = ()  # start and end of each `mdat` box, ascending
 
     def skip(self) -> None:
-        """Give zeros from now on; fragments between media data are still read."""
+        """Return zeros for media data from now on. Boxes between media data are still read."""
         here, end, place = self.tell(), self.seek(0, os.SEEK_END), 0
-        found: list[tuple[int, int]] = []
+        skipped: list[tuple[int, int]] = []
         while place < end:
             self.seek(place)
             size, kind, long = struct.unpack(">I4sQ", self.read(16).ljust(16, b"\0"))
             begin = place + (16 if size == 1 else 8)
             place = min(end, place + (long if size == 1 else size)) if size else end
-            if place < begin:  # damaged
+            if place < begin:  # the file is damaged
                 break
             if kind == b"mdat":
-                found.append((begin, place))
-        self._skipped = tuple(found)
+                skipped.append((begin, place))
+        self._skipped = tuple(skipped)
         self.seek(here)
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return some bytes, or fewer."""
+        """Return at most `size` bytes."""
         here = self.tell()
         number = bisect_right(self._skipped, here, key=itemgetter(0)) - 1
         if not size or number < 0 or here >= (end := self._skipped[number][1]):
@@ -308,25 +317,26 @@ class VideoFile(io.FileIO):
 def frame_packets(
     container: InputContainer, stream: VideoStream
 ) -> Iterator[tuple[Packet[VideoStream], int]]:
-    """Yield the packets of a stream with their timestamps, each of which is sure to be a frame.
+    """Yield the packets of a stream with their timestamps, as long as each is surely one frame.
 
     Raises:
-        SourceError: one may be none, or a frame that is not shown; it names no place.
+        SourceError: a packet may be no frame, or a frame that is not shown. The error names no
+            file.
     """
     first: Packet[VideoStream] | None = None
     kind, codec = container.format.name.partition(",")[0], stream.codec_context.name
     if codec not in _COUNTED_CODECS or kind not in _COUNTED_CONTAINERS:
         raise SourceError("may hold packets that are no frames")
     for packet in container.demux(stream):
-        if packet.size == 0 and packet.dts is None:  # PyAV's sign that the file is at its end
+        if packet.size == 0 and packet.dts is None:  # PyAV marks the end of the file like this
             continue
         first, pts = first or packet, packet.pts
         if (
             not packet.size
             or not first.is_keyframe
             or packet.is_corrupt  # the end of a file that was cut short
-            or packet.is_discard  # before the beginning that an edit list sets
-            # Shown before the first key frame: it refers to frames that are not there.
+            or packet.is_discard  # it lies before the start that an edit list sets
+            # It is shown before the first key frame, so it refers to frames that are missing.
             or pts is None
             or first.pts is None
             or pts < first.pts
@@ -338,7 +348,7 @@ def frame_packets(
 def _count_packets(
     container: InputContainer, stream: VideoStream, file: VideoFile
 ) -> tuple[VideoFrame | None, _Times]:
-    """Return the first frame and the times of all; no frame where packets may not be frames."""
+    """Return the first frame and the times of all; None as frame if packets may not be frames."""
     frame: VideoFrame | None = None
     times: _Times = []
     with suppress(SourceError):
@@ -348,7 +358,7 @@ def _count_packets(
                 frame = next(iter(packet.decode()), None)
                 if frame is not None and container.format.name.startswith("mov"):
                     file.skip()
-        # Each of the two fields of an interlaced frame may have its own packet.
+        # The two fields of an interlaced frame may have separate packets.
         return (None if frame is None or frame.interlaced_frame else frame), times
     return None, times
 
@@ -356,7 +366,7 @@ def _count_packets(
 def _count_frames(
     container: InputContainer, _stream: VideoStream, _file: VideoFile
 ) -> tuple[VideoFrame | None, _Times]:
-    """Return the first frame and the times of all, which are decoded."""
+    """Decode all frames; return the first one, and the times of all."""
     first, times = None, []
     for frame in container.decode(video=0):
         first = first or frame

@@ -1,7 +1,7 @@
-"""Metadata of images: Pillow passes over those that it cannot read, as viewers do.
+"""Metadata of images. Pillow is made to ignore damaged metadata, as image viewers do.
 
-By itself, Pillow refuses a sound picture whose EXIF, ICC profile, XMP or texts are damaged.
-Metadata that it can read count as ever: such a picture keeps its pixels and its orientation.
+Unpatched, Pillow refuses a sound picture if its EXIF, ICC profile, XMP or texts are damaged.
+Readable metadata still count, so a picture keeps its pixels and its orientation.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_EXIF_OF_AVIF = re.compile(rb"(infe.{8}(?:..)?)Exif", re.DOTALL)  # an item's entry and its type
-# Tags of a TIFF that are about its pixels: those of its base and of JPEG in it.
+# An item's entry and its type, which tells AVIF decoders that the item is EXIF.
+_EXIF_OF_AVIF = re.compile(rb"(infe.{8}(?:..)?)Exif", re.DOTALL)
+# Tags of a TIFF that affect its pixels: baseline tags, and tags of JPEG compression.
 _PIXELS = {*range(254, 269), *range(273, 305), *range(317, 700)}
 
 
 def orientation(image: Image, *, decodes: bool = True) -> int:
-    """Return the EXIF orientation of an image, 1 to 8; 1 where it cannot be read.
+    """Return the EXIF orientation of an image, 1 to 8; 1 if it cannot be read.
 
-    `decodes` is whether a PNG without EXIF before its pixels is decoded for what may follow them.
+    With `decodes`, a PNG without EXIF before its pixels is decoded to find EXIF after them.
     """
     from PIL import ExifTags
     from PIL.Image import Image as Plain
 
     exif = image.getexif() if decodes else Plain.getexif(image)
-    with suppress(Exception):  # a parser may raise anything at all
-        found = exif.get(ExifTags.Base.Orientation, 1)
-        if found in range(1, 9):
-            return int(found)
+    with suppress(Exception):  # a parser may raise anything
+        value = exif.get(ExifTags.Base.Orientation, 1)
+        if value in range(1, 9):
+            return int(value)
     return 1
 
 
 @cache
 def pass_over_damaged() -> None:
-    """Let Pillow pass over damaged metadata in this process; call it before an image is opened."""
+    """Make Pillow ignore damaged metadata in this process. Call this before opening an image."""
     from PIL import (
         AvifImagePlugin,
         Image,
@@ -52,7 +53,7 @@ def pass_over_damaged() -> None:
 
     def chunk(stream: Any, kind: bytes, place: int, length: int) -> bytes:
         if _matters(kind) or not hasattr(stream, f"chunk_{kind.decode()}"):
-            raise  # what `_passing` has caught
+            raise  # again the exception that `_passing` has caught
         stream.fp.seek(place)
         return ImageFile._safe_read(stream.fp, length)
 
@@ -63,8 +64,8 @@ def pass_over_damaged() -> None:
     def segment(image: JpegImagePlugin.JpegImageFile, marker: int) -> None:
         with suppress(IndexError, struct.error):
             JpegImagePlugin.APP(image, marker)
-        image.icclist = [part for part in image.icclist if len(part) > 13]  # its number
-        image.info.pop("mp", None)  # the index of further pictures, which do not count
+        image.icclist = [part for part in image.icclist if len(part) > 13]  # byte 13 is its number
+        image.info.pop("mp", None)  # ignore the index of further pictures (MPO)
 
     _passing(Image.Image, "getexif", lambda image: image._exif)
     _passing(Image.Exif, "load", lambda *_: None)
@@ -80,23 +81,26 @@ def pass_over_damaged() -> None:
 
 
 def _matters(kind: bytes) -> bool:
-    """Whether pixels depend on a chunk of a PNG."""
+    """Whether the pixels of a PNG depend on a kind of chunk."""
     return kind[:1].isupper() or kind == b"fdAT"
 
 
 def _without_tags(data: bytes) -> bytes:
-    """Return a TIFF whose first directory has a type that no reader knows at tags of metadata."""
-    found, order = bytearray(data), "<" if data.startswith(b"II") else ">"
+    """Return a TIFF whose tags of metadata have an unknown type, so that readers skip them.
+
+    This changes only the first directory.
+    """
+    changed, order = bytearray(data), "<" if data.startswith(b"II") else ">"
     (place,) = struct.unpack_from(f"{order}L", data, 4)
     (count,) = struct.unpack_from(f"{order}H", data, place)
     for entry in range(place + 2, place + 2 + 12 * count, 12):
         if struct.unpack_from(f"{order}H", data, entry)[0] not in _PIXELS:
-            found[entry + 2 : entry + 4] = b"\0\0"
-    return bytes(found)
+            changed[entry + 2 : entry + 4] = b"\0\0"
+    return bytes(changed)
 
 
 def _bare(owner: Any, without: Callable[[bytes], bytes]) -> None:
-    """Let a class of images open a file that it cannot open without its metadata."""
+    """If a class of images cannot open a file, let it try again without the metadata."""
     opened = owner._open
 
     def again(image: Any) -> None:
@@ -108,7 +112,7 @@ def _bare(owner: Any, without: Callable[[bytes], bytes]) -> None:
 
 
 def _passing(owner: Any, name: str, instead: Callable[..., Any]) -> None:
-    """Let a method of a class do something else where it raises an exception."""
+    """Replace a method of a class: if it raises an exception, `instead` is called."""
     original = getattr(owner, name)
 
     @wraps(original)

@@ -1,9 +1,9 @@
-"""npz files with their origin in the archive's comment, for trainers that read numpy's archives.
+"""npz files for trainers that read numpy's archives. The archive's comment records the origin.
 
-An npz is a ZIP archive of arrays, uncompressed. Its origin is JSON in the archive's comment: numpy
-ignores it, and a program that writes the file again leaves it out, so that such a file is no longer
-ours. The comment stands at the very end, where one small read finds it and tells whether the file
-is complete; zipfile itself would read the directory too.
+An npz is an uncompressed ZIP archive of arrays. The origin is JSON in the archive's comment. numpy
+ignores the comment, and a program that writes the file again drops it, so that the file no longer
+counts as ours. The comment is at the end of the file. One small read gets it and shows whether the
+file is complete; zipfile would read the directory, too.
 Formats: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, and sections 4.3.7
 and 4.3.16 of https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT.
 """
@@ -27,27 +27,30 @@ from latentmake.regular import open_regular
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAGIC = b"PK\x03\x04"  # the first bytes of an archive that is not empty
+MAGIC = b"PK\x03\x04"  # first bytes of an archive that is not empty
 _SIGNATURE = b"PK\x05\x06"
-_END = struct.Struct("<4s4H2LH")  # of an archive: signature, disks, entries, size, offset, comment
-_MEMBER = struct.Struct("<26x2H")  # before a member: lengths of the name and more, which follow
-_TAILS = 4096, _END.size + 0xFFFF  # bytes that hold a comment of ours, and the longest
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a ZIP archive can say
+# End record: signature, disks, entries, size and offset of the directory, length of the comment.
+_END = struct.Struct("<4s4H2LH")
+# Header before a member: lengths of its name and of its extra field, which follow the header.
+_MEMBER = struct.Struct("<26x2H")
+_TAILS = 4096, _END.size + 0xFFFF  # bytes to read for a usual comment, and for the longest one
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # earliest time of a ZIP archive; a fixed time gives equal bytes
 _ARRAY = re.compile(
     rb"\x93NUMPY(?:\x01.{3}|[\x02\x03].{5})\{'descr': '([^']+)', 'fortran_order': (?:True|False), "
     rb"'shape': \(([\d, ]*)\), \} *\n",
     re.DOTALL,
 )
-_HEADER_OF_ARRAY = 256  # bytes that hold it
-_READING = threading.Lock()  # numpy reads headers by Python's ast, which fails in two threads
+_HEADER_OF_ARRAY = 256  # bytes, more than the header of an array takes
+# numpy parses headers with Python's ast module, which fails now and then in several threads.
+_READING = threading.Lock()
 _NAMES = {dtype.numpy.encode(): name for name, dtype in DTYPES.items() if dtype.numpy}
 
 
 def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of an npz file, the same for the same arrays and metadata.
+    """Return the bytes of an npz file. The same arrays and metadata give the same bytes.
 
     Raises:
-        ValueError: the metadata take more than 64 KB as JSON.
+        ValueError: the metadata are longer than 64 KB as JSON.
     """
     from numpy.lib import format as npy
 
@@ -63,19 +66,23 @@ def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -
 
 
 def stamped(data: bytes, metadata: Mapping[str, str]) -> bytes:
-    """Return an archive's bytes with metadata as its comment; raises ValueError."""
+    """Return an archive's bytes with metadata as its comment.
+
+    Raises:
+        ValueError: the archive is damaged, or the metadata are longer than 64 KB as JSON.
+    """
     header, members = split(data)
     comment = json.dumps(filled(metadata, members.values()), separators=(",", ":")).encode()
     if len(comment) > 0xFFFF:
         raise ValueError(f"{len(comment)} bytes of metadata are more than an archive takes")
-    old = len(comment_of(data, len(data))) + 2  # with its length, of two bytes
+    old = len(comment_of(data, len(data))) + 2  # 2 bytes before the comment are its length
     before = header[: len(header) - old]
     end = sealed(before + struct.pack("<H", len(comment)) + comment)[len(before) :]
     return b"".join((memoryview(data)[: len(data) - old], end))
 
 
 def load(file: str | os.PathLike[str] | BinaryIO) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an archive, as numpy reads them; it raises many kinds of errors."""
+    """Return the arrays of an archive, read by numpy, which raises many kinds of errors."""
     import numpy as np
 
     with _READING, np.load(file, allow_pickle=False) as arrays:
@@ -83,13 +90,13 @@ def load(file: str | os.PathLike[str] | BinaryIO) -> dict[str, NDArray[Any]]:
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the metadata of an archive by one read as a rule, and check that it is complete.
+    """Return the metadata of an archive, usually by one read, and check that it is complete.
 
-    Empty where its comment is none of ours.
+    They are empty if Latentmake did not write the comment.
 
     Raises:
-        ValueError: it is cut short, has grown, or is no archive.
-        OSError: it cannot be read.
+        ValueError: the file is cut short, has grown, or is no archive.
+        OSError: the file cannot be read.
     """
     file, size = open_regular(path)
     with file:
@@ -101,7 +108,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def comment_of(tail: bytes, size: int) -> bytes:
-    """Return the comment of an archive, by its last bytes and its size; raises ValueError."""
+    """Return the comment of an archive from its last bytes and its size; raises ValueError."""
     place = tail.rfind(_SIGNATURE)
     if place < 0 or len(tail) < place + _END.size:
         raise ValueError("is cut short or no npz file")
@@ -113,20 +120,20 @@ def comment_of(tail: bytes, size: int) -> bytes:
 
 
 def metadata_of(comment: bytes) -> dict[str, Any]:
-    """Return the metadata in an archive's comment; empty where it is none of ours."""
+    """Return the metadata in an archive's comment; empty if the comment is no JSON object."""
     try:
-        found = json.loads(comment)
+        metadata = json.loads(comment)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def split(data: bytes) -> tuple[bytes, dict[str, bytes]]:
     """Split an archive into its header and its members; raises ValueError.
 
     Returns:
-        All bytes but the members', of which the comment is the end; name of each member, in the
-        archive's order -> its bytes, uncompressed.
+        All bytes except those of the members; they end with the comment. Name of a member -> its
+        bytes, uncompressed, in the archive's order.
     """
     header, members, done = [], dict[str, bytes](), 0
     try:
@@ -137,7 +144,7 @@ def split(data: bytes) -> tuple[bytes, dict[str, bytes]]:
                 start = place + _MEMBER.size + sum(_MEMBER.unpack_from(data, place))
                 header.append(data[done:start])
                 done = start + entry.compress_size
-    except Exception as error:  # zipfile and zlib raise many things for a damaged file
+    except Exception as error:  # zipfile and zlib raise many types of errors for a damaged file
         is_changed = "CRC-32" in str(error)
         what = "checksum differs" if is_changed else "is damaged or no npz file"
         raise ValueError(what) from None
@@ -145,18 +152,19 @@ def split(data: bytes) -> tuple[bytes, dict[str, bytes]]:
 
 
 def parse_array(member: bytes) -> tuple[str, tuple[int, ...], int]:
-    """Return an array's dtype as safetensors names it, its shape, and the offset of its numbers.
+    """Return an array's dtype (safetensors' name), its shape, and the offset of its numbers.
 
-    By hand: numpy reads the header by Python's ast, which fails now and then in several threads.
+    numpy is not used: it parses the header with Python's ast module, which fails now and then in
+    several threads.
 
     Raises:
-        ValueError: numpy writes no such header.
+        ValueError: the header is not one that numpy writes.
     """
-    found = _ARRAY.match(member)
-    if found is None:
+    header = _ARRAY.match(member)
+    if header is None:
         raise ValueError("has a damaged header")
-    shape = tuple(map(int, re.findall(rb"\d+", found[2])))
-    return _NAMES.get(found[1], found[1].decode("latin-1")), shape, found.end()
+    shape = tuple(map(int, re.findall(rb"\d+", header[2])))
+    return _NAMES.get(header[1], header[1].decode("latin-1")), shape, header.end()
 
 
 def arrays_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:

@@ -1,7 +1,7 @@
-"""Processes that read videos: a decoder that crashes or hangs takes no other file along.
+"""Processes that read videos, so that a decoder that crashes or hangs harms only one file.
 
-A process gets a generator function and its arguments by its stdin, and is asked for one value after
-the other. It ends when that pipe is closed, so also with the process that started it.
+A process gets a generator function and its arguments through its stdin, and returns one value for
+each further request. It ends when that pipe is closed, and so at the latest with its parent.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from latentmake.files.workspace import usable_cores
 from latentmake.geometry.clips import Media
 
 READ_TIMEOUT = 120.0
-"""Seconds without a decoded frame after which a process is taken to hang."""
+"""Seconds without a decoded frame after which a process counts as hanging."""
 
-_ENOUGH = 8  # files that are worth a process
-_MOST = 8  # processes that probe
+_ENOUGH = 8  # files per process; starting one for fewer does not pay
+_MOST = 8  # processes that probe, at most
 
-_KILLED_SECONDS = 5.0  # until the system gives up a killed process that waits for a disk
+_KILLED_SECONDS = 5.0  # longest wait for a killed process, which may be stuck in disk I/O
 
 _Make = Callable[..., Iterator[Any]]
 _Process = subprocess.Popen[bytes]
 
 
 class Readers(AbstractContextManager["Readers"]):
-    """Processes that read files, each one file at a time; any threads may use them.
+    """Pool of processes that read one file at a time. Any number of threads may use it.
 
-    A context: at its end all processes are ended.
+    The end of this context ends all processes.
 
     Args:
-        timeout: seconds without a sign of life after which a process is ended.
+        timeout: seconds without a sign of life after which a process is killed.
     """
 
     def __init__(self, timeout: float = READ_TIMEOUT) -> None:
@@ -49,17 +49,20 @@ class Readers(AbstractContextManager["Readers"]):
         self._all: list[_Process] = []
         self._is_closed = False
 
-    def each(self, path: str, make: _Make, *arguments: object) -> Iterator[Any]:
-        """Yield what a generator function yields in another process, made when it is asked for.
+    def iterate(self, path: str, make: _Make, *arguments: object) -> Iterator[Any]:
+        """Run a generator function in another process, and yield its values.
+
+        The process makes each value when it is requested.
 
         Args:
-            path: the file that is read, for messages.
-            make: the function, of a module; None in what it yields is a sign of life.
-            arguments: of the function.
+            path: path of the file that is read, for messages.
+            make: generator function at the top level of a module. If it yields None, that is a sign
+                of life and no value.
+            arguments: arguments of the function.
 
         Raises:
             SourceError: the function raises it, or its process hangs or crashes.
-            RuntimeError: the processes were ended meanwhile.
+            RuntimeError: another thread has closed the pool.
         """
         process, question, is_asked = self._free(), (make, *arguments), True
         try:
@@ -78,7 +81,7 @@ class Readers(AbstractContextManager["Readers"]):
         finally:
             if is_asked:
                 _kill(process)
-                self._all.remove(process)  # so that its pipes are closed
+                self._all.remove(process)  # without a reference its pipes are closed
             else:
                 self._idle.append(process)
 
@@ -93,7 +96,8 @@ class Readers(AbstractContextManager["Readers"]):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pipesize=1 << 18,
-            process_group=0,  # what ends us by Ctrl-C or a signal is no fault of the file
+            # Ctrl-C must not reach it: a reader that dies looks like a fault of its file.
+            process_group=0,
         )
         self._all.append(process)
         if self._is_closed:
@@ -101,7 +105,7 @@ class Readers(AbstractContextManager["Readers"]):
         return process
 
     def close(self) -> None:
-        """End all processes, for good."""
+        """End all processes for good."""
         self._is_closed = True
         for process in [*self._all]:
             _kill(process)
@@ -116,7 +120,7 @@ def _ask(
     """Ask for the first value of a function, or for the next one; raises SourceError.
 
     Returns:
-        A value in a tuple, () at the end, or an error of the function.
+        A tuple with the value, () at the end, or an error that the function raised.
     """
     assert process.stdin is not None and process.stdout is not None
     what, answers = "crashed the process that reads it, or memory was short", select.poll()
@@ -125,8 +129,8 @@ def _ask(
         pickle.dump(question, process.stdin)
         process.stdin.flush()
         if answers.poll(1000 * timeout):
-            found: tuple[Any, ...] | Exception = pickle.load(process.stdout)  # noqa: S301
-            return found
+            answer: tuple[Any, ...] | Exception = pickle.load(process.stdout)  # noqa: S301
+            return answer
         what = f"gave no frame for {timeout:g} seconds"
     raise SourceError(what, where=path, hint="convert it again, replace or remove it")
 
@@ -138,14 +142,14 @@ def _kill(process: _Process) -> None:
 
 
 def _answer() -> None:
-    """Answer until nobody asks."""
+    """Answer requests from stdin until the pipe is closed."""
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what a decoder says
+        os.dup2(2, 1)  # lines that a decoder prints must not mix with the answers
         values: Iterator[Any] = iter(())
         with suppress(EOFError):
             while True:
-                if asked := pickle.load(sys.stdin.buffer):  # noqa: S301  # our own process made it
-                    values = asked[0](*asked[1:])
+                if request := pickle.load(sys.stdin.buffer):  # noqa: S301  # our own process made it
+                    values = request[0](*request[1:])
                 answer: tuple[Any, ...] | Exception = ()
                 try:
                     answer = (next(values),)
@@ -166,16 +170,16 @@ def _probed(path: str) -> Iterator[Media]:
 
 
 def probe_videos(paths: Sequence[str]) -> Iterator[Media | SourceError]:
-    """Yield size and length of videos and npz clips, or what is wrong, in the order of the paths.
+    """Yield size and length of videos and npz clips, or their faults, in the order of the paths.
 
-    Many are read side by side, few by one process.
+    A few files are read by one process, many by several in parallel.
     """
     count = min(_MOST, usable_cores(), -(-len(paths) // _ENOUGH)) or 1
     with Readers() as readers, ThreadPoolExecutor(count) as pool:
 
         def probed(path: str) -> Media | SourceError:
             try:
-                (media,) = readers.each(path, _probed, path)
+                (media,) = readers.iterate(path, _probed, path)
             except SourceError as error:
                 return error
             return Media(*media)

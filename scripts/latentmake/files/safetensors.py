@@ -1,12 +1,12 @@
 """safetensors files: their headers, the dtypes of tensors, and our checksums.
 
 The format: 8 bytes with the header's length (little endian), a JSON header, the tensors' bytes
-(https://github.com/huggingface/safetensors#format). The header is read by hand: one small read as a
-rule, a check that the file is complete, and about half of the time of the library's `safe_open`.
+(https://github.com/huggingface/safetensors#format). The header is read here, usually by one small
+read, and the file is checked to be complete. The library's `safe_open` takes about twice as long.
 
-A cache file, npz files too, holds two checksums, of its tensors' bytes and of its header. Both are
-in no key and no recipe: a file without them stays fresh. XXH3 takes a small part of the time of
-reading (https://github.com/Cyan4973/xxHash), and lets other threads run meanwhile.
+Each cache file, including npz files, has two checksums: one of its tensors' bytes, one of its
+header. They are part of no key and no recipe, so a file without them stays fresh. XXH3 takes a
+small part of the time of reading (https://github.com/Cyan4973/xxHash), and releases the GIL.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ CHECKSUM, HEADER_CHECKSUM = "latentmake.checksum", "latentmake.header_checksum"
 _TENSORS, _HEADER = "xxh3_128:", "xxh3_64:"
 _ZEROS = "0" * 16
 PLACEHOLDERS = {CHECKSUM: _TENSORS + 2 * _ZEROS, HEADER_CHECKSUM: _HEADER + _ZEROS}
-"""Metadata of a file to write, for the checksum of all tensor bytes in the order of the file, and
-of the header's JSON in which these digits of its own are zeros."""
+"""Metadata of a file before its checksums are known. The first checksum covers the bytes of all
+tensors in the order of the file. The second covers the header, with its own digits as zeros."""
 
-# No text in a header fits: JSON escapes quotes.
+# This matches only the real entry: in the text of a value, JSON would escape the quotes.
 _PLACE = f'"{HEADER_CHECKSUM}":"{PLACEHOLDERS[HEADER_CHECKSUM]}'.encode()
 
 _POINTER = b"version https://git-lfs"
@@ -35,7 +35,7 @@ POINTER = "is a pointer of git-lfs, not the file itself: run `git lfs pull` wher
 
 _FIRST_READ = 4096  # bytes, more than most headers take
 _MAX_HEADER = 100_000_000  # the format's own limit, in bytes
-# Whatever reading an odd JSON value may raise.
+# Errors that reading an unexpected JSON value may raise.
 _DAMAGE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
 
 
@@ -43,10 +43,11 @@ class Dtype(NamedTuple):
     """Format of a number.
 
     Attributes:
-        name: in torch and in settings.
-        size: in bytes.
-        exponent: bits of its exponent, which NaN and infinity have all set; 0 of those without.
-        numpy: numpy's name in an npz file; "" where it has none.
+        name: name in torch and in settings.
+        size: size in bytes.
+        exponent: mask of the exponent's bits, which are all set in NaN and infinity; 0 for a format
+            that has neither, or is not checked.
+        numpy: numpy's name in an npz file; "" if there is none.
     """
 
     name: str
@@ -67,16 +68,16 @@ DTYPES = {
     "U8": Dtype("uint8", 1),
     "BOOL": Dtype("bool", 1, numpy="|b1"),
 }
-"""Name in safetensors -> dtype, in the order in which it writes them."""
+"""Name in safetensors -> dtype, in the order in which safetensors sorts tensors."""
 
 
 class Tensor(NamedTuple):
     """A tensor as a header describes it.
 
     Attributes:
-        dtype: the format's name of it (`BF16`).
-        start: offset of its first byte behind the header.
-        end: likewise of the byte after its last.
+        dtype: safetensors' name of the dtype, such as `BF16`.
+        start: offset of the first byte, counted from the end of the header.
+        end: offset of the byte after the last one.
     """
 
     dtype: str
@@ -86,12 +87,12 @@ class Tensor(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Everything before the first tensor's bytes.
+    """Start of a file, up to the bytes of the first tensor.
 
     Attributes:
-        data: the bytes themselves: the length, then the JSON.
-        metadata: the header's `__metadata__`; values are text in a sound file.
-        entries: name of each tensor -> its JSON; planning needs no more of them.
+        data: the bytes: the length, then the JSON.
+        metadata: `__metadata__` of the header; in a sound file the values are strings.
+        entries: name of a tensor -> its JSON. Planning does not parse it further.
     """
 
     data: bytes
@@ -100,23 +101,23 @@ class Head(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name; a damaged header raises ValueError."""
-        found = {}
+        """Name -> tensor; a damaged header raises ValueError."""
+        tensors = {}
         try:
             for name, entry in self.entries.items():
                 dtype, (start, end) = str(entry["dtype"]), map(int, entry["data_offsets"])
-                found[name] = Tensor(dtype, tuple(map(int, entry["shape"])), start, end)
+                tensors[name] = Tensor(dtype, tuple(map(int, entry["shape"])), start, end)
         except _DAMAGE:
             raise ValueError("has a damaged header") from None
-        return found
+        return tensors
 
 
 def read_head(path: str | os.PathLike[str]) -> Head:
     """Read the header of a safetensors file, and check that the file is complete.
 
     Raises:
-        ValueError: it is cut short, damaged, or no safetensors file.
-        OSError: it cannot be read.
+        ValueError: the file is cut short, damaged, or no safetensors file.
+        OSError: the file cannot be read.
     """
     file, size = open_regular(path)
     with file:
@@ -128,7 +129,10 @@ def read_head(path: str | os.PathLike[str]) -> Head:
 
 
 def parse_head(data: bytes | memoryview, size: int | None = None) -> Head:
-    """Read the header of a file's first bytes, or of all of them; see `read_head`."""
+    """Parse the header in a file's bytes; see `read_head`.
+
+    `data` may be the first bytes of a file of `size` bytes, or by default the complete file.
+    """
     size = len(data) if size is None else size
     end = 8 + int.from_bytes(data[:8], "little")
     if end > min(size, _MAX_HEADER):
@@ -138,7 +142,7 @@ def parse_head(data: bytes | memoryview, size: int | None = None) -> Head:
     try:
         entries = json.loads(head[8:])
         metadata = entries.pop("__metadata__", {})
-        metadata.keys()  # an object
+        metadata.keys()  # raises an error if it is no JSON object
         last = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
     except _DAMAGE:
         raise ValueError("has a damaged header") from None
@@ -160,25 +164,25 @@ def is_pointer(path: Path) -> bool:
 def filled(
     metadata: Mapping[str, str], pieces: Iterable[bytes | bytearray | memoryview]
 ) -> dict[str, str]:
-    """Return metadata in order, with the checksum of the tensors if it has a place for it."""
-    found = dict(sorted(metadata.items()))
-    if CHECKSUM in found:
-        found |= PLACEHOLDERS | {CHECKSUM: checksum(pieces)}
-    return found
+    """Return sorted metadata; a placeholder is replaced by the checksum of the tensors."""
+    ordered = dict(sorted(metadata.items()))
+    if CHECKSUM in ordered:
+        ordered |= PLACEHOLDERS | {CHECKSUM: checksum(pieces)}
+    return ordered
 
 
 def checksum(pieces: Iterable[bytes | bytearray | memoryview]) -> str:
     """Return the checksum of the bytes of a file's tensors."""
-    import xxhash  # planning writes no cache file
+    import xxhash  # imported late: planning writes no cache file
 
-    found = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128()
     for piece in pieces:
-        found.update(piece)
-    return f"{_TENSORS}{found.hexdigest()}"
+        digest.update(piece)
+    return f"{_TENSORS}{digest.hexdigest()}"
 
 
 def sealed(header: bytes) -> bytes:
-    """Return a header with its own checksum, if it has a place for it."""
+    """Return a header with its own checksum in the place of the placeholder, if it has one."""
     import xxhash
 
     before, place, after = header.partition(_PLACE)
@@ -189,7 +193,7 @@ def sealed(header: bytes) -> bytes:
 
 
 def is_sealed(header: bytes, seal: object) -> bool:
-    """Whether a header has its own checksum, which its metadata says to be `seal`."""
+    """Whether `seal`, the checksum in the metadata of a header, is the header's own checksum."""
     import xxhash
 
     digits = str(seal).removeprefix(_HEADER).encode()

@@ -1,8 +1,8 @@
-"""Files of state: what one command writes for later ones, checked where it is read.
+"""State files, which one command writes and later commands read.
 
-Orders, receipts, locks, records and indexes are files of state. No user writes them, but a merge, a
-sync, a crash or a full disk damages them. `read_state` is the place where all of them are checked:
-a damaged file is named in a line and counts as missing, so that whoever needs it makes it anew.
+Orders, receipts, locks, records and indexes are state files. Users do not edit them, but a merge, a
+sync, a crash or a full disk can damage them. `read_state` checks all of them. A damaged file is
+named in a line and counts as missing, so the command that needs it writes a new one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from latentmake.errors import StorageError, first_line
 from latentmake.regular import read_regular
 
 _Content = TypeVar("_Content")
-_MOST = 1 << 32  # bytes of a file of state: an index of 10^7 items has half of them
-_damaged: dict[str, str] = {}  # absolute path -> fault, of the files that this process named
+_MOST = 1 << 32  # largest size in bytes; an index of 10^7 items has half of it
+_damaged: dict[str, str] = {}  # absolute path -> fault that this process has named
 
 
 def read_state(
     path: Path, parse: Callable[[bytes], _Content], *, quiet: bool = False
 ) -> _Content | None:
-    """Return the content of a file of state; None where it is missing or damaged.
+    """Return the content of a state file; None if it is missing or damaged.
 
     Args:
-        path: of the file.
-        parse: reads and checks its bytes; a ValueError, such as pydantic's, says what is wrong.
-        quiet: whether the caller names a damaged one.
+        path: path of the file.
+        parse: function that parses and checks the bytes. It raises a ValueError, such as
+            pydantic's, that describes the fault.
+        quiet: whether to write no line about a damaged file, because the caller does.
     """
     place = os.path.abspath(path)  # noqa: PTH100 -- much faster
     try:
@@ -54,12 +55,12 @@ def read_state(
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether this process found a file damaged when it read it last."""
+    """Whether a file was damaged when this process last read it."""
     return os.path.abspath(path) in _damaged  # noqa: PTH100
 
 
 def read_order(path: Path, parse: Callable[[bytes], _Content]) -> _Content:
-    """Return the content of a file that the plan has written for this job; raises StorageError."""
+    """Return the content of a file that the plan wrote for this job; raises StorageError."""
     try:
         return parse(read_regular(path, _MOST))
     except OSError as error:
@@ -71,7 +72,7 @@ def read_order(path: Path, parse: Callable[[bytes], _Content]) -> _Content:
 
 
 def _words(error: Exception) -> str:
-    """Return in a line what is wrong with a file's content, and at which key."""
+    """Return a line with the fault of a file's content and its key."""
     if not isinstance(error, ValidationError):
         return first_line(error)
     first = error.errors(include_url=False, include_input=False)[0]

@@ -1,7 +1,7 @@
-"""Frames of videos and npz clips by their indices: exactly those of a full sequential decode.
+"""Frames of videos and npz clips by index, exactly as a full sequential decode returns them.
 
-Where many frames are to be skipped, reading jumps to a key frame, if the packets tell for certain
-which frame that is. What then differs from the packets is decoded from the beginning after all.
+To skip many frames, reading seeks to a key frame, if the packets show for certain which frame that
+is. If a decoded frame then differs from the packets, the file is decoded from the beginning.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
     from numpy.typing import NDArray
 
-_FAR = 48  # frames that are rather decoded than skipped
-_ALIVE = 256  # frames decoded in vain, or packets, between two signs of life
+_FAR = 48  # up to this many frames, decoding is faster than seeking
+_ALIVE = 256  # skipped frames, or packets, between two signs of life
 _REPLACE = "convert it again, replace or remove it"
 
-# Types of the NAL units where decoding may begin, for FFmpeg's filter `filter_units`: IDR pictures
-# of H.264, whose other key frames may follow what stands before, and HEVC's random access points.
-# In the other codecs each key frame is one. Other codecs than these are decoded from the beginning.
+# Types of the NAL units where decoding can start, for FFmpeg's filter `filter_units`: IDR pictures
+# of H.264 (its other key frames may depend on earlier frames) and HEVC's random access points. ""
+# means that decoding can start at any key frame. All other codecs are decoded from the beginning.
 _UNITS = {"h264": "5", "hevc": "16-21", "vp9": "", "av1": "", "libdav1d": "", "prores": ""}
 
 
@@ -44,7 +44,7 @@ class EndedError(SourceError):
     """A file has fewer frames than are needed.
 
     Attributes:
-        frames: those it has.
+        frames: number of frames in the file.
     """
 
     frames = 0
@@ -61,27 +61,27 @@ def _ended(path: str, frames: int, needed: int) -> EndedError:
 
 
 class _Index(NamedTuple):
-    """Timestamps of all frames and of those where decoding may begin, both ascending."""
+    """Timestamps of all frames, and of the frames where decoding can start; both ascending."""
 
     times: array[int]
     entries: list[int]
 
 
-_indices: dict[str, _Index | None] = {}  # of the file that was read last
+_indices: dict[str, _Index | None] = {}  # path -> index, only of the file that was last read
 
 
 def read_frames(path: str, wanted: Iterable[int]) -> Iterator[tuple[int, NDArray[np.uint8] | None]]:
-    """Yield (index, RGB [H, W, 3]) of some frames of a video or npz clip, in this process.
+    """Yield (index, RGB [H, W, 3]) of frames of a video or npz clip, in this process.
 
-    Now and then a pair with None while others are decoded.
+    While other frames are decoded, a pair with None comes now and then as a sign of life.
 
     Args:
-        path: the file.
-        wanted: indices of frames in the order of display, ascending, none twice.
+        path: path of the file.
+        wanted: ascending indices of frames in display order, without duplicates.
 
     Raises:
-        SourceError: it cannot be read, is no video, or is damaged before the last of them.
-        EndedError: it has fewer frames.
+        SourceError: the file cannot be read, is no video, or is damaged before the last frame.
+        EndedError: the file has too few frames.
     """
     left = deque(wanted)
     if path.lower().endswith(NPZ):
@@ -97,23 +97,24 @@ def read_frames(path: str, wanted: Iterable[int]) -> Iterator[tuple[int, NDArray
 
 
 def frame_of(path: str, index: int) -> Iterator[NDArray[np.uint8] | None]:
-    """Yield one frame, and None while others are decoded; errors are those of `read_frames`."""
+    """Yield one frame, and None as a sign of life before it; raises the errors of `read_frames`."""
     return (pixels for _, pixels in read_frames(path, [index]))
 
 
 def _decoded(
     path: str, left: deque[int], index: _Index | None
 ) -> Generator[tuple[int, NDArray[np.uint8] | None], None, bool]:
-    """Yield frames and take their indices from `left`; see `read_frames`.
+    """Yield frames and remove their indices from `left`; see `read_frames`.
 
     Returns:
-        False where frames are damaged, or unlike the index: a decode of the whole decides.
+        False if frames are damaged or differ from the index. Then the caller decodes the complete
+        file.
     """
     import numpy as np
 
     position = -1
     with opened_video(path) as (container, stream, _):
-        frames: Iterator[Any] = container.decode(stream)  # half typed
+        frames: Iterator[Any] = container.decode(stream)  # PyAV's types are incomplete
         while left:
             if index and position >= 0 and position + _FAR < left[0] < len(index.times):
                 place = bisect_right(index.entries, index.times[left[0]]) - 1
@@ -132,7 +133,7 @@ def _decoded(
                 return False
             if frame is None:
                 raise _ended(path, position, left[0])
-            if frame.is_corrupt:  # FFmpeg goes on with guesses
+            if frame.is_corrupt:  # FFmpeg fills such frames with guesses
                 what = f"is damaged at frame {position}"
                 raise SourceError(what, where=path, hint=_REPLACE)
             if position == left[0]:
@@ -143,7 +144,7 @@ def _decoded(
 
 
 def _agrees(index: _Index, position: int, frame: VideoFrame | None) -> bool:
-    """Whether a frame is that of the index; each field of an interlaced one may have a packet."""
+    """Whether a frame matches the index. An interlaced one may have two packets, so it does not."""
     if frame is None or frame.interlaced_frame or frame.is_corrupt:
         return False
     return position < len(index.times) and frame.pts == index.times[position]
@@ -153,7 +154,7 @@ def _read_index(path: str) -> Generator[tuple[int, None], None, _Index | None]:
     """Read a file's packets without decoding them, and yield signs of life meanwhile.
 
     Returns:
-        None where these are not frames for certain.
+        The index; None if it is not certain that each packet is a frame.
     """
     from av import Packet
     from av.bitstream import BitStreamFilterContext
@@ -182,21 +183,22 @@ def _read_index(path: str) -> Generator[tuple[int, None], None, _Index | None]:
 def _from_entry(
     container: InputContainer, stream: VideoStream, entries: Sequence[int], place: int
 ) -> Iterator[VideoFrame]:
-    """Yield the frames from an entry on.
+    """Yield the frames from an entry of the index on.
 
-    Some demuxers seek by other timestamps than those of display, and come out at the entry after
-    that. So it goes to the entry before, and from there without decoding.
+    Some demuxers do not seek by presentation timestamps and reach the next entry. So this seeks to
+    the previous entry and reads on from there without decoding.
     """
     container.seek(entries[max(place - 1, 0)], stream=stream)
     entry = entries[place]
     for packet in dropwhile(lambda packet: packet.pts != entry, container.demux(stream)):
         for frame in packet.decode():
-            if frame.pts is None or frame.pts >= entry:  # not those that an entry leads with
+            # Leading frames of an entry are shown before it, and may refer to missing frames.
+            if frame.pts is None or frame.pts >= entry:
                 yield frame
 
 
 def probe(path: str) -> Media:
-    """Return size and length of a video or npz clip; a SourceError says why it cannot be read."""
+    """Return size and length of a video or npz clip; raises SourceError."""
     if not path.lower().endswith(NPZ):
         return probe_video(path)
     with _opened_npz(path) as (_, (frames, height, width, _)):
@@ -224,7 +226,7 @@ def _npz_frames(path: str, left: deque[int]) -> Iterator[tuple[int, NDArray[np.u
 
 @contextlib.contextmanager
 def _opened_npz(path: str) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
-    """Open the array of a clip behind its header, without pickles; return its shape."""
+    """Open the array of a clip without pickles, and yield it after its header, with its shape."""
     from numpy.lib import format as npy
 
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -240,34 +242,34 @@ def _opened_npz(path: str) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
                     shape, is_fortran, dtype = readers[npy.read_magic(member)](member)
                     is_clip = len(shape) == 4 and shape[-1] == 3 and min(shape) > 0
                     if not is_clip or dtype.str != "|u1" or is_fortran:
-                        order = " in Fortran's order" * is_fortran
+                        order = " in Fortran's order" if is_fortran else ""
                         what = f"holds {dtype} {[*shape]}{order}, no clip"
                         raise SourceError(what, where=path, hint=_SAVE)
                     yield member, shape
         except SourceError:
             raise
-        except Exception as error:  # zipfile and zlib raise many things for a damaged file
+        except Exception as error:  # zipfile and zlib raise many types of errors for a damaged file
             what = f"is damaged or no npz file ({error or type(error).__name__})"
             raise SourceError(what, where=path, hint="write it again, or remove it") from None
 
 
 _CODEC = "libx264"
-_QUALITY = "17"  # x264's constant rate factor: hardly to be told from the frames
-_TREE = "0"  # x264's mbtree, which gives the same frames other bytes once in some thousand clips
-_BT709 = 1  # in FFmpeg's tables of primaries, transfer and matrix
-_LIMITED = 1  # range of the values: 16 to 235
+_QUALITY = "17"  # x264's constant rate factor: the loss is hardly visible
+_TREE = "0"  # x264's mbtree is off: once in some thousand clips, it would change the bytes
+_BT709 = 1  # number of BT.709 in FFmpeg's tables of primaries, transfer and matrix
+_LIMITED = 1  # FFmpeg's number of the range 16 to 235
 
 
 def write_mp4(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float = 16) -> None:
     """Write frames as H.264, yuv420p, BT.709, with the index at the beginning of the file.
 
-    The same frames give the same bytes on one machine: one thread, and no time of day. An odd width
-    or height is made even by repeating the last column or row.
+    On one machine, the same frames give the same bytes: there is one thread, and no time stamp. An
+    odd width or height is made even by repeating the last column or row.
 
     Args:
-        path: of the file; its folder is made where it is missing.
-        frames: each [H, W, 3], 0 to 255, all of one size.
-        fps: frames a second.
+        path: path of the file; a missing folder is created.
+        frames: frames [H, W, 3], 0 to 255, all of the same size.
+        fps: frames per second.
 
     Raises:
         StorageError: the disk is full or cannot be written.
@@ -304,9 +306,12 @@ def write_mp4(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float = 16) 
 
 
 def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:
-    """Return frames of a clip of `write_mp4`, spread from first to last; raises StorageError.
+    """Return `count` frames of a clip that `write_mp4` wrote, spread evenly from first to last.
 
-    A clip of fewer frames gives all it has.
+    If the clip has fewer frames, all are returned.
+
+    Raises:
+        StorageError: the clip cannot be read.
     """
     import av
 
@@ -315,8 +320,8 @@ def spread_frames(path: Path, count: int) -> list[NDArray[np.uint8]]:
             frames = list(file.decode(video=0))
             last, count = len(frames) - 1, min(count, len(frames))
             places = [round(last * number / max(1, count - 1)) for number in range(count)]
-            found: list[Any] = [frames[place].to_ndarray(format="rgb24") for place in places]
-            return found
+            arrays: list[Any] = [frames[place].to_ndarray(format="rgb24") for place in places]
+            return arrays
     except (av.FFmpegError, IndexError) as error:
         hint = "delete it and run the same command again, which draws it anew"
         raise StorageError(f"this clip cannot be read ({error})", where=path, hint=hint) from None

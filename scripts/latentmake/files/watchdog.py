@@ -1,8 +1,8 @@
-"""Watchdog: a process that ends what another one has started, once that one has ended.
+"""Watchdog: a process that kills the descendants of another process when that process ends.
 
-It does so however the other ended, also by SIGKILL. What a process has started, and what that has
-started in turn, carries a word in its environment; launchers that begin sessions of their own, or
-die before those that they launched, keep nobody from being found.
+It works however the other process ends, even by SIGKILL. Descendants inherit a word in an
+environment variable. So the watchdog finds them even if a launcher starts them in another session,
+or ends before them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     import psutil
 
 VARIABLE = "LATENTMAKE_STARTED_BY"
-"""Environment variable: the words of all watchdogs over a process."""
+"""Environment variable with the words of all watchdogs that watch a process."""
 
 _POLL_MILLISECONDS = 1000
 
 
 class Watchdog(AbstractContextManager["Watchdog"]):
-    """A watchdog over all processes that have its `environment`, until it is closed.
+    """Watches all processes that have its variable in their environment, until it is closed.
 
     Attributes:
-        environment: the variable that what is watched has in its environment.
+        environment: variable to add to the environment of a child process.
 
     Args:
-        files: open files that it holds until those processes have ended: locks.
+        files: descriptors of open lock files, which it holds until those processes have ended.
     """
 
     def __init__(self, files: Sequence[int] = ()) -> None:
@@ -43,7 +43,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, self._word, str(os.getpid())],
-            # Not watched itself, and of another session: what ends the others does not end it.
+            # It is not watched itself and has its own session, so it survives the signals that end
+            # the other processes.
             env={**os.environ, VARIABLE: "", "PYTHONPATH": os.pathsep.join(filter(None, path))},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -53,19 +54,19 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         )
 
     def signal(self, number: int, *, group: int | None = None) -> None:
-        """Send a signal to those that are watched, or to those of them in a process group."""
-        for each in _watched(self._word):
+        """Send a signal to the watched processes, or only to those of a process group."""
+        for process in _watched(self._word):
             with suppress(OSError):
-                if group is None or os.getpgid(each.pid) == group:
-                    os.kill(each.pid, number)
+                if group is None or os.getpgid(process.pid) == group:
+                    os.kill(process.pid, number)
 
     def close(self, grace: float = 0.0) -> None:
-        """Wait some seconds for those that are watched, kill who is left, and end."""
+        """Wait `grace` seconds for the watched processes, then kill the remaining ones, and end."""
         deadline = time.monotonic() + grace
         while time.monotonic() < deadline and _watched(self._word):
             time.sleep(0.05)
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._process.stdin.close()  # the watchdog then kills the processes, and ends
         self._process.wait()
 
     def __exit__(self, *_: object) -> None:
@@ -73,30 +74,30 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
 
 def _watched(word: str) -> list[psutil.Process]:
-    import psutil  # not needed while planning
+    import psutil  # imported late: planning does not need it
 
-    found = []
-    for each in psutil.process_iter():
+    processes = []
+    for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if word in each.environ().get(VARIABLE, "").split():
-                found.append(each)
-    return found
+            if word in process.environ().get(VARIABLE, "").split():
+                processes.append(process)
+    return processes
 
 
 def _watch(word: str, parent: int) -> None:
-    """Wait for the end of a process, or until it closes our stdin; then kill those watched."""
+    """Wait until a process ends or closes our stdin, then kill the watched processes."""
     import psutil
 
     closed = select.poll()
     closed.register(0, select.POLLIN | select.POLLHUP)
-    # What the other process has forked may hold the pipe open for longer than it lives.
+    # The pipe does not suffice: a child that the parent forked may keep it open after its end.
     while os.getppid() == parent and not closed.poll(_POLL_MILLISECONDS):
         pass
-    while found := _watched(word):
-        for each in found:
+    while processes := _watched(word):  # again, because they may start others meanwhile
+        for process in processes:
             with suppress(psutil.Error):
-                each.kill()
-        psutil.wait_procs(found, timeout=1)
+                process.kill()
+        psutil.wait_procs(processes, timeout=1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Folders that a project writes: their names on each system, access, owners, room on their disks.
+"""Folders that a project writes: their names on other systems, access, owners and free space.
 
-What is published is often used by another system than the one that made it. A path is translated
-by the user's maps and by WSL's rule for drives: `X:/` lies under `/mnt/x`.
+Published files are often used on another system than the one that made them. Paths are translated
+by the user's maps and by WSL's rule for drives: `X:/` is `/mnt/x`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from latentmake.errors import ConfigError, StorageError, storage_error
 from latentmake.files import atomic
 
 OWNER = ".latentmake-owner"
-"""Note of the project that owns a cache folder which lies outside of it."""
+"""Name of the file that notes which project owns a cache folder outside of that project."""
 _WRITTEN = ("logs", ".latentmake", ".snakemake")
 
 
@@ -35,15 +35,16 @@ def check_folder(home: Path, *, dry: bool) -> None:
         return
     for name in _WRITTEN:
         _try_to_write(Path(name))
-    # That of PuLP, with which Snakemake chooses jobs; Python's own falls back on other folders.
+    # PuLP, with which Snakemake chooses jobs, uses only this folder for temporary files. Python
+    # itself would try others, too.
     temporary = Path(os.environ.get("TMP", os.environ.get("TMPDIR", "/tmp")))  # noqa: S108
     if os.access(temporary, os.W_OK | os.X_OK):
         _try_to_write(temporary, "set TMPDIR to another folder, or ")
 
 
 def check_run_folder(folder: Path) -> None:
-    """Refuse a run's folder that is none, or that cannot be written."""
-    place = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    """Refuse a run's folder if it is a file or cannot be written."""
+    place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not place.is_dir():
         what = "a file is in the place of a folder"
         raise StorageError(what, where=place, hint="remove the file, or rename it")
@@ -53,13 +54,13 @@ def check_run_folder(folder: Path) -> None:
 
 
 def _try_to_write(folder: Path, remedy: str = "") -> None:
-    """Write an unnamed file, to find a full disk before any job does."""
+    """Write an unnamed file, so that a full disk is found before a job starts."""
     try:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(1 << 16))  # some room for Snakemake's log and locks
+            file.write(bytes(1 << 16))  # about the room for Snakemake's log and locks
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # some file systems report a full disk only now
     except OSError as error:
         fault = storage_error(error, folder) or StorageError(
             f"cannot be written: {error.strerror}", where=folder, hint="check the folder"
@@ -71,12 +72,11 @@ def _try_to_write(folder: Path, remedy: str = "") -> None:
 
 
 def other_owner(dataset: str) -> Path | None:
-    """Return the project that owns the caches of a dataset; None if it is this one, or gone.
+    """Return the other project that owns the caches of a dataset; None if there is none.
 
-    A folder inside of a project is its own. Where `cache`, or the folder of a dataset, is a link or
-    a mount, the first project that builds there notes its path in a file. A project that was moved,
-    copied or deleted has no such folder any more, or another one, so that its note counts for
-    nothing.
+    A project owns the folders inside of it. If `cache` or a dataset's folder is a link or a mount,
+    the first project that builds there notes its path in a file. The note of a project that was
+    moved, copied or deleted does not count, because its path no longer leads to this folder.
     """
     folder = Path("cache", dataset)
     noted = None
@@ -88,33 +88,33 @@ def other_owner(dataset: str) -> Path | None:
         if not place.samefile(folder) or project.samefile("."):
             return None
     except PermissionError:
-        return project  # another user's
+        return project  # it belongs to another user
     except (OSError, ValueError):
         return None
-    builds = any((project / each).exists() for each in (".latentmake", ".snakemake", "runs"))
+    builds = any((project / name).exists() for name in (".latentmake", ".snakemake", "runs"))
     return project if noted or builds else None
 
 
 def claim(datasets: Iterable[str]) -> None:
-    """Note this project as the owner of the caches of some datasets that lie outside of it."""
+    """Note this project as the owner of those datasets' caches that lie outside of it."""
     for dataset in datasets:
         folder = Path("cache", dataset)
-        mine = Path.cwd() / folder
-        with contextlib.suppress(OSError, StorageError):  # it cannot be written
-            there = folder if folder.exists() else folder.parent
-            is_mount = there.stat().st_dev != Path().stat().st_dev
-            outside = is_mount or os.path.realpath(folder) != str(mine)
+        own_folder = Path.cwd() / folder
+        with contextlib.suppress(OSError, StorageError):  # a note is optional
+            existing = folder if folder.exists() else folder.parent
+            is_mount = existing.stat().st_dev != Path().stat().st_dev
+            outside = is_mount or os.path.realpath(folder) != str(own_folder)
             if outside and other_owner(dataset) is None:
-                atomic.write(folder / OWNER, os.fsencode(mine))
+                atomic.write(folder / OWNER, os.fsencode(own_folder))
 
 
 class Need(NamedTuple):
-    """Room for files that are to be written.
+    """Disk space for files that will be written.
 
     Attributes:
         what: name of the files, in messages.
-        folder: place of the files; it may have to be made.
-        size: their bytes.
+        folder: folder of the files; it may be missing.
+        size: number of bytes.
     """
 
     what: str
@@ -123,7 +123,7 @@ class Need(NamedTuple):
 
 
 def human(size: float) -> str:
-    """Return a number of bytes for people: `0.5 GB`."""
+    """Return a number of bytes in readable form: `0.5 GB`."""
     for unit, factor, least in (("TB", 1e12, 1e12), ("GB", 1e9, 1e8), ("MB", 1e6, 1e5)):
         if size >= least:
             return f"{size / factor:.1f} {unit}"
@@ -131,22 +131,22 @@ def human(size: float) -> str:
 
 
 def free(folder: str | os.PathLike[str]) -> int:
-    """Return the bytes that the user may still write where a folder lies, or will lie."""
+    """Return the free bytes of the file system of a folder, which may be missing."""
     return shutil.disk_usage(_existing(folder)).free
 
 
 def shortages(needs: Iterable[Need]) -> Iterator[StorageError]:
-    """Yield an error for each file system that has no room for what is to be written there."""
+    """Yield an error for each file system that has too little space for its files."""
     disks: dict[int, list[Need]] = {}
     for need in needs:
         if need.size:
             disks.setdefault(_existing(need.folder).stat().st_dev, []).append(need)
     for together in disks.values():
-        there, total = free(together[0].folder), sum(need.size for need in together)
-        if total > there:
+        available, total = free(together[0].folder), sum(need.size for need in together)
+        if total > available:
             what = ", ".join(f"{human(need.size)} of {need.what}" for need in together)
             yield StorageError(
-                f"{what} must be written, but only {human(there)} is free",
+                f"{what} must be written, but only {human(available)} is free",
                 where=together[0].folder,
                 hint="free some space, or replace this folder by a link to a larger disk",
             )
@@ -161,9 +161,9 @@ def _existing(folder: str | os.PathLike[str]) -> Path:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use; a cluster's job gets only some.
+    """Return the number of cores that this process may use; a cluster's job may use only some.
 
-    macOS does not tell; there it is the number of all cores.
+    On macOS, which does not know such limits, this is the number of all cores.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -176,12 +176,12 @@ _WINDOWS = re.compile(r"[A-Za-z]:([/\\]|$)|[/\\]{2}[^/\\]")
 
 
 def is_windows(path: str) -> bool:
-    r"""Whether a path is an absolute one of Windows: `D:\x`, `D:/x` or `\\server\share`."""
+    r"""Whether a path is an absolute path of Windows: `D:\x`, `D:/x` or `\\server\share`."""
     return _WINDOWS.match(path) is not None
 
 
 def is_text(path: str) -> bool:
-    """Whether a path is UTF-8; a foreign one may be none."""
+    """Whether a path is valid UTF-8; names on a disk may have other bytes."""
     try:
         return path.isascii() or bool(path.encode())
     except UnicodeEncodeError:
@@ -194,42 +194,41 @@ def is_remote(path: str) -> bool:
 
 
 def absolute(path: str) -> str:
-    """Return a path as an absolute one; a path of Windows stays as it is."""
+    """Return the absolute path of a path; a Windows path stays as it is."""
     return path if is_windows(path) else os.path.abspath(path)  # noqa: PTH100 -- links stay
 
 
 def translate(path: str, to: System, maps: Iterable[Mapping[str, str | None]]) -> str | None:
-    """Return an absolute path as another system names it, with forward slashes.
+    """Return the name of an absolute path on another system, with forward slashes.
 
-    Of all names that the path begins with, component by component, the longest decides; a map wins
-    over `/mnt/x`, earlier maps over later ones. Upper and lower case differ, but not in names of
-    Windows.
+    The longest folder of the maps that contains the path decides. A map wins over `/mnt/x`, and
+    earlier maps win over later ones. Only Windows paths ignore case.
 
     Args:
-        path: of any system.
-        to: the system.
-        maps: each system -> its name of one folder, if it has one.
+        path: path of any system.
+        to: system of the result.
+        maps: maps of one folder each: system -> name of the folder there, or None.
 
     Returns:
-        None where `to` has no name for the path. Linux and WSL know every path that is not one of
-        Windows by its own name.
+        The path; None if `to` has no name for it. On Linux and WSL, every path that is not a
+        Windows path keeps its name by default.
     """
     place = _pure(path)
     if drive := re.match(r"([A-Za-z]):/|/mnt/([a-z])(?:/|$)", place.as_posix()):
         letter = drive[1] or drive[2]
         mount = f"/mnt/{letter.lower()}"
         maps = [*maps, {"windows": f"{letter.upper()}:", "linux": mount, "wsl": mount}]
-    found = [
+    matches = [
         (len(prefix.parts), _pure(target) / place.relative_to(prefix))
         for names in maps
         if (target := names.get(to))
         for prefix in map(_pure, filter(None, names.values()))
         if type(prefix) is type(place) and place.is_relative_to(prefix)
     ]
-    if not found and isinstance(place, PureWindowsPath) != (to == "windows"):
+    if not matches and isinstance(place, PureWindowsPath) != (to == "windows"):
         return None
-    name = max(found, key=lambda each: each[0], default=(0, place))[1].as_posix()
-    return name.rstrip("/") if name.startswith("//") else name  # a share's name has no slash
+    name = max(matches, key=lambda match: match[0], default=(0, place))[1].as_posix()
+    return name.rstrip("/") if name.startswith("//") else name  # a share's name ends in no slash
 
 
 def _pure(path: str) -> PurePath:
@@ -239,7 +238,7 @@ def _pure(path: str) -> PurePath:
 
 
 def duration(minutes: float) -> str:
-    """Return a time for people: `40 s`, `25 min`, `3.5 h`."""
+    """Return a time in readable form: `40 s`, `25 min`, `3.5 h`."""
     if minutes < 1:
         return f"{max(1, round(minutes * 60))} s"
     return f"{round(minutes)} min" if minutes < 120 else f"{minutes / 60:.1f} h"

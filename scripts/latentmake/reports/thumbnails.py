@@ -71,7 +71,7 @@ def _opened(card: Card, settings: Dataset, readers: Readers) -> tuple[Size, Imag
     path = Path(item.image)
     if path.suffix.lower() in {*VIDEO_EXTENSIONS, NPZ}:
         first = item.span.first if item.span else 0
-        (frame,) = readers.each(item.image, frame_of, item.image, first)
+        (frame,) = readers.iterate(item.image, frame_of, item.image, first)
         image = Image.fromarray(frame)
         if item.media is not None and item.media.rotation:
             image = image.rotate(-item.media.rotation, expand=True)

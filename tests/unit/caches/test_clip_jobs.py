@@ -64,13 +64,13 @@ def scaled(frame: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What processes are asked for, in turn: functions with their arguments."""
     found: list[tuple[Any, ...]] = []
-    each = Readers.each
+    iterate = Readers.iterate
 
     def noting(self: Readers, path: str, *what: Any) -> Iterator[Any]:
         found.append(what)
-        return each(self, path, *what)
+        return iterate(self, path, *what)
 
-    monkeypatch.setattr(Readers, "each", noting)
+    monkeypatch.setattr(Readers, "iterate", noting)
     return found
 
 
@@ -106,10 +106,10 @@ def test_two_clips_a_thread_are_in_memory_and_no_more(
 ) -> None:
     films = [write_video(tmp_path / f"{n}.mkv", "mpeg4", 40 + n, size=(16, 16)) for n in range(3)]
     items = [item_of(path.stem, path, sizes=(SMALL,), **WAYS[way]) for path in films]
-    each, clips, counts = Readers.each, list[weakref.ref[Any]](), []
+    iterate, clips, counts = Readers.iterate, list[weakref.ref[Any]](), []
 
     def noted(self: Readers, path: str, *what: Any) -> Iterator[Any]:
-        for clip in each(self, path, *what):
+        for clip in iterate(self, path, *what):
             clips.extend(map(weakref.ref, clip.values()))
             yield clip
             del clip
@@ -118,7 +118,7 @@ def test_two_clips_a_thread_are_in_memory_and_no_more(
         time.sleep(0.002)  # so that clips wait
         counts.append(sum(clip() is not None for clip in clips))
 
-    monkeypatch.setattr(Readers, "each", noted)
+    monkeypatch.setattr(Readers, "iterate", noted)
     encoder = Encoder(count)
     carry(order_of(*items), encoder, batch=batch, threads=threads)
     assert len(encoder.stems) == sum(len(item.targets) for item in items)

@@ -549,7 +549,7 @@ def test_the_bottleneck_is_what_the_device_waits_for(
     for stage, passed in seconds:
         with contextlib.nullcontext() if stage == "idle" else made._stage(stage):
             clock.now += passed
-    assert made.words == words.replace("busy", "device busy")
+    assert made.bottleneck == words.replace("busy", "device busy")
 
 
 def test_the_last_line_of_a_job_and_its_receipt_have_the_words(

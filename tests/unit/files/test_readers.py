@@ -41,7 +41,7 @@ def readers() -> Iterator[Readers]:
 
 
 def frame(of: Readers, path: str, index: int = 0) -> Any:
-    (pixels,) = of.each(path, frame_of, path, index)
+    (pixels,) = of.iterate(path, frame_of, path, index)
     return pixels
 
 
@@ -50,15 +50,15 @@ def pids(of: Readers) -> list[int]:
 
 
 def refusal(of: Readers, path: str, *what: Any) -> str:
-    return refused(lambda: [*of.each(path, *what)], path, SourceError)
+    return refused(lambda: [*of.iterate(path, *what)], path, SourceError)
 
 
 def test_values_come_one_by_one_and_a_process_serves_again(video: str, readers: Readers) -> None:
     assert np.array_equal(frame(readers, video, 7), whole(Path(video))[7])
-    values = [*readers.each("", counting, 3)]
+    values = [*readers.iterate("", counting, 3)]
     assert [value.tolist() for value in values] == [[[n] * 3] * 2 for n in range(3)]
     assert all(value.flags.writeable for value in values)
-    left = readers.each("", counting, 3)
+    left = readers.iterate("", counting, 3)
     next(left)
     left.close()
     circle: list[object] = [left]
@@ -71,7 +71,7 @@ def test_values_come_one_by_one_and_a_process_serves_again(video: str, readers: 
 
 def test_a_crash_or_a_hang_names_its_file_and_others_go_on(video: str) -> None:
     with Readers(timeout=5) as readers:
-        other = readers.each("", counting, 3)
+        other = readers.iterate("", counting, 3)
         next(other)
         (untouched,) = readers._all
         processes = [psutil.Process(untouched.pid)]
@@ -91,15 +91,15 @@ def test_a_crash_or_a_hang_names_its_file_and_others_go_on(video: str) -> None:
 
 def test_faults_of_others_are_no_faults_of_the_file(readers: Readers) -> None:
     with pytest.raises(ValueError, match="a fault of ours") as caught:
-        [*readers.each("a.mp4", wrong)]
+        [*readers.iterate("a.mp4", wrong)]
     assert "reader_world.py" in caught.value.__notes__[0]
-    ((group, heavy),) = readers.each("a.mp4", facts)
+    ((group, heavy),) = readers.iterate("a.mp4", facts)
     assert group != os.getpgrp()  # Ctrl-C and a closed terminal do not reach it
     assert not heavy
-    left = readers.each("a.mp4", counting, 3)
+    left = readers.iterate("a.mp4", counting, 3)
     next(left)
     readers.close()
-    for values in (left, readers.each("a.mp4", counting, 3)):
+    for values in (left, readers.iterate("a.mp4", counting, 3)):
         with pytest.raises(RuntimeError, match="were ended"):
             next(values)
 
@@ -112,7 +112,7 @@ def test_a_process_ends_with_the_one_that_asked_which_may_be_any_script(
         "from latentmake.files.readers import Readers\n"
         "from latentmake.files.video import frame_of\n"
         "readers = Readers()\n"
-        f"next(readers.each('', frame_of, {video!r}, 0))\n"
+        f"next(readers.iterate('', frame_of, {video!r}, 0))\n"
         "print(readers._all[0].pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -1,15 +1,15 @@
 """Encoders on a device: loading, dtype, copies, and recovery from out-of-memory errors.
 
-A GPU works through a queue. What waits for a result, as `.cpu()`, `.item()` and a copy from
-ordinary memory do, leaves it idle until the next work is queued. Copies from and to pinned memory
-are queued like other work. CUDA's host allocator keeps pinned memory for the next tensor, and hands
-it out only when the queued copies from or to it are done, so that no buffer is overwritten early
-(source: torch, `record_event` in aten/src/ATen/native/cuda/Copy.cu).
+A GPU works through a queue. Operations that wait for a result, such as `.cpu()`, `.item()` and a
+copy from pageable memory, leave it idle until more work is queued. Copies from and to pinned memory
+are queued like other work. CUDA's host allocator reuses pinned memory for the next tensor only when
+the queued copies from or to it are done, so no buffer is overwritten early (source: torch,
+`record_event` in aten/src/ATen/native/cuda/Copy.cu).
 
-There is one queue, so that a copy never runs beside the encoding: at 25 GB/s the pixels of a
-picture take about a hundredth of the time that its encoding takes.
+There is a single queue, so a copy never runs beside the encoding. This costs little: at 25 GB/s,
+copying the pixels of a picture takes about a hundredth of the time of encoding it.
 
-On other devices than CUDA's nothing is pinned: a CPU's tensors are handed on as they are.
+Memory is pinned only for CUDA. On a CPU, tensors are passed on as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from latentmake.plan.orders import Order
 _AGAIN = "check it with nvidia-smi, then run the same command; finished files are kept"
 
 Wait = Callable[[], list[torch.Tensor]]
-"""Waits for copies and returns them, on the CPU."""
+"""Function that waits for copies and returns them, on the CPU."""
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
@@ -45,11 +45,11 @@ DTYPES: dict[str, torch.dtype] = {
 }
 
 _IMAGE, _CLIP, _TOKEN = 3000, 16_000, 400_000
-"""Bytes that encoding takes at the most: a pixel of an image, or of a clip's frame, and a token of
-a T5-XXL, in float32."""
-_MOST = {"latents": 64, "text": 256}  # samples in a batch
-_IN_FLIGHT = 3  # batches on their way through a GPU
-_ROWS, _CAPTIONS = 150, 4  # tokens and captions in a batch on a CPU: with more a core gains little
+"""Most bytes that encoding needs in float32: for a pixel of an image, for a pixel of a clip's
+frame, and for a token of a T5-XXL."""
+_MOST = {"latents": 64, "text": 256}  # largest number of samples in a batch on a GPU
+_IN_FLIGHT = 3  # workers on a GPU: one queues work, others wait for results and write
+_ROWS, _CAPTIONS = 150, 4  # tokens and captions in a batch on a CPU; larger ones gain little
 _QUIET = {
     "DIFFUSERS_VERBOSITY": "error",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -63,11 +63,10 @@ _QUIET = {
 def encoder(order: Order, *, threads: int, say: Callable[[str], None]) -> Loaded:
     """Load the encoder of an order; raises ModelError.
 
-    On a CPU several threads encode a picture or a few captions each, side by side: threads that
-    share the work on one small sample wait for each other most of the time. On a GPU batches take
-    half of the memory that is free, and are encoded one after the other, while results of those
-    before are written. There float32 is not computed in TF32, as cuDNN would: its 10 bits of
-    mantissa are those of float16.
+    On a CPU, several threads work in parallel, each on one picture or a few captions. Threads that
+    share one small sample would wait for each other most of the time. On a GPU, batches take up to
+    half of the free memory and are encoded one after the other, while earlier results are written.
+    TF32, which cuDNN uses for float32 by default, is off: its mantissa has 10 bits, like float16.
     """
     device = pick_device()
     model = order.model_settings
@@ -84,7 +83,7 @@ def encoder(order: Order, *, threads: int, say: Callable[[str], None]) -> Loaded
     threads = max(1, threads // workers) if on_cpu else threads
     torch.set_num_threads(threads)
     torch.backends.cudnn.allow_tf32 = False
-    os.environ.update(_QUIET)  # read when these libraries are imported
+    os.environ.update(_QUIET)  # these libraries read it when they are imported
 
     name, function = order.layout.encoder(order.kind)
     module = import_module(f"latentmake.caches.encoders.{name}")
@@ -99,12 +98,12 @@ def encoder(order: Order, *, threads: int, say: Callable[[str], None]) -> Loaded
 
 
 def _side_by_side(order: Order, threads: int) -> int:
-    """Return how many samples to encode at once on a CPU: one a thread, if memory suffices."""
+    """Return how many samples a CPU encodes at once: one per thread, if memory allows."""
     targets = [target for item in order.items for target in item.targets]
     sizes = [
-        each.size.width * each.size.height * (_CLIP if each.clip else _IMAGE)
-        for each in targets
-        if each.size is not None and order.kind == "latents"
+        target.size.width * target.size.height * (_CLIP if target.clip else _IMAGE)
+        for target in targets
+        if target.size is not None and order.kind == "latents"
     ]
     available = psutil.virtual_memory().available // 2
     return max(1, min(threads, available // max(sizes, default=1)))
@@ -114,21 +113,26 @@ def _side_by_side(order: Order, threads: int) -> int:
 
 
 def pick_device() -> torch.device:
-    """Return CUDA (or ROCm) where there is one, else Apple's, else the CPU; raises DeviceError."""
+    """Return CUDA (or ROCm) if available, else Apple's GPU, else the CPU.
+
+    Raises:
+        DeviceError: a GPU is visible, but torch cannot use it.
+    """
     if torch.cuda.is_available():
         return torch.device("cuda")
     if torch.backends.mps.is_available():
         return torch.device("mps")
-    if not (found := visible()):
+    if not (gpus := visible()):
         return torch.device("cpu")
+    # Otherwise the job would fall back to the CPU unnoticed, which is far slower.
     why = "it finds no device"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:  # the latter of a torch for CPUs
+    except (RuntimeError, AssertionError) as error:  # a CPU build of torch raises AssertionError
         why = first_line(error)
     raise DeviceError(
         f"torch {torch.__version__} does not see it: {why}",
-        where=f"GPU {', '.join(found)}",
+        where=f"GPU {', '.join(gpus)}",
         hint="update the driver or install a torch built for it, or set "
         "`CUDA_VISIBLE_DEVICES=` (empty) to compute on the CPU",
     )
@@ -137,19 +141,19 @@ def pick_device() -> torch.device:
 def compute_dtype(
     device: torch.device, name: str, say: Callable[[str], None], *, cpu_bfloat16: bool = False
 ) -> torch.dtype:
-    """Return the dtype to compute in: that of the caches if the device has it, else float32.
+    """Return the dtype to compute in: the dtype of the caches if the device has it, else float32.
 
-    A CPU computes in float32, and the result is rounded once, when it is written: half precision is
-    slow there as a rule, and loses accuracy. With `cpu_bfloat16` one that has instructions for
-    bfloat16 computes in it.
+    A CPU computes in float32, and results are rounded once, when they are written: half precision
+    is usually slow there, and loses accuracy. With `cpu_bfloat16`, a CPU with instructions for
+    bfloat16 computes in bfloat16.
     """
     dtype = DTYPES[name]
     if dtype == torch.float32:
         return dtype
     has_it = device.type != "cpu"
     if not has_it and cpu_bfloat16 and dtype == torch.bfloat16:
-        found = torch.cpu.get_capabilities()
-        has_it = bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+        capabilities = torch.cpu.get_capabilities()
+        has_it = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
     if device.type == "cuda" and dtype == torch.bfloat16:
         has_it = torch.cuda.is_bf16_supported(including_emulation=False)
     if not has_it:
@@ -162,7 +166,7 @@ def pixel_bytes(pixels: torch.Tensor) -> torch.Tensor:
     """Return decoded pixels, -1 to 1, as bytes, 0 to 255, on the CPU.
 
     Raises:
-        FloatingPointError: they are NaN or infinite, which bytes would show as black.
+        FloatingPointError: pixels are NaN or infinite; as bytes they would look black.
     """
     values = (pixels.float() + 1) * 127.5
     if not values.isfinite().all():
@@ -173,17 +177,17 @@ def pixel_bytes(pixels: torch.Tensor) -> torch.Tensor:
 def within_memory(
     work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
 ) -> Result | None:
-    """Return the result of some work, or None; see `attempt`."""
+    """Return the result of some work, or None on OOM; see `attempt`."""
     return attempt(work, *args, **options)[0]
 
 
 def attempt(
     work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
 ) -> tuple[Result | None, str]:
-    """Do some work; where memory does not suffice, return None and the library's words.
+    """Do some work and return its result and ""; on OOM, free memory and return None and a message.
 
-    By then the error is gone, and with its traceback the activations that filled the memory: inside
-    an exception handler they would still be alive.
+    The caller retries after this function, not inside an exception handler: there the traceback
+    would still hold the activations that filled the memory. The message is the library's.
 
     Raises:
         DeviceError: the GPU is in error.
@@ -191,23 +195,23 @@ def attempt(
     try:
         return work(*args, **options), ""
     except (RuntimeError, MemoryError) as error:
-        words = first_line(error)
-        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not known and not is_out_of_memory(str(error)):
+        message = first_line(error)
+        is_oom = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not is_oom and not is_out_of_memory(str(error)):
             if is_device_fault(str(error)):
-                raise DeviceError(words, where="GPU", hint=_AGAIN) from None
+                raise DeviceError(message, where="GPU", hint=_AGAIN) from None
             raise
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
-    return None, words
+    return None, message
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes of a GPU, kept for reuse or free, that torch's allocator still allows."""
-    if device.type != "cuda":  # an Apple GPU has the machine's
+    """Return the bytes of a GPU that torch may still allocate: free memory, and its own cache."""
+    if device.type != "cuda":  # an Apple GPU shares the machine's memory
         return psutil.virtual_memory().available
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
@@ -216,11 +220,11 @@ def free_memory(device: torch.device) -> int:
 
 
 def held_by_others() -> tuple[int, int]:
-    """Return the bytes of the GPU's memory, or the machine's, that others hold, and all."""
+    """Return the bytes that other programs hold of the device's memory, and its total bytes."""
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        own = torch.cuda.memory_reserved()  # the context of this process counts as theirs
-    else:  # an Apple GPU has the machine's
+        own = torch.cuda.memory_reserved()  # this process's CUDA context counts as others'
+    else:  # a CPU and an Apple GPU use the machine's memory
         memory = psutil.virtual_memory()
         free, total, own = memory.available, memory.total, psutil.Process().memory_info().rss
     return max(total - free - own, 0), total
@@ -232,39 +236,41 @@ def held_by_others() -> tuple[int, int]:
 def stacked(arrays: Sequence[NDArray[np.uint8]], device: torch.device) -> torch.Tensor:
     """Return arrays of one shape as one tensor on a device, [N, ...].
 
-    On a CPU a single array, which may be a large clip, is not copied.
+    On a CPU a single writable array is not copied, since it may be a large clip.
     """
     if device.type == "cuda":
         pinned = torch.empty((len(arrays), *arrays[0].shape), dtype=torch.uint8, pin_memory=True)
         np.stack(arrays, out=pinned.numpy())
         return pinned.to(device, non_blocking=True)
-    # torch warns about arrays that cannot be written
-    alone = len(arrays) == 1 and arrays[0].flags.writeable
-    return torch.from_numpy(arrays[0][None] if alone else np.stack(arrays)).to(device)
+    # torch warns about read-only arrays
+    is_shared = len(arrays) == 1 and arrays[0].flags.writeable
+    return torch.from_numpy(arrays[0][None] if is_shared else np.stack(arrays)).to(device)
 
 
 def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the CPU on a device."""
+    """Copy a tensor from the CPU to a device, without waiting on CUDA."""
     if device.type == "cuda" and not values.is_cuda:
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 
 
 def download(tensors: Sequence[torch.Tensor]) -> Wait:
-    """Begin to copy tensors to the CPU.
+    """Begin to copy tensors to the CPU, and return a function that waits for the copies.
 
-    An error of the device is raised when the copies are waited for.
+    Waiting raises errors of the device.
     """
-    if not any(each.is_cuda for each in tensors):
-        found = [each.cpu() for each in tensors]
-        return lambda: found
+    if not any(tensor.is_cuda for tensor in tensors):
+        on_cpu = [tensor.cpu() for tensor in tensors]
+        return lambda: on_cpu
     copies = [
-        torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True)
-        if each.is_cuda
-        else each
-        for each in tensors
+        torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+            tensor, non_blocking=True
+        )
+        if tensor.is_cuda
+        else tensor
+        for tensor in tensors
     ]
-    # `blocking`: the waiting thread sleeps, and takes no core from those that decode.
+    # `blocking`: the waiting thread sleeps instead of taking a core from the decoding threads.
     done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     done.record()
 

@@ -1,6 +1,6 @@
 """Arrays of sd-scripts' cache files.
 
-bfloat16, unknown to numpy, becomes float32, as in sd-scripts.
+numpy has no bfloat16, so it becomes float32, as in sd-scripts.
 Source: sd-scripts, `save_latents_to_disk` of library/strategy_base.py, and `cache_batch_outputs` of
 library/strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
 """
@@ -26,7 +26,10 @@ Arrays = dict[str, NDArray[Any]]
 def latents_arrays(
     model: Model, sample: Sample, rows: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the arrays of a latents file; `rows` are the latents, then any of the mirror image."""
+    """Return the arrays of a latents file.
+
+    `rows` are the latents, then the latents of the mirrored image if the dataset flips.
+    """
     assert model.architecture is not None
     crop = crop_ltrb(Size(sample.shape[1], sample.shape[0]), Size(*sample.original))
     arrays = dict(zip(("latents", "latents_flipped"), rows, strict=False)) | {
@@ -36,7 +39,9 @@ def latents_arrays(
     if sample.alpha is not None:
         arrays["alpha_mask"] = torch.from_numpy(sample.alpha.astype(np.float32) / 255.0)
     height, width = rows[0].shape[1:]
-    return {array_name(x, model.architecture, height, width): arrays[x] for x in arrays}
+    return {
+        array_name(name, model.architecture, height, width): array for name, array in arrays.items()
+    }
 
 
 def file_bytes(
@@ -51,22 +56,22 @@ def text_arrays(model: Model, tensors: Mapping[str, torch.Tensor]) -> Arrays:
     """Return the arrays of a text file.
 
     Args:
-        model: of SDXL, SD 3, Flux, or of an architecture without encoders of ours.
+        model: a model of SDXL, SD 3 or Flux, or of an architecture that sd-scripts encodes.
         tensors: `{encoder}.hidden_state` [T, D], `{encoder}.pooled` [D] and
-            `{encoder}.attention_mask` [T] of each text encoder in order; T5's are padded.
+            `{encoder}.attention_mask` [T] of each text encoder in order; T5's tensors are padded.
 
     Returns:
         SDXL: hidden_state1 [T, 768], hidden_state2 [T, 1280], pool2 [1280]. SD 3: lg_out
         [77, 2048], lg_pooled [2048], t5_out [T, 4096], three masks [77], [77] and [T], and whether
-        these were applied. Flux: l_pooled [768], t5_out, txt_ids [T, 3] of zeros, its mask, and
-        whether that was applied.
+        the masks were applied. Flux: l_pooled [768], t5_out, txt_ids [T, 3] (all zeros), the mask
+        of T5, and whether it was applied.
     """
-    found = _numpy(tensors)
+    named = _numpy(tensors)
     if not model.spec.encodes:
-        return found  # sd-scripts' own arrays
+        return named  # sd-scripts' own arrays
 
     def of(part: str) -> list[Any]:
-        return [found.get(f"{encoder_name(i)}.{part}") for i in range(len(model.text))]
+        return [named.get(f"{encoder_name(i)}.{part}") for i in range(len(model.text))]
 
     states, pooled, masks = of("hidden_state"), of("pooled"), of("attention_mask")
     clips = len(model.spec.clips)

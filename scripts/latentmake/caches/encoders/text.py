@@ -1,19 +1,20 @@
-"""Text encoders of a model: networks, tokenizers, and captions to hidden states.
+"""Text encoders of a model: networks, tokenizers, and the encoding of captions to hidden states.
 
 Captions that are encoded together are padded:
 
-- CLIP of an architecture: to chunks of 77 tokens each, without a mask as a rule, for a UNet attends
-  to the padding, too.
-- T5 and umT5 with a mask: to the longest of a batch. Padding is hidden from the tokens and is no
-  part of the cache (musubi-tuner cuts it off: `T5EncoderModel.__call__` of wan/modules/t5.py).
-- T5 of sd-scripts' layout: to 512 tokens, with or without a mask. The cache holds the padding.
+- CLIP of an architecture: to chunks of 77 tokens. There is usually no mask, because the UNet
+  attends to the padding, too.
+- T5 and umT5 with a mask: to the longest caption of a batch. The mask hides the padding from the
+  tokens, and the cache does not contain it (musubi-tuner cuts it off, too:
+  `T5EncoderModel.__call__` of wan/modules/t5.py).
+- T5 of sd-scripts' layout: to 512 tokens, with or without a mask. The cache contains the padding.
 
-Hidden padding adds zeros to sums. That changes their order, and with it the last bits.
+Hidden padding adds zeros to sums. This changes the order of summation, and so the last bits.
 
 Source: sd-scripts' library/strategy_sd.py, strategy_sdxl.py, strategy_sd3.py and strategy_flux.py.
 
-Weights of umT5: a transformers folder, or the one file of the original release
-(models_t5_umt5-xxl-enc-bf16.pth, or .safetensors of the same names) with a tokenizer's folder.
+Weights of umT5: a transformers folder, or the single file of the original release
+(models_t5_umt5-xxl-enc-bf16.pth, or .safetensors with the same names) with a tokenizer's folder.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def _parts(
 ) -> tuple[PreTrainedModel, TokenCache, torch.nn.Module | None]:
     """Load a text encoder's network, tokenizer and projection; raises ModelError.
 
-    It may be of any kind if `kind` is None; for `released` see `tokenizers.load`.
+    If `kind` is None, an encoder of any kind is loaded. For `released` see `clip` of
+    `tokenizers.load`.
     """
     hint = f"name the folder of a {kind or 'CLIP, T5 or UMT5'} encoder, with all its files"
     with refusing(weights, "a text encoder", hint):
@@ -106,11 +108,11 @@ def _parts(
 
 def _class_of(config: Mapping[str, Any], kind: Kind | None) -> type[PreTrainedModel]:
     names = (*(config.get("architectures") or ()), config.get("model_type"))
-    found = next((_CLASSES[name] for name in names if name in _CLASSES), None)
-    clip = found in (CLIPTextModel, CLIPTextModelWithProjection)
-    if found is None or (kind is not None and clip != kind.startswith("CLIP")):
+    network = next((_CLASSES[name] for name in names if name in _CLASSES), None)
+    is_clip = network in (CLIPTextModel, CLIPTextModelWithProjection)
+    if network is None or (kind is not None and is_clip != kind.startswith("CLIP")):
         raise ValueError(f"its model_type is {names[-1]}")
-    return CLIPTextModelWithProjection if kind == "CLIP with its projection" else found
+    return CLIPTextModelWithProjection if kind == "CLIP with its projection" else network
 
 
 def _loaded(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTrainedModel:
@@ -120,28 +122,29 @@ def _loaded(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreT
         config = AutoConfig.from_pretrained(weights.hub, **place).to_dict()
         model = pretrained(_class_of(config, kind), weights, dtype=dtype)
         return model
-    weights_files(weights)  # names what is missing
-    known = network_config(weights)
-    if known is None:
+    weights_files(weights)  # raises an error that names missing files
+    local_config = network_config(weights)
+    if local_config is None:
         what = "a single file does not say what network it holds"
         hint = "name the folder of its config.json as `config`"
         raise ModelError(what, where=weights.path or "", hint=hint)
-    model = without_weights(_class_of(known, kind), known)
+    model = without_weights(_class_of(local_config, kind), local_config)
     state = text_state(weights, model)
     own: State = {}
     for name in model.state_dict():
-        # CLIP's names come with this prefix or without.
+        # Some files have CLIP's names with this prefix, others without. The exact name wins.
         for other in (name.removeprefix(_PREFIX), f"{_PREFIX}{name}", name):
-            own |= {name: state[other]} if other in state else {}
+            if other in state:
+                own[name] = state[other]
     fill(model, own)
     return model
 
 
 Tensors = dict[str, torch.Tensor]
 Results = Callable[[], list[Tensors]]
-"""Waits for the device; tensors by name, of each caption, on the CPU."""
+"""Function that waits for the device and returns each caption's tensors by name, on the CPU."""
 
-_NAMED = 3  # captions that a line about many of them names
+_NAMED = 3  # most items that a line about cut captions names
 
 
 @dataclass(frozen=True)
@@ -149,17 +152,18 @@ class TextEncoder:
     """A CLIP, T5 or umT5 with its tokenizer. Any number of threads may encode.
 
     Attributes:
-        network: of transformers.
-        tokens: of captions.
-        projection: of the hidden states, if any.
-        max_length: tokens kept of a caption, with BOS and EOS; None: all.
-        padding: of captions: to `chunks` of 77 tokens, to `max_length` of them, or only to the
-            longest of a batch (None), which is no part of the results.
-        kept: tensors kept of a CLIP's output; None: of a T5, the last hidden states.
-        masked: whether padding is hidden from the network; with one chunk only. CLIP was trained
-            without a mask, and Stable Diffusion uses none either.
+        network: network of transformers.
+        tokens: cache of captions' tokens.
+        projection: projection of the hidden states, or None.
+        max_length: largest number of tokens of a caption, BOS and EOS included; None: no limit.
+        padding: target of the padding: `chunks` of 77 tokens, `max_length` tokens, or the longest
+            caption of a batch (None). Padding to the longest is removed from the results.
+        kept: tensors of a CLIP's output that are kept; None for a T5, whose last hidden states are
+            kept.
+        masked: whether padding is hidden from the network, which needs captions of one chunk. CLIP
+            was trained without a mask, and Stable Diffusion uses none.
         tells_mask: whether embeddings come with their `attention_mask`.
-        stored: dtype of embeddings.
+        stored: dtype of the embeddings.
     """
 
     network: PreTrainedModel
@@ -173,17 +177,17 @@ class TextEncoder:
     stored: torch.dtype = torch.float32
 
     def row(self, caption: str, chunks: int = 1) -> Row:
-        """Return a caption's tokens as the network gets them, with padding that is kept."""
+        """Return a caption's tokens for the network, with the padding that is kept."""
         if self.padding == "chunks":
             return chunked(caption, self.tokens, chunks)
-        # Empty captions without EOS get one token of padding, which is not hidden.
+        # An empty caption of a tokenizer without EOS gets one padding token, which is not hidden.
         ids = self.tokens.ids(caption, self.max_length) or [self.tokens.padding]
         rest = (self.max_length or 0) - len(ids) if self.padding else 0
         ids, mask = ids + [self.tokens.padding] * rest, [1] * len(ids) + [0] * rest
         return Row(ids, mask, [ids])
 
     def encode(self, captions: Sequence[str]) -> list[Tensors]:
-        """Encode captions, those of a CLIP in one chunk each; see `queue`."""
+        """Encode captions, each in one chunk; see `queue`."""
         return self.queue([self.row(caption) for caption in captions])()
 
     @torch.inference_mode()
@@ -191,10 +195,12 @@ class TextEncoder:
         """Begin to encode the tokens of captions, all chunks as one batch.
 
         Returns:
-            What waits for the device. Of each caption `hidden_state` [T, D]: of n chunks [75n + 2,
-            D], BOS of the first, tokens of all, end of the last; for CLIP `pooled` [D'] of the
-            first chunk, if it is kept; with `tells_mask`, `attention_mask` [T], 1 for tokens and 0
-            for padding, int64.
+            A function that waits for the device and returns for each caption:
+
+            - `hidden_state` [T, D]. T is 75n + 2 for n chunks: BOS of the first chunk, the tokens
+              of all chunks, and the last token of the last chunk.
+            - for a CLIP whose vector is kept, `pooled` [D'], the vector of the first chunk.
+            - with `tells_mask`, `attention_mask` [T], int64: 1 for tokens, 0 for padding.
         """
         device, parts = self.network.device, [len(row.chunks) for row in rows]
         chunks = [torch.tensor(chunk) for row in rows for chunk in row.chunks]
@@ -204,7 +210,8 @@ class TextEncoder:
         masks = [torch.tensor(row.mask) for row in rows]
         network: Any = self.network
         if self.kept is not None:
-            network = getattr(network, "text_model", network)  # without a projection
+            # The inner network, without its projection: `_made` applies the projection itself.
+            network = getattr(network, "text_model", network)
         mask: torch.Tensor | None = None
         if self.masked:
             mask = pad_sequence(masks, batch_first=True)
@@ -214,29 +221,30 @@ class TextEncoder:
             attention_mask=mask,
             output_hidden_states=self.kept is not None and self.kept.layer is not None,
         )
-        firsts = list(accumulate(parts[:-1], initial=0))  # each caption's first chunk
+        firsts = list(accumulate(parts[:-1], initial=0))  # index of each caption's first chunk
         made = self._made(network, output, ids, firsts)
-        copied = download([each.to(self.stored) for each in made])
+        copied = download([tensor.to(self.stored) for tensor in made])
 
         def wait() -> list[Tensors]:
             hidden, *pooled = copied()
-            found: list[Tensors] = []
+            embeddings: list[Tensors] = []
             for index, states in enumerate(hidden.split_with_sizes(parts)):
-                found.append({"hidden_state": _joined(states)[: len(masks[index])]})
+                embedding = {"hidden_state": _joined(states)[: len(masks[index])]}
                 if pooled:
-                    found[-1]["pooled"] = pooled[0][index]
+                    embedding["pooled"] = pooled[0][index]
                 if self.tells_mask:
-                    found[-1]["attention_mask"] = masks[index]
-            return found
+                    embedding["attention_mask"] = masks[index]
+                embeddings.append(embedding)
+            return embeddings
 
         return wait
 
     def _made(
         self, network: Any, output: Any, ids: torch.Tensor, firsts: Sequence[int]
     ) -> Iterator[torch.Tensor]:
-        """Yield the hidden states of all chunks, [chunks, T, D], then any vectors, [captions, D'].
+        """Yield the hidden states of all chunks, [chunks, T, D], then the vectors, [captions, D'].
 
-        A caption's vector is that of its first chunk.
+        A caption's vector comes from its first chunk. There are none if they are not kept.
         """
         hidden: torch.Tensor = output.last_hidden_state
         kept, project = self.kept, self.projection or torch.nn.Identity()
@@ -250,7 +258,7 @@ class TextEncoder:
         places = upload(torch.tensor(firsts), ids.device)
         vectors: torch.Tensor = output.pooler_output[places]
         if kept.pooled == "end":
-            # Not the network's own: by its configuration it may take the highest id for EOS.
+            # Not the network's own vector: some configurations make it take the highest id as EOS.
             ends = (ids[places] == self.tokens.tokenizer.eos_token_id).int().argmax(dim=1)
             vectors = hidden[places, ends]
         projection = getattr(self.network, "text_projection", None)
@@ -267,9 +275,10 @@ def _joined(hidden: torch.Tensor) -> torch.Tensor:
 def hiding(mask: torch.Tensor, network: PreTrainedModel) -> torch.Tensor | None:
     """Return the argument `attention_mask` of a T5 or umT5 on its device; `mask` is [N, T], int64.
 
-    None where nothing is padded. transformers would look at a mask [N, T] on the device for that,
-    and wait until the work before it is done (`_ignore_bidirectional_mask_sdpa` of masking_utils).
-    A mask of four dimensions it takes as it is.
+    The result is None if there is no padding, and else a mask of four dimensions. transformers
+    would check a mask [N, T] for padding on the device, and so wait until earlier work is done
+    (`_ignore_bidirectional_mask_sdpa` of masking_utils). It uses a mask of four dimensions as it
+    is.
     """
     if bool(mask.all()):
         return None
@@ -282,15 +291,15 @@ class TextEncoders:
     """A model's text encoders.
 
     Args:
-        encoders: by their names in cache files and messages.
-        max_token_length: of CLIPs that take captions in chunks.
+        encoders: name in cache files and messages -> encoder.
+        max_token_length: number of tokens for CLIPs that get captions in chunks.
     """
 
     def __init__(
         self, encoders: dict[str, TextEncoder], max_token_length: int | Literal["auto"] = CHUNK
     ) -> None:
         self._encoders = encoders
-        clips = [each.tokens for each in encoders.values() if each.padding == "chunks"]
+        clips = [encoder.tokens for encoder in encoders.values() if encoder.padding == "chunks"]
         self._chunks = partial(chunks_needed, tokens=clips, max_token_length=max_token_length)
         self._cut: dict[tuple[str, int], dict[str, str]] = {}
 
@@ -298,45 +307,48 @@ class TextEncoders:
         """Encode captions.
 
         Returns:
-            Of each caption, on the CPU: `text_encoder.hidden_state` [T, D] and, if the encoder has
-            them, `text_encoder.pooled` [D] and `text_encoder.attention_mask` [T], int64;
-            `text_encoder_2...` and so on.
+            Tensors of each caption, on the CPU: `text_encoder.hidden_state` [T, D] and, if the
+            encoder returns them, `text_encoder.pooled` [D] and `text_encoder.attention_mask` [T],
+            int64. Names of further encoders begin with `text_encoder_2`, `text_encoder_3`.
         """
         return self.queue(captions)()
 
     def queue(self, captions: Sequence[str]) -> Results:
-        """Begin to encode captions; what is returned waits for the device."""
-        chunks = [self._chunks(caption) for caption in captions]
+        """Begin to encode captions, and return a function that waits for the device."""
+        pairs = [(caption, self._chunks(caption)) for caption in captions]
         begun = {
-            name: each.queue([each.row(*one) for one in zip(captions, chunks, strict=True)])
-            for name, each in self._encoders.items()
+            name: encoder.queue([encoder.row(caption, chunks) for caption, chunks in pairs])
+            for name, encoder in self._encoders.items()
         }
 
         def wait() -> list[Tensors]:
-            found: list[Tensors] = [{} for _ in captions]
+            embeddings: list[Tensors] = [{} for _ in captions]
             for name, wait_for in begun.items():
-                for tensors, own in zip(found, wait_for(), strict=True):
+                for tensors, own in zip(embeddings, wait_for(), strict=True):
                     tensors |= {f"{name}.{key}": value for key, value in own.items()}
-            return found
+            return embeddings
 
         return wait
 
     def lengths(self, caption: str) -> tuple[int, ...]:
-        """Return how many tokens of a caption each encoder gets, with its padding."""
+        """Return the number of a caption's tokens in each encoder, padding included."""
         chunks = self._chunks(caption)
-        rows = [each.row(caption, chunks) for each in self._encoders.values()]
+        rows = [encoder.row(caption, chunks) for encoder in self._encoders.values()]
         return tuple(sum(map(len, row.chunks)) for row in rows)
 
     def cutting(self, caption: str) -> Iterator[tuple[str, int]]:
-        """Yield each encoder that cuts a caption, and the number of tokens it keeps."""
-        for name, each in self._encoders.items():
-            if each.max_length is not None:
-                limit = each.max_length - each.tokens.special
-                if each.tokens.count(caption) > limit:
+        """Yield the encoders that cut a caption, each with the number of tokens that it keeps."""
+        for name, encoder in self._encoders.items():
+            if encoder.max_length is not None:
+                limit = encoder.max_length - encoder.tokens.special
+                if encoder.tokens.count(caption) > limit:
                     yield name, limit
 
     def loaded(self, named: Callable[[str, Tensors], Named]) -> Loaded:
-        """Return these encoders for a job; `named` names a caption's results in its file."""
+        """Return these encoders for a job.
+
+        `named` gets a caption and its tensors, and returns the tensors and metadata of its file.
+        """
 
         def encode(samples: list[Sample]) -> Encoded:
             captions = [str(sample.content) for sample in samples]
@@ -349,15 +361,15 @@ class TextEncoders:
         return Loaded(encode, remarks=self._remarks, lengths=self.lengths)
 
     def _remarks(self) -> list[str]:
-        """Return a line for each encoder that cut any caption since this was asked last."""
-        found = []
+        """Return a line for each encoder that has cut captions since the last call."""
+        lines = []
         cut, self._cut = self._cut, {}
         for (encoder, limit), names in cut.items():
             many = "1 caption is" if len(names) == 1 else f"{len(names)} captions are"
             first = ", ".join(sorted(names.values())[:_NAMED])
             more = " ..." if len(names) > _NAMED else ""
-            found.append(f"{many} cut to the first {limit} tokens by {encoder}: {first}{more}")
-        return found
+            lines.append(f"{many} cut to the first {limit} tokens by {encoder}: {first}{more}")
+        return lines
 
 
 # -- loading --------------------------------------------------------------------------------------
@@ -389,10 +401,10 @@ def text_encoders(
 ) -> TextEncoders:
     """Load a model's text encoders, which return dtype `stored`; raises ModelError."""
     if model.architecture is None:
-        found = [load_text_encoder(each, device, dtype, stored) for each in model.text]
+        encoders = [load_text_encoder(weights, device, dtype, stored) for weights in model.text]
     else:
-        found = [_load(model, index, device, dtype, stored) for index in range(len(model.text))]
-    named = {encoder_name(index): each for index, each in enumerate(found)}
+        encoders = [_load(model, index, device, dtype, stored) for index in range(len(model.text))]
+    named = {encoder_name(index): encoder for index, encoder in enumerate(encoders)}
     return TextEncoders(named, model.max_token_length)
 
 
@@ -401,7 +413,7 @@ def _load(
 ) -> TextEncoder:
     place, spec = model.text[index], model.spec
     if spec.text_encoders[index] == "T5":
-        # sd-scripts pads T5's captions and shows it the padding, unless told otherwise.
+        # By default, sd-scripts pads T5's captions and does not mask the padding.
         pads = layout_of(model.layout_name).pads_t5
         return TextEncoder(
             *_parts(place, device, dtype, "T5"),
@@ -457,7 +469,7 @@ def load_text_encoder(
     )
 
 
-# In files of complete models; the last is ComfyUI's copy of the tokenizer.
+# Other parts of complete models. The last one is ComfyUI's copy of the tokenizer.
 _FOREIGN = r"decoder\.|lm_head\.|spiece_model"
 _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
 
@@ -465,7 +477,7 @@ _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
 class _EightBitLinear(torch.nn.Module):
     """Linear layer without bias, with unscaled weights in float8_e4m3fn.
 
-    They are kept as plain bytes, untouched by conversions of the network to another dtype.
+    The weights are stored as plain bytes, so converting the network's dtype does not change them.
     """
 
     weight = None  # transformers would cast activations to the dtype of a `weight`
@@ -484,10 +496,10 @@ class _EightBitLinear(torch.nn.Module):
 def load_umt5(
     weights: TextWeights, device: torch.device, dtype: torch.dtype, *, fp8: bool = False
 ) -> TextEncoder:
-    """Load umT5 and its tokenizer; `fp8` keeps linear layers in 8 bits; raises ModelError.
+    """Load umT5 and its tokenizer; `fp8` stores linear layers in 8 bits; raises ModelError.
 
-    Wan pads to 512 tokens, masks the padding and strips it again. Masked tokens change only the
-    order of sums, so here captions are padded to the longest of the batch.
+    Wan pads to 512 tokens, masks the padding and removes it from the result. Masked tokens change
+    only the order of summation, so here captions are padded to the longest of the batch.
     """
     network = load_network(
         weights,
@@ -515,16 +527,16 @@ def load_umt5(
 
 
 def _converted(state: State) -> State:
-    """Name weights as transformers does, and drop a decoder's."""
+    """Give weights the names of transformers, and drop the weights of a decoder."""
     if any(name.endswith(_SCALES) for name in state):
         what = "it is in 8 bits with scales, which cannot be read; `fp8_t5` brings 16 bits to 8"
         raise ValueError(what)
     if any("blocks.0.ffn.gate." in name for name in state):
         state = renamed(state, UMT5)
     state = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
-    embedding = ("shared.weight", "encoder.embed_tokens.weight")  # one tensor of two names
-    found = next((state[name] for name in embedding if name in state), None)
-    return state if found is None else dict.fromkeys(embedding, found) | state
+    names = ("shared.weight", "encoder.embed_tokens.weight")  # two names of one tensor
+    embedding = next((state[name] for name in names if name in state), None)
+    return state if embedding is None else dict.fromkeys(names, embedding) | state
 
 
 def _inferred(state: State) -> dict[str, Any]:
@@ -540,5 +552,5 @@ def _inferred(state: State) -> dict[str, Any]:
         "num_layers": 1 + max(int(match[1]) for match in blocks if match),
         "num_heads": heads,
         "relative_attention_num_buckets": buckets,
-        "feed_forward_proj": "gated-gelu",  # the approximation by tanh
+        "feed_forward_proj": "gated-gelu",  # GELU approximated by tanh
     }

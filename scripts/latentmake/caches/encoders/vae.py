@@ -1,4 +1,4 @@
-"""AutoencoderKL, the VAE of image models: images to latents of the plain and sd-scripts layouts."""
+"""AutoencoderKL, the VAE of image models: latents of the plain and sd-scripts layouts."""
 
 from __future__ import annotations
 
@@ -26,21 +26,25 @@ from latentmake.models.tensors import FLUX2_VAE, STATISTICS, vae_layer
 from latentmake.plan.orders import Order
 
 TILE = 512
-"""Pixels a side of a tile. Not the `sample_size` of a configuration, which single files lack."""
+"""Side of a tile in pixels. The VAE's `sample_size` is not used, because single files lack it."""
 
 
 def load_vae(
     weights: Weights, device: torch.device, dtype: torch.dtype, *, decoder: bool = True
 ) -> AutoencoderKL:
-    """Load a VAE; float16 becomes float32 if its `force_upcast` asks for it; raises ModelError.
+    """Load a VAE; float16 becomes float32 if its configuration sets `force_upcast`.
 
-    A configuration that lacks the key, as SD 1.x's and 2.x's do, does not ask: diffusers fills in
-    True. Of a file without a configuration nothing is known; SDXL's overflows in float16.
+    SD 1.x and 2.x lack that key and stay in float16; the value True that diffusers fills in is
+    ignored. A file without a configuration may be SDXL's VAE, which overflows in float16, so it
+    becomes float32.
+
+    Raises:
+        ModelError: the weights are missing, damaged, or of another network.
     """
-    told: dict[str, Any] = {}
-    with suppress(ModelError):  # the loader names it
-        told = network_config(weights) or {}
-    statistics = told.get("_class_name") == FLUX2_VAE
+    config: dict[str, Any] = {}
+    with suppress(ModelError):  # the loader raises it again, with the name of the network
+        config = network_config(weights) or {}
+    statistics = config.get("_class_name") == FLUX2_VAE
     vae: AutoencoderKL = load_network(
         weights,
         AutoencoderKLFlux2 if statistics else AutoencoderKL,
@@ -52,7 +56,7 @@ def load_vae(
         foreign=re.escape(STATISTICS),
         original=False,
     )
-    if dtype == torch.float16 and _told(vae).get("force_upcast"):
+    if dtype == torch.float16 and _own_config(vae).get("force_upcast"):
         dtype = torch.float32
     if not decoder:
         vae.decoder = vae.post_quant_conv = None  # more than half of the memory
@@ -61,26 +65,31 @@ def load_vae(
 
 
 def tile(vae: AutoencoderKL) -> None:
-    """Encode larger images in overlapping tiles from now on, and blend their latents."""
+    """Let a VAE encode larger images in overlapping tiles, and blend their latents."""
     vae.enable_tiling()
     vae.tile_sample_min_size = TILE
     vae.tile_latent_min_size = TILE >> (len(vae.config.block_out_channels) - 1)
 
 
 def _converted(state: State, *, statistics: bool) -> State:
-    """Name weights as diffusers does, and drop those of other parts of a checkpoint.
+    """Give weights the names of diffusers, and drop weights of other parts of a checkpoint.
 
-    Those of FLUX.2's `statistics` stay for its class alone, which no encoding or decoding reads.
+    `statistics` keeps FLUX.2's latent statistics. Only its class needs them; neither encoding nor
+    decoding reads them.
     """
     prefix = "first_stage_model."
-    state = {x.removeprefix(prefix): state[x] for x in state if x.startswith(prefix)} or state
+    state = {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    } or state
     own = {name: state[name] for name in state if name.startswith(STATISTICS) and statistics}
-    state = {vae_layer(x): state[x] for x in state if not x.startswith(STATISTICS)}
+    state = {
+        vae_layer(name): value for name, value in state.items() if not name.startswith(STATISTICS)
+    }
     if any(name.startswith("encoder.down.") for name in state):
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
         state = convert_ldm_vae_checkpoint(state, _inferred(state))
-    # Attention projections are 1 x 1 convolutions in older files.
+    # In older files, the attention projections are 1 x 1 convolutions.
     return {
         name: value.flatten(1) if value.dim() > 2 and "attentions." in name else value
         for name, value in (state | own).items()
@@ -92,8 +101,8 @@ def _inferred(state: State) -> dict[str, Any]:
     return {**vae_config(shapes), "force_upcast": True}
 
 
-def _told(vae: AutoencoderKL) -> dict[str, Any]:
-    """Return the configuration of a VAE without what diffusers fills in."""
+def _own_config(vae: AutoencoderKL) -> dict[str, Any]:
+    """Return the configuration of a VAE without the defaults that diffusers fills in."""
     filled_in = vae.config.get("_use_default_values", ())
     return {key: value for key, value in vae.config.items() if key not in filled_in}
 
@@ -105,24 +114,25 @@ def encode_images(
     """Encode images to unscaled latents.
 
     Args:
-        vae: to encode with.
+        vae: VAE with its encoder.
         pixels: [N, H, W, 3], 0 to 255, uint8, on any device.
-        seeds: of the noise, to sample each posterior; None: its mean.
+        seeds: seed of each image's noise, to sample from the posteriors; None: take their means.
 
     Returns:
         [N, C, H / factor, W / factor], float32, on the VAE's device.
     """
-    weight = next(vae.parameters())  # the network itself asks all its layers, for a millisecond
+    weight = next(vae.parameters())  # `vae.device` walks all layers, which takes a millisecond
     images = upload(pixels, weight.device).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1.0
-    # Channels side by side in memory cost a GPU 30% of its speed (tests/bench/README.md), and a CPU
-    # its accuracy.
+    # `contiguous`: the channels-last order costs a GPU 30% of its speed (tests/bench/README.md),
+    # and a CPU accuracy.
     posterior = vae.encode(images.contiguous().to(weight.dtype)).latent_dist
     latents: torch.Tensor = posterior.mean.float()
     if seeds is None:
         return latents
-    # From the CPU's generator, so that noise is the same on every device.
+    # The CPU's generator makes the noise, so that it is the same on every device.
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    noise = torch.stack([torch.randn(latents.shape[1:], generator=each) for each in generators])
+    shape = latents.shape[1:]
+    noise = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
     deviation: torch.Tensor = posterior.std.float()
     return latents + deviation * upload(noise, latents.device)
 
@@ -134,8 +144,10 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
     vae = load_vae(model.vae, device, compute_dtype(device, name, say), decoder=False)
     if model.vae_tiling:
         tile(vae)
-    scale, shift, _ = scale_of(model, _told(vae) if model.vae.hub else None)
-    own_shift, own_scale = (arrays and model.spec.scale) or (0.0, 1.0)  # of latents in the file
+    scale, shift, _ = scale_of(model, _own_config(vae) if model.vae.hub else None)
+    file_shift, file_scale = 0.0, 1.0
+    if arrays and model.spec.scale:
+        file_shift, file_scale = model.spec.scale
     seed, draws = model.posterior_seed, model.posterior == "sample"
     mirrored = (False, True) if arrays and order.dataset_settings.flip_aug else (False,)
 
@@ -143,18 +155,18 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
         if arrays:
             return latents_arrays(model, sample, rows), {}
         height, width = sample.shape[:2]
-        told = plain_latents_metadata(scale, shift, sample.original, (width, height))
-        return {LATENTS: rows[0]}, told
+        metadata = plain_latents_metadata(scale, shift, sample.original, (width, height))
+        return {LATENTS: rows[0]}, metadata
 
     def encode(samples: list[Sample]) -> Encoded:
-        pixels, made = stacked([np.asarray(sample.content) for sample in samples], device), []
+        pixels, batches = stacked([np.asarray(sample.content) for sample in samples], device), []
         for flip in mirrored:
             seeds = None
-            if draws:  # from the seed and the key alone: no neighbour changes an item's noise
-                seeds = [(int(each.key[:15], 16) + seed + flip) % 2**63 for each in samples]
-            found = encode_images(vae, pixels.flip(2) if flip else pixels, seeds=seeds)
-            found = (found - own_shift) * own_scale
-            made.append(found if arrays else found.to(DTYPES[name]))
-        return results(samples, download(made), named)
+            if draws:  # only from the seed and the key, so the noise does not depend on the batch
+                seeds = [(int(sample.key[:15], 16) + seed + flip) % 2**63 for sample in samples]
+            encoded = encode_images(vae, pixels.flip(2) if flip else pixels, seeds=seeds)
+            encoded = (encoded - file_shift) * file_scale
+            batches.append(encoded if arrays else encoded.to(DTYPES[name]))
+        return results(samples, download(batches), named)
 
     return Loaded(encode)

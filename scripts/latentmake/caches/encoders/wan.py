@@ -1,12 +1,12 @@
-"""Encoders of Wan models, with tensors and metadata as musubi-tuner's.
+"""Encoders of Wan models. Tensors and metadata are those that musubi-tuner writes.
 
-The VAE makes the normalised latents of Wan 2.1 and 2.2 from videos and images. It is diffusers'
-AutoencoderKLWan. Weights: a diffusers folder, or the one file of the original release
-(Wan2.1_VAE.pth, or .safetensors of the same names).
+The VAE is diffusers' AutoencoderKLWan. It encodes videos and images to the normalised latents of
+Wan 2.1 and 2.2. Weights: a diffusers folder, or the single file of the original release
+(Wan2.1_VAE.pth, or .safetensors with the same names).
 
-The CLIP image encoder for the first frame of Wan 2.1's image-to-video is the image half of
-open-clip's xlm-roberta-large ViT-huge-14. Weights: a transformers folder, or the one file of the
-original release (models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth, or .safetensors of the
+The CLIP image encoder encodes the first frame for Wan 2.1's image-to-video. It is the image half of
+open-clip's xlm-roberta-large ViT-huge-14. Weights: a transformers folder, or the single file of the
+original release (models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth, or .safetensors with the
 same names).
 """
 
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
     from transformers import CLIPVisionModel
 
 CHANNELS = 16
-"""Channels of latents."""
+"""Number of channels of latents."""
 
 _MASK_CHANNELS = 4
-_FACTOR = 8  # pixels per latent and side
-_FRAMES = 4  # frames per latent, after the first
+_FACTOR = 8  # pixels per latent, horizontally and vertically
+_FRAMES = 4  # frames per latent frame; the first latent frame has only one
 _VAE_HINT = (
     "set `vae` to Wan2.1_VAE.pth or its .safetensors, or to the `vae` folder of a Wan pipeline"
 )
 
 
 class _FeaturesOnCpu(list[Any]):
-    """Features kept in the CPU's memory, and moved back to the device on access."""
+    """List of features that are kept in the CPU's memory and moved to the device on access."""
 
     def __init__(self, features: list[Any], device: torch.device) -> None:
         super().__init__(features)
@@ -73,50 +73,50 @@ class _FeaturesOnCpu(list[Any]):
 
 
 class _CausalConvolution(nn.Module):
-    """Convolves a frame with none before it in two dimensions.
+    """Convolution of Wan that is two-dimensional for a frame with no frame before it.
 
-    Of a kernel in time such a frame, an image or the first of a clip, meets the last slice alone:
-    the others fall on padding. On a CPU that takes half of the time; its bits are the same in
-    bfloat16, and in float32 sums are formed in another order.
+    Such a frame (an image, or the first frame of a clip) meets only the kernel's last slice in
+    time: the other slices fall on padding. On a CPU, two dimensions take half of the time. In
+    bfloat16 the result is bit-equal; in float32 the order of summation differs.
     """
 
-    def __init__(self, whole: WanCausalConv3d) -> None:
+    def __init__(self, convolution: WanCausalConv3d) -> None:
         super().__init__()
-        self.whole = whole
+        self.convolution = convolution
 
     def forward(self, values: torch.Tensor, earlier: torch.Tensor | None = None) -> torch.Tensor:
-        """Convolve [N, C, F, H, W]; `earlier` holds up to two frames before them, or is None."""
-        whole = self.whole
-        padded = whole._padding[4] == whole.kernel_size[0] - 1
-        if earlier is not None or values.shape[2] != 1 or not padded:
-            convolved: torch.Tensor = whole(values, earlier)
+        """Convolve [N, C, F, H, W]; `earlier` is None, or up to two frames before `values`."""
+        full = self.convolution
+        is_padded = full._padding[4] == full.kernel_size[0] - 1
+        if earlier is not None or values.shape[2] != 1 or not is_padded:
+            convolved: torch.Tensor = full(values, earlier)
             return convolved
-        weight, sides = whole.weight[:, :, -1], (whole._padding[2], whole._padding[0])
-        frame = functional.conv2d(values[:, :, 0], weight, whole.bias, whole.stride[1:], sides)
+        weight, sides = full.weight[:, :, -1], (full._padding[2], full._padding[0])
+        frame = functional.conv2d(values[:, :, 0], weight, full.bias, full.stride[1:], sides)
         return frame[:, :, None]
 
 
 class WanVae:
-    """Wan's VAE, for several threads at once. It decodes if it was loaded with its decoder.
+    """Wan's VAE. Any number of threads may use it. It decodes if it was loaded with its decoder.
 
     Args:
-        network: to encode or decode with.
-        features_on_cpu: keep features of earlier frames in the CPU's memory: bit-equal, less memory
-            of the GPU, slower.
+        network: network with an encoder or a decoder.
+        features_on_cpu: whether features of earlier frames are kept in the CPU's memory. Results
+            are bit-equal; it takes less memory of the GPU and more time.
     """
 
     def __init__(self, network: AutoencoderKLWan, *, features_on_cpu: bool = False) -> None:
         self._network, self._features_on_cpu = network, features_on_cpu
 
     def frugal(self) -> WanVae:
-        """Return one of the same weights that keeps features in the CPU's memory."""
+        """Return a VAE with the same weights that keeps features in the CPU's memory."""
         return WanVae(self._network, features_on_cpu=True)
 
     def _own_network(self) -> AutoencoderKLWan:
-        """Return a copy for one call, which shares the weights.
+        """Return a copy of the network for one call; it shares the weights.
 
-        diffusers keeps the features of earlier frames in attributes of the network. They are gone
-        with the copy, also where an encoding fails.
+        diffusers keeps the features of earlier frames in attributes of the network. Threads must
+        not share them, and they are freed with the copy even if the encoding fails.
         """
         network = copy.copy(self._network)
         if self._features_on_cpu:
@@ -135,23 +135,23 @@ class WanVae:
 
         Args:
             pixels: clips or images, [N, 4n + 1, 8h, 8w, 3], 0 to 255, uint8, on any device.
-            stored: dtype of the cache. Pixels are cast to it first, as by musubi-tuner.
+            stored: dtype of the cache. Pixels are cast to it first, as in musubi-tuner.
         """
         return self._latents(self._signal(pixels, stored))
 
     @torch.inference_mode()
     def encode_first_frame(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
-        """Encode the condition of image-to-video: the first frame, with grey ones after it.
+        """Encode the condition of image-to-video: the first frame, followed by grey frames.
 
         Returns:
-            [N, 20, n + 1, h, w], float32, on the device: 4 channels of a mask, 1 on the first
-            latent frame and 0 on the others, then the 16 of the latents.
+            [N, 20, n + 1, h, w], float32, on the device. The first 4 channels are a mask: 1 for the
+            first latent frame, 0 for the others. The other 16 channels are the latents.
         """
         signal = self._signal(pixels, stored)
-        signal[:, :, 1:] = 0.0  # the middle of -1 to 1
+        signal[:, :, 1:] = 0.0  # grey: the middle between -1 and 1
         latents = self._latents(signal)
         mask = latents.new_zeros(len(latents), _MASK_CHANNELS, *latents.shape[2:])
-        # Latents of a broken network, nothing but zeros, get no mask and are refused later.
+        # Latents of a broken network are all zeros. Without a mask the job refuses them as zeros.
         mask[:, :, 0] = _not_empty(latents)[:, :, 0]
         return torch.cat([mask, latents], dim=1)
 
@@ -167,14 +167,14 @@ class WanVae:
         values = (latents.float().cpu() * deviation + mean).to(network.device, network.dtype)
         with torch.autocast(values.device.type, enabled=False):
             (signal,) = network.decode(values[None], return_dict=False)[0]
-        frames = [  # one at a time: all of them in float32 would take as much again
+        frames = [  # one at a time, because float32 copies of all frames would double the memory
             pixel_bytes(frame) for frame in signal.permute(1, 2, 3, 0)
         ]
-        found: NDArray[np.uint8] = torch.stack(frames).numpy()
-        return found
+        pixels: NDArray[np.uint8] = torch.stack(frames).numpy()
+        return pixels
 
     def tile(self) -> None:
-        """Work in tiles of 256 x 256 pixels from now on: less memory, slightly other pixels."""
+        """Work in tiles of 256 x 256 pixels: less memory, slightly different pixels."""
         self._network.enable_tiling()
 
     def _signal(self, pixels: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
@@ -191,21 +191,22 @@ class WanVae:
         with torch.autocast(signal.device.type, enabled=False):
             mode = self._own_network().encode(signal).latent_dist.mode().float()
         mean, deviation = self._moments(mode.device)
-        # Zeros of a broken network stay zeros: normalised, they would look like a picture.
+        # Zeros of a broken network stay zeros, and the job refuses them. Normalised, they would
+        # look like a picture.
         return torch.where(_not_empty(mode), (mode - mean) / deviation, 0.0)
 
     def _moments(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and deviation, each [16, 1, 1, 1], for [N, 16, f, h, w]."""
+        """Return mean and deviation, both [16, 1, 1, 1], for latents [N, 16, f, h, w]."""
         config = self._network.config
         mean, deviation = (
-            upload(torch.tensor(each), device)[:, None, None, None]
-            for each in (config.latents_mean, config.latents_std)
+            upload(torch.tensor(numbers), device)[:, None, None, None]
+            for numbers in (config.latents_mean, config.latents_std)
         )
         return mean, deviation
 
 
 def _not_empty(values: torch.Tensor) -> torch.Tensor:
-    """Return which of N tensors hold more than zeros, [N, 1, 1, 1, 1]; a GPU is not waited for."""
+    """Return which of N tensors have a non-zero value, [N, 1, 1, 1, 1]; does not wait for a GPU."""
     return values.flatten(1).any(dim=1)[:, None, None, None, None]
 
 
@@ -217,13 +218,13 @@ def load_wan_vae(
     tiled: bool = False,
     decoder: bool = False,
 ) -> WanVae:
-    """Load Wan's VAE for encoding, or its decoder alone; raises ModelError.
+    """Load the encoder of Wan's VAE, or only its decoder; raises ModelError.
 
-    On ROCm, where half precision can overflow, it computes in float32.
+    On ROCm, half precision can overflow, so the VAE computes in float32.
 
-    `tiled` needs less memory: one sample at a time, in tiles of 256 x 256 pixels that overlap by
-    64. Latents of pictures up to 256 x 256 stay bit-equal; larger ones change, for a tile's
-    convolutions and attention see nothing beyond it.
+    With `tiled` it needs less memory: it encodes one sample at a time, in tiles of 256 x 256 pixels
+    that overlap by 64. Latents of pictures up to 256 x 256 stay bit-equal. Larger ones change,
+    because convolutions and attention do not see beyond a tile.
     """
     network = load_network(
         weights,
@@ -243,13 +244,13 @@ def load_wan_vae(
     if decoder:
         network.encoder = network.quant_conv = None
     else:
-        network.decoder = network.post_quant_conv = None  # more than half of the memory
+        network.decoder = network.post_quant_conv = None  # frees more than half of the memory
     rocm = device.type == "cuda" and torch.version.hip is not None
     place(network, device, torch.float32 if rocm else dtype)
     for block in [*network.modules()]:
-        for name, each in block.named_children():
-            if isinstance(each, WanCausalConv3d):
-                setattr(block, name, _CausalConvolution(each))
+        for name, child in block.named_children():
+            if isinstance(child, WanCausalConv3d):
+                setattr(block, name, _CausalConvolution(child))
     if tiled:
         network.enable_tiling()
         network.enable_slicing()
@@ -262,7 +263,7 @@ def _vae_converted(state: State) -> State:
 
 
 def _vae_inferred(state: State) -> dict[str, Any]:
-    """Read the configuration off the shapes of weights; the rest is diffusers' defaults."""
+    """Derive the configuration from the shapes of weights; diffusers has defaults for the rest."""
     return {
         "base_dim": state["encoder.conv_in.weight"].shape[0],
         "decoder_base_dim": state["decoder.conv_out.weight"].shape[1],
@@ -272,11 +273,11 @@ def _vae_inferred(state: State) -> dict[str, Any]:
 
 # -- the image encoder ----------------------------------------------------------------------------
 
-# Colour channels of CLIP's training images (source: openai/CLIP, clip.py).
+# Mean and deviation of the colour channels of CLIP's training images (source: openai/CLIP, clip.py)
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
-_HEAD_SIZE = 80  # of ViT-huge; not visible in any shape
-# Patterns in the original's names; transformers' older files have a prefix, too.
+_HEAD_SIZE = 80  # ViT-huge's size of an attention head; no shape of a weight shows it
+# Patterns in the names of the original release, and a prefix of transformers' older files.
 _NAMES = {
     r"^(visual|vision_model)\.": "",
     r"^transformer\.": "encoder.layers.",
@@ -291,7 +292,7 @@ _NAMES = {
     r"\.mlp\.0\.": ".mlp.fc1.",
     r"\.mlp\.2\.": ".mlp.fc2.",
 }
-# Parts of CLIP that the hidden states of its image encoder do not depend on.
+# Parts of CLIP that do not affect the hidden states of its image encoder.
 _FOREIGN = (
     r"textual\.|visual\.head$|log_scale$|text_model\.|(text|visual)_projection\.|logit_scale$"
     r"|(.+\.)?position_ids$"
@@ -299,7 +300,7 @@ _FOREIGN = (
 
 
 class ClipVision:
-    """CLIP's image encoder without its last block: Wan takes the output of the one before it."""
+    """CLIP's image encoder without its last block: Wan uses the output of the block before it."""
 
     def __init__(self, network: CLIPVisionModel) -> None:
         network.encoder.layers = network.encoder.layers[:-1]
@@ -312,12 +313,13 @@ class ClipVision:
         """Encode the first frames of clips.
 
         Args:
-            frames: [N, H, W, 3], 0 to 255, uint8, on any device; squeezed to the network's square,
-                as Wan does.
-            pixel_dtype: in which pixels are scaled and resized; musubi-tuner uses that of latents.
+            frames: [N, H, W, 3], 0 to 255, uint8, on any device. They are squeezed to the network's
+                square input, as in Wan.
+            pixel_dtype: dtype in which pixels are normalised and resized. musubi-tuner uses the
+                dtype of the latents.
 
         Returns:
-            [N, 257, 1280] (a token for the class, then one per patch), float16, on the device.
+            [N, 257, 1280] (a class token, then one token per patch), float16, on the device.
         """
         network = self._network
         signal = upload(frames, network.device).permute(0, 3, 1, 2).to(pixel_dtype) / 127.5 - 1.0
@@ -326,19 +328,19 @@ class ClipVision:
             signal, size=(side, side), mode="bicubic", align_corners=False
         )
         mean, deviation = (
-            upload(torch.tensor(each, dtype=pixel_dtype), signal.device)[:, None, None]
-            for each in (_MEAN, _STD)
+            upload(torch.tensor(numbers, dtype=pixel_dtype), signal.device)[:, None, None]
+            for numbers in (_MEAN, _STD)
         )
         signal = (signal * 0.5 + 0.5 - mean) / deviation
         with torch.autocast(signal.device.type, enabled=False):
             hidden = network(signal.to(network.dtype)).last_hidden_state
-        found: torch.Tensor = hidden.to(torch.float16)
-        return found
+        tokens: torch.Tensor = hidden.to(torch.float16)
+        return tokens
 
 
 def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype) -> ClipVision:
     """Load the CLIP image encoder for inference; raises ModelError."""
-    from transformers import CLIPVisionModel  # which a job without CLIP does without
+    from transformers import CLIPVisionModel  # imported late: few jobs use CLIP
 
     network = load_network(
         weights,
@@ -355,24 +357,24 @@ def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype)
 
 
 def _converted(state: State) -> State:
-    """Name the image encoder's weights as transformers does, and drop all others."""
+    """Give the image encoder's weights the names of transformers, and drop all other weights."""
     own = {name: value for name, value in state.items() if not re.match(_FOREIGN, name)}
-    found: State = {}
+    converted: State = {}
     for name, value in renamed(own, _NAMES).items():
         if ".qkv." in name:
             for letter, part in zip("qkv", value.chunk(3), strict=True):
-                found[name.replace("qkv", f"{letter}_proj")] = part
+                converted[name.replace("qkv", f"{letter}_proj")] = part
         else:
-            found[name] = value
-    # The original's have axes of length 1 for the batch, and for the one class token.
+            converted[name] = value
+    # In the original release, embeddings have further axes of length 1.
     for name, axes in (("class_embedding", 1), ("position_embedding.weight", 2)):
-        if (embedding := found.get(f"embeddings.{name}")) is not None:
-            found[f"embeddings.{name}"] = embedding.reshape(embedding.shape[-axes:])
-    return found
+        if (embedding := converted.get(f"embeddings.{name}")) is not None:
+            converted[f"embeddings.{name}"] = embedding.reshape(embedding.shape[-axes:])
+    return converted
 
 
 def _inferred(state: State) -> dict[str, Any]:
-    """Read the configuration off the shapes of weights; the rest is that of ViT-huge."""
+    """Derive the configuration from the shapes of weights; the rest is ViT-huge's."""
     width, _, patch, _ = state["embeddings.patch_embedding.weight"].shape
     if width % _HEAD_SIZE:
         raise ValueError(f"it has width {width}, which is no ViT-huge")
@@ -389,7 +391,7 @@ def _inferred(state: State) -> dict[str, Any]:
     }
 
 
-# -- of an order -----------------------------------------------------------------------------------
+# -- the encoder of an order -----------------------------------------------------------------------
 
 
 def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
@@ -397,7 +399,7 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
     model = order.model_settings
     name = model.vae_dtype or model.dtype
     stored = DTYPES[name]
-    # As musubi-tuner's script does; in float32 a CPU takes 1.7 times as long.
+    # musubi-tuner's script computes in this dtype, too. In float32 a CPU takes 1.7 times as long.
     computed = compute_dtype(device, name, say, cpu_bfloat16=True)
     vae = load_wan_vae(model.vae, device, computed, tiled=model.vae_cache_cpu)
     clip = None
@@ -406,20 +408,21 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
         clip = load_clip_vision(model.clip, device, half)
 
     def frames_of(arrays: list[NDArray[np.uint8]]) -> torch.Tensor:
-        """Return images, as clips of one frame, or clips: [N, F, H, W, 3]."""
-        found = stacked(arrays, device)
-        return found if found.dim() == 5 else found[:, None]
+        """Return clips [N, F, H, W, 3]; an image becomes a clip of one frame."""
+        pixels = stacked(arrays, device)
+        return pixels if pixels.dim() == 5 else pixels[:, None]
 
     def encode(samples: list[Sample], vae: WanVae = vae) -> Encoded:
         pixels = frames_of([np.asarray(sample.content) for sample in samples])
-        made = {"latents": vae.encode(pixels, stored)}
+        tensors_by_kind = {"latents": vae.encode(pixels, stored)}
         if model.image_to_video:
-            made["latents_image"] = vae.encode_first_frame(pixels, stored)
+            tensors_by_kind["latents_image"] = vae.encode_first_frame(pixels, stored)
         if samples[0].control is not None:
             control = frames_of([np.asarray(sample.control) for sample in samples])
-            made["latents_control"] = vae.encode(control, stored)
+            tensors_by_kind["latents_control"] = vae.encode(control, stored)
         rows = {
-            latents_key(kind, tuple(x.shape[1:]), name): x.to(stored) for kind, x in made.items()
+            latents_key(kind, tuple(values.shape[1:]), name): values.to(stored)
+            for kind, values in tensors_by_kind.items()
         }
         if clip is not None:
             rows[f"clip_{name}"] = clip.encode(pixels[:, 0], stored)

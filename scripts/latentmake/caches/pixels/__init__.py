@@ -1,4 +1,4 @@
-"""Pixels of images and frames as encoders take them."""
+"""Pixels of images and frames, as the encoders expect them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PIL import Image
 
 Array = NDArray[np.uint8]
 
-# Pillow's blocks of memory are kept for the next images: a third of the time of decoding is that of
-# the system, which clears fresh memory.
+# Pillow keeps its blocks of memory for the next images. Otherwise the system would clear fresh
+# memory for each image, which takes a third of the time of decoding.
 Image.core.set_block_size(1 << 27)  # type: ignore[attr-defined]  # bytes: 32 megapixels
 Image.core.set_blocks_max(4)  # type: ignore[attr-defined]

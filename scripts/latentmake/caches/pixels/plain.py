@@ -1,6 +1,6 @@
 """Pixels of an image for the encoders of the plain layout: decoded by Pillow, scaled by Lanczos.
 
-A JPEG many times as large as the resolution is decoded to a half, a quarter or an eighth.
+A JPEG that is many times larger than the resolution is decoded to 1/2, 1/4 or 1/8 of its size.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from latentmake.files.metadata import orientation
 from latentmake.geometry.buckets import Placement, Size
 from latentmake.plan.orders import Order
 
-# EXIF orientation -> transposition. Not ImageOps.exif_transpose: it rewrites the EXIF as well, and
-# fails for odd entries that no viewer minds.
+# EXIF orientation -> transposition. ImageOps.exif_transpose would rewrite the EXIF as well, and
+# fails for odd entries that viewers ignore.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -33,23 +33,23 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _JPEG = b"\xff\xd8\xff"
-_SHRINKS = (1, 2, 4, 8)  # of libjpeg
-# A JPEG is decoded to no less than so many times its size at a resolution (tests/bench/README.md).
+_SHRINKS = (1, 2, 4, 8)  # libjpeg decodes to 1 / n of the size
+# A shrunk JPEG has at least this many times the size that it is scaled to (tests/bench/README.md).
 _RESERVE = 6
 
-# Of torch, about the array of an image, which `lanczos` only reads.
+# torch warns about read-only arrays of images. `lanczos` does not write to them.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 
 
 def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
-    """Make the samples of an image; raises SourceError."""
+    """Yield the samples of an image; raises SourceError."""
     item, settings, size = reading.work.item, order.dataset_settings, reading.size
     path, images = item.source or "", dict[int, Array]()
     for target, key in reading.missing.items():
         placed, shrink = order.layout.place(size, target.size or size, settings, path), 1
         if reading.data.startswith(_JPEG):
-            # At a fraction of which its sides are whole numbers: otherwise the last block of pixels
-            # would reach beyond the picture, and the first one if it is turned.
+            # `gcd`: n must divide both sides. Otherwise the last block of pixels would reach beyond
+            # the picture; in a rotated picture this is the first block.
             width, height = placed.resized
             shrink = math.gcd(shrink_to(size, Size(_RESERVE * width, _RESERVE * height)), *size)
         if shrink not in images:
@@ -59,23 +59,23 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
 
 
 def shrink_to(size: Size, least: Size) -> int:
-    """Return to which fraction, 1 / n, a JPEG is decoded if any size from `least` on will do."""
+    """Return the largest n such that 1 / n of a JPEG's size is still at least `least`."""
     room = min(size.width // least.width, size.height // least.height)
-    return max(each for each in _SHRINKS if each <= max(room, 1))
+    return max(shrink for shrink in _SHRINKS if shrink <= max(room, 1))
 
 
 def decode(data: bytes, path: str, settings: Dataset, *, shrink: int = 1) -> Image.Image:
     """Decode an image to RGB, upright, without transparency; raises SourceError.
 
-    With `shrink` a JPEG is decoded to that fraction of its size, 1 / n, sides rounded up, in less
-    time: its pixels are the means of n x n (source: libjpeg-turbo, `jidctred.c`), but for colours
-    of half the resolution and the rounding of values beyond black and white.
+    With `shrink` a JPEG is decoded to 1 / n of its size, sides rounded up, in less time. A pixel is
+    the mean of n x n pixels (source: libjpeg-turbo, `jidctred.c`). Two things differ from the exact
+    mean: colours stored at half the resolution, and the rounding of values beyond black and white.
     """
     with opened_image(io.BytesIO(data), path, settings.max_image_pixels) as image:
         if shrink > 1:
             image.draft("RGB", (image.width // shrink, image.height // shrink))
         load(image, path)
-        if settings.exif_rotation and image.format != "TIFF":  # Pillow turns a TIFF itself
+        if settings.exif_rotation and image.format != "TIFF":  # Pillow rotates a TIFF itself
             method = _UPRIGHT.get(orientation(image))
             image = image if method is None else image.transpose(method)
         return _to_rgb(image, settings.background)
@@ -84,8 +84,8 @@ def decode(data: bytes, path: str, settings: Dataset, *, shrink: int = 1) -> Ima
 def _to_rgb(image: Image.Image, background: str) -> Image.Image:
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "F"):
         values = np.asarray(image).astype(np.float32)
-        # 16-bit greyscale, which Pillow's own conversion cuts off at 255. Modes I and F do not tell
-        # their range.
+        # Pillow's own conversion cuts off 16-bit greyscale at 255. Modes I and F have no fixed
+        # range, so the largest value decides.
         scale = 257.0 if image.mode.startswith("I;16") or values.max(initial=0) > 255 else 1.0
         image = Image.fromarray(np.clip(values / scale + 0.5, 0, 255).astype(np.uint8))
     if image.mode == "RGB" and "transparency" not in image.info:
@@ -98,13 +98,13 @@ def _to_rgb(image: Image.Image, background: str) -> Image.Image:
 
 
 def fit(pixels: Array, placed: Placement) -> Array:
-    """Scale an image by Lanczos to cover its target size, and cut it around its centre.
+    """Scale an image by Lanczos to cover its target size, and crop it around its centre.
 
-    The pixels of a resolution are the same whichever others are made of the image.
+    The pixels of a resolution do not depend on the other resolutions of the image.
 
     Args:
         pixels: [height, width, 3 or 4], writable; channels after the third are dropped.
-        placed: how it covers its size.
+        placed: scaled size, offset of the crop, and target size.
 
     Returns:
         [height, width, 3], contiguous.
@@ -118,20 +118,21 @@ def fit(pixels: Array, placed: Placement) -> Array:
 def lanczos(pixels: Array, size: Size) -> Array:
     """Scale a picture by Lanczos over its full extent: first rows, then columns.
 
-    By torch's kernel of 8 bits, in a tenth of Pillow's time. For any picture whose sides both grow
-    or both shrink it differs from Pillow's by at most 2 levels of 255, by 45 dB PSNR at least.
-    By Pillow where torch is too old to have this kernel.
+    This uses torch's 8-bit kernel, which takes a tenth of Pillow's time, or Pillow if torch is too
+    old to have it. If both sides grow or both shrink, the kernels differ by at most 2 levels of
+    255, and the PSNR is at least 45 dB.
 
-    Pixels are [height, width, channels], those of the result not contiguous.
+    Pixels are [height, width, channels]. The result is not contiguous.
     """
-    import torch  # only here: a job that finds everything fresh scales nothing
+    import torch  # imported late: a job whose targets are fresh scales nothing
 
     if not hasattr(torch.ops.aten, "_upsample_lanczos2d_aa"):
         return by_pillow(pixels, size)
-    if not pixels.flags.writeable:  # an image that Pillow decoded, of which torch would warn
+    if not pixels.flags.writeable:  # torch would warn about an image that Pillow decoded
         pixels = pixels.copy()
     planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    threads = torch.get_num_threads()  # of this thread, which is one of several that read
+    # Several threads read and scale at a time, so a single scaling takes one core.
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         scaled = torch.nn.functional.interpolate(
@@ -139,11 +140,14 @@ def lanczos(pixels: Array, size: Size) -> Array:
         )
     finally:
         torch.set_num_threads(threads)
-    found: Array = scaled[0].permute(1, 2, 0).numpy()
-    return found
+    result: Array = scaled[0].permute(1, 2, 0).numpy()
+    return result
 
 
 def by_pillow(pixels: Array, size: Size) -> Array:
-    """Do the same by Pillow alone, whose own order of rows and columns depends on the shape."""
+    """Scale a picture with Pillow: first rows, then columns, in two calls.
+
+    In a single call Pillow's order depends on the shape.
+    """
     rows = Image.fromarray(pixels).resize((size.width, pixels.shape[0]), Image.Resampling.LANCZOS)
     return np.array(rows.resize(size, Image.Resampling.LANCZOS))
