@@ -193,7 +193,7 @@ def trained_networks(model: Model) -> Iterator[ModelFile]:
             words = ("takes", "needs none") if takes else ("does not take", "needs it")
             output = f"a CLIP image encoder's output; {model.task} {words[1]}"
             fault = f"is a {DIT} that {words[0]} {output}"
-        yield ModelFile(key, path, dit.tensors, fault or "", known=DIT)
+        yield ModelFile(key, path, dit.tensors, fault or "", description=DIT)
 
 
 def check_networks(

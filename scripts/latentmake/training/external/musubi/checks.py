@@ -90,7 +90,7 @@ def _network(model: Model, key: str, place: str | None) -> ModelFile:
     if place is None:
         return ModelFile(key, "", fault="is not set: there is no network to train")
     title = f"{scripts.title} DiT"
-    found = ModelFile(key, place, known=title)
+    found = ModelFile(key, place, description=title)
     try:
         tensors = tensors_at(Path(place))
     except ValueError as error:
