@@ -107,7 +107,7 @@ class Checkpoint:
         }
 
     def section(self) -> digest.Section:
-        """Return the byte ranges of the part, and the facts that its digest includes besides."""
+        """Return the part for its digest: byte ranges, and further facts that the digest covers."""
         tensors = self.own()[1]
         start = self.path.stat().st_size - max(tensor.end for tensor in self.tensors.values())
         own = sorted(tensors.items())
@@ -189,6 +189,7 @@ def vae_config(shapes: Shapes) -> dict[str, Any]:
     defaults, such as SD 1.x's scaling factor, 0.18215.
 
     Raises:
+        LookupError: a tensor is missing.
         ValueError: the names are not those of an AutoencoderKL.
     """
     original = any(name.startswith("encoder.down.") for name in shapes)
@@ -217,7 +218,7 @@ def vae_config(shapes: Shapes) -> dict[str, Any]:
 
 
 def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
-    """Return the configuration of a CLIP (names of transformers) or an OpenCLIP (its own names)."""
+    """Return the configuration of a CLIP or, if the prefix ends with `model.`, of an OpenCLIP."""
     open_clip, second = prefix.endswith("model."), part == "text_encoder_2"
     bare = {name.removeprefix("text_model."): shape for name, shape in shapes.items()}
     token, place, block, inner = (

@@ -35,8 +35,9 @@ from latentmake.regular import read_text
 _FEW = 4  # fewest blocks, and tensors in a block, from which a gap can be inferred
 _HINT = "copy it again, or name another one"
 _TOGETHER = "the parts of a model must come from the same base model"
+# Channels of a UNet's input -> its purpose.
 _PURPOSES = {5: "depth", 7: "upscaling", 8: "edits by instructions", 9: "inpainting"}
-_SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
+_SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")  # ends of names, for 8-bit weights
 _IN_16_BITS = "name a file in bf16, fp16 or float32"
 _ENCODERS = {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280}  # their published widths
 # Class name or model type in a config.json -> kind of text encoder.

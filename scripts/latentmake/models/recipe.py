@@ -253,11 +253,13 @@ def _scripted(model: Model, kind: str, file_digest: FileDigest) -> dict[str, obj
     files = script_of(model, kind).files
     digests = _digests(model, [file.key for file in files], file_digest)
     dtype = model.text_dtype if kind == "text" else model.vae_dtype
-    return {
+    recipe: dict[str, object] = {
         "weights": {file.flag: digests[file.key] for file in files if file.key in digests},
         "arguments": [*model.version.caching(kind), *model.further_arguments(kind)],
-        **({} if dtype is None else {"dtype": dtype}),
     }
+    if dtype is not None:
+        recipe["dtype"] = dtype
+    return recipe
 
 
 def _by_strategy(model: Model, kind: str, file_digest: FileDigest) -> dict[str, object]:

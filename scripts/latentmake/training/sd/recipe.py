@@ -297,7 +297,7 @@ class SdPainter(Painter):
 
 
 def pixels_of(latents: Stored, vae: Weights) -> float:
-    """Return the width of a latent in pixels: from the cache file, or else from the VAE."""
+    """Return the width of a latent in pixels, from the cache file, the VAE, or by default."""
     return latents.pixels or files.vae_factor(vae) or _PIXELS
 
 
