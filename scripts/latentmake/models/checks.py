@@ -234,11 +234,7 @@ def _encoder(model: Model, file: File, place: Path) -> ModelFile:
 
 
 def tensors_at(place: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a file of weights, or of the first file in a folder.
-
-    Raises:
-        ValueError: a file is missing or cannot be read.
-    """
+    """Return the tensors of a weight file, or of a folder's first one; raises ValueError."""
     file = weight_file(place)
     try:
         scripted_files(place)

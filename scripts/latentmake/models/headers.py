@@ -195,11 +195,7 @@ def part_of(weights: Weights) -> str | None:
 
 
 def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
-    """Return the tensors and the metadata of a file of weights; the result is cached.
-
-    Raises:
-        ValueError: the file cannot be read, see `tensors_of`.
-    """
+    """Return the tensors and the metadata of a file of weights, cached; raises ValueError."""
     try:
         stat = path.stat()
         return _contents_then(path, stat.st_size, stat.st_mtime_ns)

@@ -24,11 +24,7 @@ class Tokens(NamedTuple):
 
 
 def text_width(weights: TextWeights) -> int | None:
-    """Return the width of a text encoder's embeddings; None if no file says it.
-
-    Raises:
-        ModelError: a file is missing or damaged.
-    """
+    """Return the width of an encoder's embeddings; None if no file says it; raises ModelError."""
     if weights.projection is None:
         if (config := _text_config(weights)) is None:
             return None
@@ -51,11 +47,7 @@ def projection_shape(path: str) -> tuple[int, int]:
 
 
 def text_tokens(weights: TextWeights) -> Tokens | None:
-    """Return the number of tokens in a text encoder's embeddings; None if no file says it.
-
-    Raises:
-        ModelError: a file is missing or damaged.
-    """
+    """Return the tokens of an encoder's embeddings; None if no file says it; raises ModelError."""
     config = _text_config(weights)
     if config is None:
         return None
