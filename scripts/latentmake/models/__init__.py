@@ -1,1 +1,1 @@
-"""Models: from weights on a disk to recipes."""
+"""Model files: their parts, checks of their headers, and recipes of their caches."""

@@ -1,8 +1,9 @@
-"""Complete checkpoints: one file with VAE, text encoders and UNet, as Civitai's files are.
+"""Complete checkpoints: one file with VAE, text encoders and UNet, like the files on Civitai.
 
-They have the names of the original releases of Stable Diffusion (LDM). The configuration of each
-part is read off the shapes; what no shape says is that of the published models of Stable Diffusion
-1.x, 2.x and XL. A checkpoint that is damaged, lacks a part or has other shapes is a ModelError.
+Their tensors have the names of the original releases of Stable Diffusion (LDM). The configuration
+of a part is inferred from shapes; values that shapes do not determine are those of the published
+models of Stable Diffusion 1.x, 2.x and XL. A checkpoint that is damaged, lacks a part or has other
+shapes raises a ModelError.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from latentmake.models.headers import contents_of
 
 _FIRST, _OPEN, _XL = "cond_stage_model.transformer.", "cond_stage_model.model.", "conditioner."
 
-# Folder of a part in a pipeline -> prefixes of its tensors; a file has one of them.
+# Folder of a part in a pipeline -> possible prefixes of its tensors; a file uses one of them.
 _PREFIXES = {
     "vae": ("first_stage_model.",),
     "unet": ("model.diffusion_model.",),
@@ -39,7 +40,7 @@ _RELEASES = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
 
 _TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl": "SDXL"}
 
-_UNUSED_BLOCK = "transformer.resblocks.23."  # of SD 2.x's OpenCLIP, as diffusers leaves it out
+_UNUSED_BLOCK = "transformer.resblocks.23."  # last of SD 2.x's OpenCLIP; diffusers leaves it out
 
 _TOKENIZER = "openai/clip-vit-large-patch14"
 
@@ -52,14 +53,19 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Checkpoint:
-    """A complete checkpoint, and the part of it that weights name, such as `unet`."""
+    """A complete checkpoint and one part of it, such as `unet`.
+
+    Attributes:
+        path: file of the checkpoint.
+        part: name of the part, which is its folder's name in a pipeline.
+    """
 
     tokenizer_hint = (
         f"run `hf download {_TOKENIZER} tokenizer.json tokenizer_config.json "
         "special_tokens_map.json vocab.json merges.txt`, or name CLIP's tokenizer as "
         "`text: {tokenizer: FOLDER}`"
     )
-    """How a checkpoint's text encoders get the tokenizer that they lack."""
+    """Hint for a missing tokenizer: a checkpoint contains none."""
 
     def __init__(self, weights: Weights) -> None:
         self.path, self.part = Path(weights.path or ""), weights.subfolder or ""
@@ -71,36 +77,47 @@ class Checkpoint:
 
     @property
     def kind(self) -> str | None:
-        """`sd1`, `sd2` or `sdxl`, by the text encoder in the file; None if there is none."""
-        found = (x for x, own in _RELEASES.items() if any(y.startswith(own) for y in self.tensors))
-        return next(found, None)
+        """`sd1`, `sd2` or `sdxl`, by the text encoder in the file; None without a text encoder."""
+        kinds = (
+            kind
+            for kind, prefix in _RELEASES.items()
+            if any(name.startswith(prefix) for name in self.tensors)
+        )
+        return next(kinds, None)
 
     @property
     def prefix(self) -> str | None:
-        """Prefix of the part's tensors; None if the file holds no such part."""
+        """Prefix of the part's tensors; None if the file does not contain the part."""
         return prefix_of(self.part, self.tensors)
 
     def own(self) -> tuple[str, dict[str, Tensor]]:
-        """Return prefix and tensors of the part."""
+        """Return the prefix of the part's tensors, and these tensors by their names in the file.
+
+        Raises:
+            ModelError: the file does not contain the part.
+        """
         if (prefix := self.prefix) is None:
             what = (
                 f"holds no {_WORDS.get(self.part, self.part)} in the names of a complete checkpoint"
             )
             key = "text" if self.part.startswith("text") else self.part
             raise ModelError(what, where=self.path, hint=f"name it as `{key}` beside `checkpoint`")
-        return prefix, {name: x for name, x in self.tensors.items() if name.startswith(prefix)}
+        return prefix, {
+            name: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)
+        }
 
     def section(self) -> digest.Section:
-        """Return the part for its digest."""
+        """Return the part for its digest: byte ranges, and further facts that the digest covers."""
         tensors = self.own()[1]
-        start = self.path.stat().st_size - max(each.end for each in self.tensors.values())
+        start = self.path.stat().st_size - max(tensor.end for tensor in self.tensors.values())
         own = sorted(tensors.items())
-        ranges = tuple((start + each.start, start + each.end) for _, each in own)
-        shapes = [[name, each.dtype, [*each.shape]] for name, each in own]
-        return digest.Section(self.path, self.part, [self.kind, shapes], ranges)  # see `config`
+        ranges = tuple((start + tensor.start, start + tensor.end) for _, tensor in own)
+        shapes = [[name, tensor.dtype, [*tensor.shape]] for name, tensor in own]
+        # Kind and shapes are included because `config` is derived from them.
+        return digest.Section(self.path, self.part, [self.kind, shapes], ranges)
 
     def check(self, architecture: str | None, where: str) -> None:
-        """Refuse a checkpoint of another architecture, or without the part."""
+        """Refuse a checkpoint of another architecture, or one that lacks the part."""
         kind = self.kind
         if kind not in (None, architecture) and (architecture or kind == "sdxl"):
             what = f"{self.path} is a checkpoint of {_TITLES[kind]}"
@@ -111,16 +128,18 @@ class Checkpoint:
             raise ModelError(f"{error.where}: {error.what}", where=where, hint=error.hint) from None
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration of the part, as a folder's config.json has it."""
+        """Return the configuration of the part, in the form of a folder's config.json."""
         prefix, tensors = self.own()
-        own = {name.removeprefix(prefix): each.shape for name, each in tensors.items()}
+        shapes = {name.removeprefix(prefix): tensor.shape for name, tensor in tensors.items()}
         try:
             if self.part == "unet":
-                return _unet_config(own)
+                return _unet_config(shapes)
             if self.part != "vae":
-                return _text_config(own, self.part, prefix)
-            known = {"scaling_factor": 0.13025, "force_upcast": True} if self.kind == "sdxl" else {}
-            return vae_config(own) | known
+                return _text_config(shapes, self.part, prefix)
+            defaults = (
+                {"scaling_factor": 0.13025, "force_upcast": True} if self.kind == "sdxl" else {}
+            )
+            return vae_config(shapes) | defaults
         except (LookupError, ValueError, TypeError):
             what = f"its {_WORDS.get(self.part, self.part)} has shapes of no Stable Diffusion"
             raise ModelError(what, where=self.path, hint="name another checkpoint") from None
@@ -128,26 +147,32 @@ class Checkpoint:
     def tokenizer(self) -> Path:
         """Return the folder of a tokenizer for a text encoder.
 
-        It is `tokenizer` beside the file, as in the repositories of Stable Diffusion, else CLIP's
-        in the local hub cache. All of Stable Diffusion's text encoders share CLIP's vocabulary.
+        This is `tokenizer` beside the file, as in the repositories of Stable Diffusion, or else
+        CLIP's tokenizer in the local hub cache. All text encoders of Stable Diffusion share CLIP's
+        vocabulary. If neither exists, return the path beside the file, for the error message.
         """
         beside = self.path.with_name("tokenizer")
         if beside.is_dir():
             return beside
-        known = known_commit(_TOKENIZER)
-        folders = [place_of(_TOKENIZER, known)] if known else snapshots(_TOKENIZER)
-        fit = (x for x in folders if any((x / name).is_file() for name in _TOKENIZER_FILES))
-        return next(fit, beside)
+        commit = known_commit(_TOKENIZER)
+        folders = [place_of(_TOKENIZER, commit)] if commit else snapshots(_TOKENIZER)
+        usable = (
+            folder
+            for folder in folders
+            if any((folder / name).is_file() for name in _TOKENIZER_FILES)
+        )
+        return next(usable, beside)
 
 
 def prefix_of(part: str, names: Collection[str]) -> str | None:
-    """Return the prefix of a part's tensors in a checkpoint; None where it holds no such part."""
+    """Return the prefix of a part's tensors among names; None if they do not include the part."""
     prefixes = _PREFIXES.get(part, ())
-    return next((each for each in prefixes if any(x.startswith(each) for x in names)), None)
+    matching = (prefix for prefix in prefixes if any(name.startswith(prefix) for name in names))
+    return next(matching, None)
 
 
 def tensors_in(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a checkpoint by name."""
+    """Return the tensors of a checkpoint by name; raises ModelError."""
     if path.suffix != ".safetensors":
         hint = "convert it to safetensors, or name the folder of its pipeline"
         raise ModelError("is not a .safetensors file", where=path, hint=hint)
@@ -158,9 +183,14 @@ def tensors_in(path: Path) -> Mapping[str, Tensor]:
 
 
 def vae_config(shapes: Shapes) -> dict[str, Any]:
-    """Return the configuration of a VAE in LDM's or diffusers' names; raises ValueError.
+    """Return the configuration of a VAE, from the shapes of its tensors.
 
-    What shapes do not say is left to diffusers' defaults, such as SD 1.x's scaling factor, 0.18215.
+    The tensors have LDM's or diffusers' names. Values that shapes do not determine keep diffusers'
+    defaults, such as SD 1.x's scaling factor, 0.18215.
+
+    Raises:
+        LookupError: a tensor is missing.
+        ValueError: the names are not those of an AutoencoderKL.
     """
     original = any(name.startswith("encoder.down.") for name in shapes)
     block = r"encoder\.down\.(\d+)\.block" if original else r"encoder\.down_blocks\.(\d+)\.resnets"
@@ -188,7 +218,7 @@ def vae_config(shapes: Shapes) -> dict[str, Any]:
 
 
 def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
-    """Return the configuration of a CLIP in transformers' names, or of an OpenCLIP in its own."""
+    """Return the configuration of a CLIP or, if the prefix ends with `model.`, of an OpenCLIP."""
     open_clip, second = prefix.endswith("model."), part == "text_encoder_2"
     bare = {name.removeprefix("text_model."): shape for name, shape in shapes.items()}
     token, place, block, inner = (
@@ -202,7 +232,8 @@ def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
         )
     )
     unused = _UNUSED_BLOCK if prefix == _OPEN else " "
-    numbers = [re.match(rf"{re.escape(block)}\.(\d+)\.", x) for x in bare if unused not in x]
+    names = [name for name in bare if unused not in name]
+    numbers = [re.match(rf"{re.escape(block)}\.(\d+)\.", name) for name in names]
     words, width = bare[token]
     return {
         "architectures": ["CLIPTextModelWithProjection" if second else "CLIPTextModel"],
@@ -216,43 +247,51 @@ def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
         "hidden_act": "gelu" if open_clip else "quick_gelu",
         "projection_dim": bare.get("text_projection", (width,))[0] if second else width,
         "bos_token_id": 0,
-        "eos_token_id": 2,  # the pooled vector is that of the highest id, CLIP's end of text
+        # With 2, transformers takes the pooled vector at the highest id, CLIP's end of text.
+        "eos_token_id": 2,
         "pad_token_id": 1,
     }
 
 
 def _unet_config(shapes: Shapes) -> dict[str, Any]:
-    """Return the configuration of a UNet in the names of LDM."""
-    inputs = {int(x.split(".")[1]) for x in shapes if x.startswith("input_blocks.")}
-    halves = sorted(x for x in inputs if f"input_blocks.{x}.0.op.weight" in shapes)
-    step = halves[0] if halves else len(inputs)  # blocks of a level: its layers, and what halves
-    firsts = [1, *(each + 1 for each in halves)]
-    channels = [shapes[f"input_blocks.{x}.0.out_layers.3.weight"][0] for x in firsts]
-    attends = [f"input_blocks.{x}.1.proj_in.weight" in shapes for x in firsts]
+    """Return the configuration of a UNet whose tensors have the names of LDM."""
+    blocks = {int(name.split(".")[1]) for name in shapes if name.startswith("input_blocks.")}
+    halving = sorted(block for block in blocks if f"input_blocks.{block}.0.op.weight" in shapes)
+    step = halving[0] if halving else len(blocks)  # blocks of a level: its layers, its downsampler
+    firsts = [1, *(block + 1 for block in halving)]
+    channels = [shapes[f"input_blocks.{block}.0.out_layers.3.weight"][0] for block in firsts]
+    attends = [f"input_blocks.{block}.1.proj_in.weight" in shapes for block in firsts]
+    transformers = [f"input_blocks.{block}.1.transformer_" for block in firsts]
     depths = [
-        len({n.split(".")[4] for n in shapes if n.startswith(f"input_blocks.{x}.1.transformer_")})
-        for x in firsts
+        len({name.split(".")[4] for name in shapes if name.startswith(transformer)})
+        for transformer in transformers
     ]
     middle = "middle_block.1."
     width = shapes[f"{middle}transformer_blocks.0.attn2.to_k.weight"][1]
     linear = len(shapes[f"{middle}proj_in.weight"]) == 2
     fixed_heads = width == 768  # SD 1.x has 8 heads in each block
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "_class_name": "UNet2DConditionModel",
         "in_channels": shapes["input_blocks.0.0.weight"][1],
         "out_channels": shapes["out.2.weight"][0],
         "block_out_channels": channels,
         "layers_per_block": step - 1,
-        "down_block_types": ["CrossAttnDownBlock2D" if x else "DownBlock2D" for x in attends],
-        "up_block_types": ["CrossAttnUpBlock2D" if x else "UpBlock2D" for x in attends[::-1]],
+        "down_block_types": [
+            "CrossAttnDownBlock2D" if attention else "DownBlock2D" for attention in attends
+        ],
+        "up_block_types": [
+            "CrossAttnUpBlock2D" if attention else "UpBlock2D" for attention in attends[::-1]
+        ],
         "cross_attention_dim": width,
-        "attention_head_dim": 8 if fixed_heads else [max(x // _HEAD, 1) for x in channels],
+        "attention_head_dim": (
+            8 if fixed_heads else [max(count // _HEAD, 1) for count in channels]
+        ),
         "use_linear_projection": linear,
     }
     if max(depths) > 1:
-        found["transformer_layers_per_block"] = [max(each, 1) for each in depths]
+        config["transformer_layers_per_block"] = [max(depth, 1) for depth in depths]
     if "label_emb.0.0.weight" in shapes:
-        found["addition_embed_type"] = "text_time"
-        found["addition_time_embed_dim"] = 256
-        found["projection_class_embeddings_input_dim"] = shapes["label_emb.0.0.weight"][1]
-    return found
+        config["addition_embed_type"] = "text_time"
+        config["addition_time_embed_dim"] = 256
+        config["projection_class_embeddings_input_dim"] = shapes["label_emb.0.0.weight"][1]
+    return config

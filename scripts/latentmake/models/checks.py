@@ -1,9 +1,10 @@
-"""Checks of a model's files and networks against the configuration, by headers alone.
+"""Check a model's files and networks against the configuration, by reading file headers only.
 
-The planner refuses what a job would refuse after it has started; trainers check what the planner
-could not see, such as a model on another machine.
+The planner reports errors here that a job would otherwise meet after its start. Trainers check
+again, since the planner may not see every file, such as a model on another machine.
 
-Headers tell a file, see `models.headers`: no tensor is read. Names that are not known pass.
+`models.headers` identifies a network by the names of its tensors; no tensor's values are read.
+Files with unknown names pass.
 """
 
 from __future__ import annotations
@@ -32,46 +33,52 @@ from latentmake.models.files import (
 from latentmake.models.headers import SUFFIXES, kinds_of, one, tensors_of, vae_of, weight_file
 
 Remembered = Callable[[object, Callable[[], tuple[Any, Iterable[object]]]], Any]
-"""`Memo.remembered`."""
+"""Type of `Memo.remembered`."""
 
 Role = Literal["vae", "unet", "text"]
-"""Key of a Stable Diffusion model that takes a network."""
+"""Key of a Stable Diffusion model that names a network."""
 
+# Key -> its network in words, and the accepted families of `kinds_of`.
 _ROLES: Mapping[Role, tuple[str, Collection[str]]] = {
     "vae": ("a VAE", ["VAE"]),
     "unet": ("a UNet", ["UNet", "DiT"]),  # SD 3's is a DiT
     "text": ("a text encoder", ["T5", "CLIP text encoder", "language model"]),
 }
-_FIT_VERSION = 1  # raised when the checks of `models.fit` find something else
-_USUAL_FACTOR = 8  # pixels a latent: that of every Stable Diffusion VAE
+_FIT_VERSION = 1  # raise it when `models.fit` checks more: the memo keeps its results
+_USUAL_FACTOR = 8  # width of a latent in pixels, for every Stable Diffusion VAE
 
 
-def asked(question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
-    """Return a fact from `find`, without a memo."""
+def without_memo(question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
+    """Call `find` and return its fact; replaces `Memo.remembered` where there is no memo."""
     del question
     return find()[0]
 
 
-def check_run(config: Config, name: str, run: Run, remembered: Remembered = asked) -> None:
-    """Refuse networks of another kind than their keys say, and sizes that the VAE cannot encode.
+def check_run(config: Config, name: str, run: Run, remembered: Remembered = without_memo) -> None:
+    """Refuse networks of the wrong kind for their key, and sizes that the VAE cannot encode.
 
-    See `check_networks` for networks that are incomplete or do not fit each other.
+    `check_networks` then refuses networks that are incomplete or do not fit each other.
+
+    Raises:
+        ConfigError: a resolution or `bucket_reso_steps` is no multiple of the VAE's factor.
+        ModelError: a network cannot be used.
     """
     model, key = config.models[run.model], f"models.{run.model}"
-    if not model.spec.original_files:  # whose files the recipe looks at
+    # Original files are inspected with the recipe, see `recipe.make`.
+    if not model.spec.original_files:
         places: tuple[tuple[Role, Weights | None], ...] = (
             ("vae", model.vae),
             *(("text", place) for place in model.text),
             ("unet", model.unet),
         )
         for role, place in places:
-            if place is not None and (whole := checkpoint_of(place)):
-                whole.check(model.architecture, f"{key}.checkpoint")
+            if place is not None and (checkpoint := checkpoint_of(place)):
+                checkpoint.check(model.architecture, f"{key}.checkpoint")
             elif place is not None:
                 check_kind(place, role, f"{key}.{role}")
     check_networks(model, key, remembered, trains=run.trainer is not None)
     if layout_of(model.layout_name).external:
-        return  # the configuration has been checked for its rule
+        return  # the configuration checks the sizes that another program accepts
     factor = vae_factor(model.vae) or _USUAL_FACTOR
     reason = f"the VAE's factor {factor}"
     check_sides(run.resolutions, factor, f"runs.{name}.resolutions", reason)
@@ -88,13 +95,16 @@ def check_run(config: Config, name: str, run: Run, remembered: Remembered = aske
 
 
 def check_networks(model: Model, where: str, remembered: Remembered, *, trains: bool) -> None:
-    """Refuse, by ModelError, networks that are incomplete, of another kind, or do not fit.
+    """Refuse networks that are incomplete, of the wrong kind, or do not fit each other.
 
     Args:
-        model: with the paths of its parts.
-        where: its key in the configuration.
-        remembered: `Memo.remembered`, which asks again if a file has changed.
-        trains: whether its network is trained, not only named.
+        model: model with the paths of its parts.
+        where: key of the model in the configuration.
+        remembered: `Memo.remembered`, which repeats the checks if a file has changed.
+        trains: whether the run trains the model's network; otherwise only encoders are checked.
+
+    Raises:
+        ModelError: a network cannot be used.
     """
 
     def find() -> tuple[list[str] | None, Iterable[Path]]:
@@ -113,7 +123,7 @@ def check_networks(model: Model, where: str, remembered: Remembered, *, trains: 
 
 
 def _paths(model: Model) -> Iterator[Path]:
-    """Yield every file and folder that tells something."""
+    """Yield all files and folders that the checks depend on."""
     places = (model.vae, model.clip, model.image_encoder, model.unet, *model.text)
     named = [model.checkpoint, model.dit, model.dit_high_noise, model.text_projection]
     for place in filter(None, places):
@@ -125,10 +135,14 @@ def _paths(model: Model) -> Iterator[Path]:
 
 
 def check_kind(weights: Weights, expected: Role, where: str) -> None:
-    """Refuse, by ModelError, a network of another kind than its key says; an unknown one passes."""
+    """Refuse a network of the wrong kind for its key; a network of unknown kind passes.
+
+    Raises:
+        ModelError: the network is of another kind.
+    """
     kinds, (word, families) = dict[str, str](), _ROLES[expected]
     if weights.path is not None:
-        with suppress(ValueError, ModelError):  # its loader says so
+        with suppress(ValueError, ModelError):  # the loader will report the error
             path = Path(weights.path)
             kinds = kinds_of(tensors_of(weights_files(weights)[-1] if path.is_dir() else path))
     if kinds and kinds.keys().isdisjoint(families):
@@ -138,41 +152,51 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
 
 
 DIT = "Wan DiT"
-_CHANNELS = {"i2v": 36, "flf2v": 36, "t2v": 16, "t2i": 16, "FC": 48}  # of a Wan DiT's input
-_WIDTHS = {"14B": 5120, "1.3B": 1536, "A14B": 5120}  # of its blocks
-# Kind -> pattern of names that only the files of a library have, and the library.
+_CHANNELS = {"i2v": 36, "flf2v": 36, "t2v": 16, "t2i": 16, "FC": 48}  # input channels of Wan DiTs
+_WIDTHS = {"14B": 5120, "1.3B": 1536, "A14B": 5120}  # width of their blocks
+# Kind -> pattern of names that occur only in files of one library, and this library.
 _CONVERTED = {
     "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
     "Wan VAE": (r"(encoder|decoder)\.conv_in\.|encoder\.down_blocks\.", "diffusers"),
     "T5": (r"encoder\.block\.0\.|\.SelfAttention\.", "transformers"),
     "image encoder": (r"vision_model\.|embeddings\.class_embedding", "transformers"),
 }
-_FOREIGN_VAES = frozenset({Vae(2, 4), Vae(3, 48, 12)})  # SDXL's, and that of Wan 2.2's 5B model
+_FOREIGN_VAES = frozenset({Vae(2, 4), Vae(3, 48, 12)})  # SDXL's, Wan 2.2's 5B
 
 
 class ModelFile(NamedTuple):
-    """One of a model's files."""
+    """One of a model's files, and the result of its inspection.
 
-    key: str  # in the configuration
-    place: str  # its path, or its id on the hub
-    tensors: Mapping[str, Tensor] = {}  # none where they cannot be read, or are on the hub
-    fault: str = ""  # why it cannot be used
-    doubt: str = ""  # why it might be unusable
-    known: str = ""  # what it is
+    Attributes:
+        key: key of the file in the configuration.
+        place: path, or id on the hub.
+        tensors: tensors by name; empty if the file cannot be read or is on the hub.
+        fault: reason why the file cannot be used; "" if there is none.
+        doubt: reason why the file might be unusable; "" if there is none.
+        description: network in the file, in words; "" if it is not known.
+    """
+
+    key: str
+    place: str
+    tensors: Mapping[str, Tensor] = {}
+    fault: str = ""
+    doubt: str = ""
+    description: str = ""
 
 
 def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
     """Return the fault of the first unusable encoder of `latents` or `text`.
 
     Returns:
-        Its key in the configuration, and the fault of its file; None where all may do.
+        Key of the encoder in the configuration, and the fault of its file; None without a fault.
     """
-    files = (x for x in encoders(model, kind) if x.fault)
-    return next(((x.key.partition(".")[0], f"{x.place}: {x.fault}") for x in files), None)
+    faulty = (file for file in encoders(model, kind) if file.fault)
+    faults = ((file.key.partition(".")[0], f"{file.place}: {file.fault}") for file in faulty)
+    return next(faults, None)
 
 
 def encoders(model: Model, kind: str) -> Iterator[ModelFile]:
-    """Yield the files that encode `latents` or `text`, inspected."""
+    """Inspect the files that encode `latents` or `text`, and yield the results."""
     for file in script_of(model, kind).files:
         weights = model.weights(file.key)
         if weights is not None and weights.path is None:
@@ -183,31 +207,34 @@ def encoders(model: Model, kind: str) -> Iterator[ModelFile]:
 
 
 def _encoder(model: Model, file: File, place: Path) -> ModelFile:
-    """Return the file or folder of an encoder, inspected; ours take any form."""
-    found, wan = ModelFile(file.key, str(place)), model.spec.encodes
+    """Inspect the file or folder of an encoder.
+
+    Latentmake's own encoders of Wan take a file or a folder; a script takes only one of them.
+    """
+    result, wan = ModelFile(file.key, str(place)), model.spec.encodes
     kind = f"Wan {file.kind}" if wan and file.kind == "VAE" else file.kind
     form = "either" if wan else file.form
     if place.is_dir() and form == "file":
-        return found._replace(fault=f"is a folder, and the script reads one file of {one(kind)}")
+        return result._replace(fault=f"is a folder, and the script reads one file of {one(kind)}")
     if place.is_file() and form == "folder":
-        return found._replace(fault=f"is a file, and the script reads the folder of {one(kind)}")
+        return result._replace(fault=f"is a file, and the script reads the folder of {one(kind)}")
     files = sorted(place.iterdir()) if place.is_dir() else [place]
-    if not wan and place.exists() and not any(x.suffix in SUFFIXES for x in files):
-        return found._replace(known="is there")  # in a format that only the script knows
+    if not wan and place.exists() and not any(path.suffix in SUFFIXES for path in files):
+        return result._replace(description="is there")  # a format that only the script can read
     try:
         tensors = tensors_at(place)
     except ValueError as error:
-        return found._replace(fault=str(error))
-    found = found._replace(tensors=tensors, known=kind or "is there")
+        return result._replace(fault=str(error))
+    result = result._replace(tensors=tensors, description=kind or "is there")
     if fault := fault_of(file._replace(kind=kind), tensors):
-        return found._replace(fault=fault)
+        return result._replace(fault=fault)
     if wan and not kinds_of(tensors):
-        return found._replace(doubt=f"is not known as {one(kind)}")
-    return in_original_names(found, kind) if model.scripted and wan else found
+        return result._replace(doubt=f"is not known as {one(kind)}")
+    return in_original_names(result, kind) if model.scripted and wan else result
 
 
 def tensors_at(place: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of the file that stands for some weights; raises ValueError."""
+    """Return the tensors of a weight file, or of a folder's first one; raises ValueError."""
     file = weight_file(place)
     try:
         scripted_files(place)
@@ -217,13 +244,14 @@ def tensors_at(place: Path) -> Mapping[str, Tensor]:
 
 
 def fault_of(file: File, tensors: Mapping[str, Tensor]) -> str:
-    """Return why tensors are not those that a script takes; "" where they may be."""
+    """Return the reason why a script cannot use the tensors of a file; "" if it may use them."""
     kinds, vae = kinds_of(tensors), vae_of(tensors)
     if kinds and file.kind and file.kind not in (*kinds, *kinds.values()):
         return f"is {one(next(iter(kinds.values())))}, not {one(file.kind)}"
     if file.vae and vae and vae != file.vae:
-        files = (each for row in MUSUBI.values() for each in row.latents.files)
-        if vae in {*_FOREIGN_VAES, *(each.vae for each in files)}:
+        # Only VAEs of known models are refused: one of other sizes may be new, and fit.
+        files = (known_file for row in MUSUBI.values() for known_file in row.latents.files)
+        if vae in {*_FOREIGN_VAES, *(known_file.vae for known_file in files)}:
             return f"is a VAE {_words(vae)}, and not one {_words(file.vae)}"
     return ""
 
@@ -235,7 +263,7 @@ def _words(vae: Vae) -> str:
 
 
 def in_original_names(file: ModelFile, kind: str) -> ModelFile:
-    """Return a file of Wan, with a fault if musubi-tuner does not know its names."""
+    """Return a file of Wan; add a fault if musubi-tuner cannot read the names of its tensors."""
     marks, library = _CONVERTED[kind]
     if not re.search(marks, "\n".join(file.tensors)):
         return file
@@ -245,10 +273,14 @@ def in_original_names(file: ModelFile, kind: str) -> ModelFile:
 
 
 def other_task(task: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return why a Wan DiT is another task's; "" where it fits, or has sizes of no Wan model."""
+    """Return the reason why a Wan DiT belongs to another task; "" if it fits.
+
+    A DiT whose sizes are not those of any Wan model fits, too.
+    """
     family, _, size = task.removesuffix("-FC").partition("-")
     channels = _CHANNELS["FC" if task.endswith("-FC") else family]
-    shapes = (x.shape for name, x in tensors.items() if name.endswith("patch_embedding.weight"))
+    embeddings = (name for name in tensors if name.endswith("patch_embedding.weight"))
+    shapes = (tensors[name].shape for name in embeddings)
     for width, inputs, *_ in (shape for shape in shapes if len(shape) == 5):
         if inputs != channels and inputs in _CHANNELS.values():
             return f"is a Wan DiT of {inputs} input channels; {task} has {channels}"

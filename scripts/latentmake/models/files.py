@@ -1,7 +1,7 @@
-"""Files of a model on disk: where its parts lie, and their weights, configuration and tokenizer.
+"""Files of a model on disk: paths of its parts, their weights, configuration and tokenizer.
 
 Folders are read as diffusers and transformers read them. A file that is missing, damaged or of
-another form is a ModelError. Nothing here loads a network or reaches the hub.
+another format raises a ModelError. This module neither loads networks nor connects to the hub.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from latentmake.models.checkpoints import Checkpoint
 
 _Place = TypeVar("_Place", bound=Weights)
-_CONFIGS = ("config.json", "scheduler_config.json")  # of a folder that is a part itself
+_CONFIGS = ("config.json", "scheduler_config.json")  # mark a folder as one part
 PARTS = {
     "vae": ("vae",),
     "unet": ("unet",),
     "scheduler": ("scheduler",),
     "clip": ("image_encoder",),
     "image_encoder": ("image_encoder",),
-    # Wan 2.2's pipelines have the network for high noise in `transformer`, that for low noise in
-    # `transformer_2`; its original release has folders of these other names.
+    # Wan 2.2's pipelines keep the network for high noise in `transformer` and the one for low noise
+    # in `transformer_2`; the original release has the other folder names.
     "dit": ("transformer_2", "transformer", "low_noise_model"),
     "dit_high_noise": ("transformer", "high_noise_model"),
 }
-"""Key of a model -> names of the part's folder in a pipeline, in order."""
+"""Key of a model -> possible names of the part's folder in a pipeline, preferred first."""
 _ORIGINAL_SUFFIXES = (".safetensors", ".pth", ".pt")
 STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
-"""Names of the files of weights in a folder, without variant and suffix."""
+"""Names of weight files in a folder, without variant and suffix."""
 _VARIANT = re.compile(
     rf"(?:{'|'.join(STEMS)})(?:(\.(?!.*-of-)[\w-]+)\.(?:safetensors|bin)"
     r"|\.(?:safetensors|bin)\.index(\.[\w-]+)\.json)"
 )
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
 _COPY = "copy the model again"
-_ADDED_BYTES = 1_000_000  # of a tokenizer.json, in which its added tokens are
+_ADDED_BYTES = 1_000_000  # length of the head of tokenizer.json with its added tokens
 T5_LENGTH = 512
-"""Tokens kept of a caption for T5, as SD3, Flux and Wan do."""
+"""Number of a caption's tokens that T5 keeps, as in SD3, Flux and Wan."""
 _UMT5_TOKENIZER = (
     "umT5's is google/umt5-xxl on the hub: fetch its tokenizer.json, tokenizer_config.json, "
     "special_tokens_map.json and spiece.model and name their folder as `tokenizer`, or, where the "
@@ -66,31 +66,32 @@ _TOKENIZER_FILES = (
 
 
 def resolved(config: Config) -> Config:
-    """Return a configuration whose models name the files and folders of their parts.
+    """Return the configuration with the paths of all parts of its models filled in.
 
-    A model may name the folder of a pipeline for each part, or a repository on the hub. A place
-    where nothing lies is left as it is written, so that its reader names it.
+    A key of a model may name the folder of a pipeline instead of a part, or a repository on the
+    hub. A path that does not exist stays as written: the error of its reader then shows that path.
 
     Raises:
-        ConfigError: one place for several text encoders is no pipeline.
+        ConfigError: there is one path for several text encoders, and it is no pipeline.
     """
     models = {}
     for name, model in config.models.items():
-        found: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         for key, names in PARTS.items():
             value = getattr(model, key)
             if isinstance(value, Weights) and (value.path or value.hub):
-                found[key] = _placed(model, value, names)
+                parts[key] = _placed(model, value, names)
             elif isinstance(value, str):
-                found[key] = folder_in(value, names)
+                parts[key] = folder_in(value, names)
         encoders, places = model.spec.text_encoders, model.text
         pipeline = len(places) == 1 < len(encoders) and (
             places[0].hub is not None or Path(places[0].local, "text_encoder_2").is_dir()
         )
-        found["text"] = texts = []
+        parts["text"] = texts = []
         for number, place in enumerate(places * len(encoders) if pipeline else places):
-            # Without an architecture, a pipeline named again stands for its next encoder.
-            at = number if encoders else [x.local for x in places[:number]].count(place.local)
+            # Without an architecture, a repeated pipeline path means the next text encoder.
+            earlier = [other.local for other in places[:number]]
+            at = number if encoders else earlier.count(place.local)
             folder = f"text_encoder_{at + 1}" if at else "text_encoder"
             if pipeline and place.hub is not None:
                 place = place.model_copy(update={"subfolder": folder})
@@ -99,23 +100,23 @@ def resolved(config: Config) -> Config:
             what = f"{texts[0].local} is no pipeline's folder, and {model.architecture} has"
             what = f"{what} {len(encoders)} text encoders: {', '.join(encoders)}"
             raise ConfigError(what, where=f"models.{name}.text", hint="name each of them in a list")
-        changes = {key: value for key, value in found.items() if value != getattr(model, key)}
+        changes = {key: value for key, value in parts.items() if value != getattr(model, key)}
         models[name] = model.model_copy(update=changes) if changes else model
     return config.model_copy(update={"models": models})
 
 
 def folder_in(path: str, names: tuple[str, ...]) -> str:
-    """Return the folder of a part in a pipeline's; a path that is no pipeline's as it is."""
+    """Return the folder of a part inside a pipeline; return any other path unchanged."""
     if any(Path(path, name).is_file() for name in _CONFIGS):
         return path
     return next((str(Path(path, name)) for name in names if Path(path, name).is_dir()), path)
 
 
 def _placed(model: Model, weights: _Place, names: tuple[str, ...]) -> _Place:
-    """Return weights with the path of their part.
+    """Return weights with the path of their part filled in.
 
-    Weights on the hub that an encoder of ours loads by itself stay there: its caches are known by
-    the commit.
+    Weights on the hub that Latentmake's own encoders load keep their hub id: the commit identifies
+    them in the recipe.
     """
     if weights.hub is not None and weights.file is None:
         if model.spec.encodes and not model.scripted:
@@ -133,23 +134,26 @@ def _placed(model: Model, weights: _Place, names: tuple[str, ...]) -> _Place:
 
 
 def checkpoint_of(weights: Weights) -> Checkpoint | None:
-    """Return the complete checkpoint whose part weights name; None for any other weights."""
+    """Return the complete checkpoint from which weights select a part; None for other weights."""
     if headers.part_of(weights) is None:
         return None
-    from latentmake.models.checkpoints import Checkpoint  # most models are folders
+    from latentmake.models.checkpoints import Checkpoint  # rarely needed: most models are folders
 
     return Checkpoint(weights)
 
 
 def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
-    """Return the files that hold a local network: its configuration, then its weights.
+    """Return the files of a local network: its configuration, then its weights.
 
-    Of a folder safetensors come before .bin, and an index file before its shards; a variant such as
-    fp16 counts where nothing else is there. A single file has its configuration beside it or where
-    `config` says.
+    In a folder, safetensors files are preferred to .bin files, and an index file comes before its
+    shards. A variant such as fp16 is used only if there are no other weights. The configuration of
+    a single file lies beside it or at the path in `config`.
 
-    With `original` a single file may be Wan's original release (.pth, .pt, .safetensors). It needs
-    no configuration, so one counts only where `config` names it.
+    With `original`, a single file may be Wan's original release (.pth, .pt, .safetensors). It needs
+    no configuration, so a configuration is included only if `config` names one.
+
+    Raises:
+        ModelError: a file is missing or of another format.
     """
     path = Path(weights.path or "")
     if path.is_file():
@@ -172,7 +176,7 @@ def weights_files(weights: Weights, *, original: bool = False) -> list[Path]:
 
 
 def _of_variant(folder: Path, variant: str) -> list[Path]:
-    """Return a folder's files of weights of a variant, or of none (""), if it has them."""
+    """Return a folder's weight files of one variant; "" stands for weights without a variant."""
     for suffix in ("safetensors", "bin"):
         for stem in STEMS:
             if (single := folder / f"{stem}{variant}.{suffix}").is_file():
@@ -183,24 +187,24 @@ def _of_variant(folder: Path, variant: str) -> list[Path]:
 
 
 def only_variant(folder: Path) -> str:
-    """Return the variant that is all that a folder holds, such as `fp16`; "" for other folders."""
-    found = variants(folder)
-    return found[0].removeprefix(".") if found and not _of_variant(folder, "") else ""
+    """Return the first variant (`fp16`) of a folder that has no plain weights; "" for others."""
+    names = variants(folder)
+    return names[0].removeprefix(".") if names and not _of_variant(folder, "") else ""
 
 
 def variants(folder: Path) -> list[str]:
-    """Return the variants of weights in a folder, such as `.fp16`, the most usual first.
+    """Return the variants of weights in a folder, such as `.fp16`, most common first.
 
-    diffusers and transformers name them `model.fp16.safetensors`, and in shards
+    diffusers and transformers name a file `model.fp16.safetensors`, and shards
     `model.fp16-00001-of-00002.safetensors` with `model.safetensors.index.fp16.json`.
     """
-    matches = (_VARIANT.fullmatch(each.name) for each in folder.glob("*"))
-    found = {match[1] or match[2] for match in matches if match}
-    return sorted(found, key=lambda each: (each != ".fp16", each != ".bf16", each))
+    matches = (_VARIANT.fullmatch(file.name) for file in folder.glob("*"))
+    names = {match[1] or match[2] for match in matches if match}
+    return sorted(names, key=lambda name: (name != ".fp16", name != ".bf16", name))
 
 
 def refuse_missing(path: Path) -> None:
-    """Refuse a model path that leads to no file or folder; it may be meant as a hub id."""
+    """Raise a ModelError if a path does not exist; its hint also covers a hub id as path."""
     if path.is_dir() or path.is_file():
         return
     if path.exists():
@@ -231,60 +235,64 @@ def _present(shards: list[Path]) -> list[Path]:
 
 
 def script_of(model: Model, kind: str) -> Script:
-    """Return the script that caches `latents` or `text` of a model of musubi-tuner."""
+    """Return the script of musubi-tuner that caches the `latents` or `text` of a model."""
     assert model.spec.scripts is not None
     return model.spec.scripts.caching(kind)
 
 
 def scripted_files(path: Path) -> list[Path]:
-    """Return the files that a script reads of a local file or folder of weights.
+    """Return the files that a script reads, given a local file or folder of weights.
 
-    A file that is one shard of several stands for all of them.
+    The path of one shard stands for all shards.
+
+    Raises:
+        ModelError: a file is missing, or the folder is empty.
     """
     refuse_missing(path)
     if path.is_dir():
-        found = sorted(each for each in path.rglob("*") if each.is_file())
-        if not found:
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        if not files:
             raise ModelError("this model folder is empty", where=path, hint=_COPY)
-        return found
+        return files
     if (shard := _SHARD.fullmatch(path.name)) is None:
         return [path]
     numbers = range(1, int(shard[2]) + 1)
     return _present(
-        [path.with_name(f"{shard[1]}-{x:05d}-of-{shard[2]}{shard[3]}") for x in numbers]
+        [path.with_name(f"{shard[1]}-{number:05d}-of-{shard[2]}{shard[3]}") for number in numbers]
     )
 
 
 def projection_file(path: str) -> Path:
-    """Return the file of weights of a text projection.
+    """Return the weight file of a text projection; raises ModelError.
 
-    The path is its own, its folder's, or a pipeline's with one sub-folder `..._projection`.
+    The path may name the file, its folder, or a pipeline with one sub-folder `..._projection`.
     """
     place = Path(path)
     refuse_missing(place)
     if place.suffix == ".safetensors":
         return place
     folder = "*projection*/" if (place / "model_index.json").is_file() else ""
-    found: list[Path] = []
+    files: list[Path] = []
     for variant in ("", ".*"):
         names = [f"{folder}{stem}{variant}.safetensors" for stem in STEMS]
-        found = found or [file for name in names for file in place.glob(name)]
-    if len(found) != 1:
-        what = f"holds {len(found) or 'no'} projection{'s' if len(found) > 1 else ''}"
+        files = files or [file for name in names for file in place.glob(name)]
+    if len(files) != 1:
+        what = f"holds {len(files) or 'no'} projection{'s' if len(files) > 1 else ''}"
         hint = "name the folder or .safetensors file of a linear projection"
         raise ModelError(what, where=place, hint=hint)
-    return found[0]
+    return files[0]
 
 
 # -- configuration --------------------------------------------------------------------------------
 
 
 def config_file(weights: Weights) -> Path | None:
-    """Return the config.json of a local network, or None for a single file that has none."""
+    """Return the config.json of a local network; None for a single file without one."""
     path = Path(weights.path or "")
     if path.is_dir():
         return path / "config.json"
-    if weights.config is None:  # what lies beside a checkpoint is not its own
+    if weights.config is None:
+        # A config.json beside a complete checkpoint (`subfolder`) does not describe its part.
         beside = path.parent / "config.json"
         return beside if beside.is_file() and not weights.subfolder else None
     named = Path(weights.config)
@@ -295,19 +303,19 @@ def config_file(weights: Weights) -> Path | None:
 
 
 def network_config(weights: Weights) -> dict[str, Any] | None:
-    """Read the configuration of a network; None where none is on this disk."""
+    """Read the configuration of a network; None if it is not on this disk; raises ModelError."""
     path = None if weights.hub is not None else config_file(weights)
     if path is None:
-        whole = checkpoint_of(weights)
-        return whole.config() if whole else None
+        checkpoint = checkpoint_of(weights)
+        return checkpoint.config() if checkpoint else None
     try:
-        found = json.loads(read_text(path))
-        if not isinstance(found, dict):
+        config = json.loads(read_text(path))
+        if not isinstance(config, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
         what = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise ModelError(what, where=path, hint=_COPY) from None
-    return found
+    return config
 
 
 # -- tokenizers -----------------------------------------------------------------------------------
@@ -316,14 +324,22 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
 def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
     """Return the files of a local text encoder's tokenizer that affect its output.
 
-    Where `tokenizer` names no folder, it is `tokenizer_2` for `text_encoder_2` and so on, as in
-    diffusers pipelines, else the folder of the weights. Single files of umT5 come without one.
+    Without a folder in the key `tokenizer`, `text_encoder_2` has its tokenizer in `tokenizer_2` and
+    so on, as in diffusers pipelines; otherwise it lies beside the weights.
+
+    Args:
+        weights: text encoder.
+        umt5: whether the hint of an error explains how to get umT5's tokenizer, which single files
+            of umT5 lack.
+
+    Raises:
+        ModelError: there is no tokenizer.
     """
     path, named = Path(weights.path or ""), weights.tokenizer
     folder = path.parent if path.suffix in _ORIGINAL_SUFFIXES else path
     hint = "name its folder as `tokenizer` beside the text encoder's `path`"
-    if whole := checkpoint_of(weights):
-        folder, hint = whole.tokenizer(), whole.tokenizer_hint
+    if checkpoint := checkpoint_of(weights):
+        folder, hint = checkpoint.tokenizer(), checkpoint.tokenizer_hint
     elif folder.name.startswith("text_encoder"):
         sibling = folder.with_name(folder.name.replace("text_encoder", "tokenizer", 1))
         own = any((folder / name).is_file() for name in _TOKENIZER_FILES)
@@ -339,29 +355,29 @@ def tokenizer_files(weights: TextWeights, *, umt5: bool = False) -> list[Path]:
 
 
 def special_tokens(files: Iterable[Path]) -> tuple[str | None, set[str]]:
-    """Return a tokenizer's token of padding, and all tokens that it never splits, by its files.
+    """Read a tokenizer's padding token, and all special tokens, which it never splits.
 
-    Only the head of tokenizer.json is read, where its added tokens are.
+    Only the head of tokenizer.json is read: it contains the added tokens, and the file is large.
     """
-    padding, found = None, set[str]()
+    padding, special = None, set[str]()
     for file in files:
         try:
             if file.name == "tokenizer.json":
-                with file.open(encoding="utf-8") as opened:  # a file: see `tokenizer_files`
+                with file.open(encoding="utf-8") as opened:  # a regular file, see `tokenizer_files`
                     _, _, head = opened.read(_ADDED_BYTES).partition('"added_tokens":')
                 added = json.JSONDecoder().raw_decode(head.lstrip())[0] if head else []
-                found |= {each["content"] for each in added}
+                special |= {token["content"] for token in added}
             elif file.name in ("tokenizer_config.json", "special_tokens_map.json"):
                 values = json.loads(read_text(file))
-                named = {x: _content(values[x]) for x in values if x.endswith("_token")}
+                named = {key: _content(values[key]) for key in values if key.endswith("_token")}
                 padding = named.get("pad_token") or padding
-                several = [values.get(f"{x}_special_tokens") for x in ("additional", "extra")]
-                lists = [each for each in several if isinstance(each, list)]
+                keys = [f"{word}_special_tokens" for word in ("additional", "extra")]
+                lists = [values[key] for key in keys if isinstance(values.get(key), list)]
                 added = [*values.get("added_tokens_decoder", {}).values(), *chain(*lists)]
-                found |= {*filter(None, named.values()), *map(_content, added)}
+                special |= {*filter(None, named.values()), *map(_content, added)}
         except (OSError, ValueError, LookupError, AttributeError, TypeError):
-            continue  # the job that loads the tokenizer says what is wrong
-    return padding, found
+            continue  # the job that loads the tokenizer reports the error
+    return padding, special
 
 
 def _content(token: Any) -> str:
@@ -369,7 +385,7 @@ def _content(token: Any) -> str:
 
 
 def vae_factor(weights: Weights) -> int | None:
-    """Return the width of one latent in pixels; None where no configuration on this disk says."""
+    """Return the width of one latent in pixels; None if no configuration on this disk says it."""
     config = network_config(weights)
     try:  # diffusers' AutoencoderKL halves the size after each block but the last
         return None if config is None else int(2 ** (len(config["block_out_channels"]) - 1))

@@ -1,7 +1,7 @@
-"""Checks that the networks of a model are complete and fit each other, before anything is encoded.
+"""Check that the networks of a model are complete and fit each other, before encoding starts.
 
-Headers and configurations tell: no tensor is read. Weights on the hub pass, and so does a place
-where nothing lies: others say so, or the model lies on another machine.
+The checks read headers and configurations, not the values of tensors. Weights on the hub pass.
+Paths that do not exist pass, too: other checks report them, or the model is on another machine.
 """
 
 from __future__ import annotations
@@ -32,32 +32,36 @@ from latentmake.models.shapes import projection_shape, text_width
 from latentmake.models.tensors import Config, Shapes
 from latentmake.regular import read_text
 
-_FEW = 4  # blocks, and tensors of a block: fewer tell nothing
+_FEW = 4  # fewest blocks, and tensors in a block, from which a gap can be inferred
 _HINT = "copy it again, or name another one"
 _TOGETHER = "the parts of a model must come from the same base model"
+# Channels of a UNet's input -> its purpose.
 _PURPOSES = {5: "depth", 7: "upscaling", 8: "edits by instructions", 9: "inpainting"}
-_SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")
+_SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")  # ends of names, for 8-bit weights
 _IN_16_BITS = "name a file in bf16, fp16 or float32"
-_ENCODERS = {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280}  # widths of the published ones
-# Name of a class, or model type, in a config.json -> what it is.
+_ENCODERS = {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280}  # their published widths
+# Class name or model type in a config.json -> kind of text encoder.
 _KINDS = {
     **{"CLIPTextModelWithProjection": "CLIP", "clip": "CLIP", "clip_text_model": "CLIP"},
     **{"t5": "T5", "umt5": "T5"},
 }
+# Token embeddings of a text encoder: [vocabulary, width].
 _TABLE = re.compile(r"(^|\.)(token_embedding|embed_tokens|shared|word_embeddings)\.weight$")
+# Stack of similar blocks, number of a block, name inside the block. A UNet's blocks are excluded:
+# they differ.
 _STACK = re.compile(
     r"(.*?(?<!down_)(?<!up_)(?<!input_)(?<!output_)(?:blocks?|layers))\.(\d+)\.(.+)"
 )
 
 
 class Network(NamedTuple):
-    """What headers and configuration tell of a network.
+    """Header and configuration of a network.
 
     Attributes:
-        place: its path.
-        tensors: by name; of a part of a checkpoint, without the prefix of the part.
-        config: None where none is on this disk.
-        prefix: of a part of a checkpoint; "" of others.
+        place: path of the network.
+        tensors: tensors by name; for a part of a checkpoint, without the part's prefix.
+        config: configuration; None if there is none on this disk.
+        prefix: prefix of the part of a checkpoint; "" for other networks.
     """
 
     place: str
@@ -66,14 +70,15 @@ class Network(NamedTuple):
     prefix: str = ""
 
     def refused(self, what: str, hint: str = _HINT) -> ModelError:
-        """Return the error of this network."""
+        """Return the error that this network cannot be used."""
         return ModelError(what, where=self.place, hint=hint)
 
 
 def check(model: Model, trains: bool) -> None:
-    """Refuse the first network that cannot be used, by a ModelError at its key of the model.
+    """Refuse the first network that cannot be used; see `checks.check_networks` for the arguments.
 
-    See `checks.check_networks` for the arguments.
+    Raises:
+        ModelError: names the key of the model.
     """
     spec, sizes = model.spec, dict[str, int | None]()
     if spec.encodes and spec.scripts is None:
@@ -93,10 +98,10 @@ def check(model: Model, trains: bool) -> None:
     if model.unet is not None:
         with _at("unet"):
             _check_unet(model, model.unet, sizes)
-    known = spec.strategies or spec.scripts
+    program = spec.strategies or spec.scripts
     for key in ("checkpoint", "dit", "dit_high_noise"):
         path = getattr(model, key)
-        if path is None or known is None:
+        if path is None or program is None:
             continue
         with _at(key):
             if spec.checkpoints:
@@ -104,12 +109,12 @@ def check(model: Model, trains: bool) -> None:
                 folder = Weights(path=str(Path(path, "unet")))
                 _check_unet(model, folder if Path(path).is_dir() else unet, sizes)
             else:
-                _check_network(path, known.inputs, sizes, scaled=known.reads_scales)
+                _check_network(path, program.inputs, sizes, scaled=program.reads_scales)
 
 
 @contextmanager
 def _at(key: str) -> Iterator[None]:
-    """Turn the error of a file into that of a key of the model, which names the file."""
+    """Turn the error of a file into an error of a key of the model; its message names the file."""
     try:
         yield
     except ModelError as error:
@@ -121,17 +126,17 @@ def _at(key: str) -> Iterator[None]:
 
 
 def _read(weights: Weights) -> Network | None:
-    """Return a local network; None where nothing, or not all, of it lies; raises ModelError."""
+    """Read a local network; return None if files of it are missing; raises ModelError."""
     if weights.path is None or not Path(weights.path).exists():
         return None
-    if whole := checkpoint_of(weights):
-        if whole.path.suffix != ".safetensors" or whole.prefix is None:
+    if checkpoint := checkpoint_of(weights):
+        if checkpoint.path.suffix != ".safetensors" or checkpoint.prefix is None:
             return None
-        prefix, held = whole.own()
-        own = {name.removeprefix(prefix): each for name, each in held.items()}
-        if whole.part == "unet" and not any(name.startswith("time_embed.") for name in own):
-            return None  # none of Stable Diffusion
-        return Network(weights.path, own, whole.config(), prefix)
+        prefix, held = checkpoint.own()
+        own = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
+        if checkpoint.part == "unet" and not any(name.startswith("time_embed.") for name in own):
+            return None  # not a UNet of Stable Diffusion
+        return Network(weights.path, own, checkpoint.config(), prefix)
     try:
         files = weights_files(weights)
     except ModelError:
@@ -140,22 +145,26 @@ def _read(weights: Weights) -> Network | None:
 
 
 def _held(files: Iterable[Path]) -> dict[str, Tensor]:
-    """Return the tensors of all files of a network; all that its index names must be there."""
-    found, named = dict[str, Tensor](), dict[str, str]()
+    """Return the tensors in all files of a network.
+
+    Raises:
+        ModelError: a file cannot be read, or a tensor is missing that the index names.
+    """
+    tensors_by_name, named = dict[str, Tensor](), dict[str, str]()
     for file in files:
         try:
             if file.name.endswith(".index.json"):
                 named |= json.loads(read_text(file))["weight_map"]
             elif file.suffix != ".json":
-                found |= headers.tensors_of(file)
+                tensors_by_name |= headers.tensors_of(file)
         except (ValueError, LookupError, TypeError) as error:
             what = str(error) if file.suffix != ".json" else "is not an index of weights"
             raise ModelError(what, where=file, hint=_HINT) from None
-    if lacks := [name for name in named if name not in found]:
-        file = next(x for x in files if x.name.endswith(".index.json"))
+    if lacks := [name for name in named if name not in tensors_by_name]:
+        file = next(index for index in files if index.name.endswith(".index.json"))
         what = f"names {lacks[0]}, which {named[lacks[0]]} does not hold"
         raise ModelError(what, where=file, hint=_HINT)
-    return found
+    return tensors_by_name
 
 
 def _check_complete(
@@ -166,11 +175,14 @@ def _check_complete(
     strict: bool = False,
     fp8: bool = False,
 ) -> None:
-    """Refuse a network whose tensors, in the same names, are not those; see `tensors.misfit`."""
+    """Refuse a network whose tensors differ from the expected ones; see `tensors.misfit`.
+
+    A network passes if fewer than half of the expected names occur: its names are not known.
+    """
     if any(name.endswith(_SCALES) for name in held):
         raise network.refused("is in 8 bits with scales, which cannot be read", _IN_16_BITS)
     if 2 * sum(name in held for name in expected) < len(expected):
-        return  # in names that are not known
+        return
     if fault := tensors.misfit(expected, held, strict=strict, fp8=fp8):
         raise network.refused(fault)
 
@@ -182,18 +194,22 @@ def _refuse_class(network: Network, name: str, *others: str) -> None:
 
 
 def _autoencoder(weights: Weights) -> int | None:
-    """Check an AutoencoderKL; return the number of its latents' channels, if it is known."""
+    """Check an AutoencoderKL; return the number of its latents' channels, or None if unknown."""
     if (network := _read(weights)) is None:
         return None
     _refuse_class(network, "AutoencoderKL", tensors.FLUX2_VAE)
     first = "first_stage_model."
-    own = {x.removeprefix(first): each for x, each in network.tensors.items() if first in x}
     own = {
-        tensors.vae_layer(name): each
-        for name, each in (own or network.tensors).items()
+        name.removeprefix(first): tensor
+        for name, tensor in network.tensors.items()
+        if first in name
+    }
+    own = {
+        tensors.vae_layer(name): tensor
+        for name, tensor in (own or network.tensors).items()
         if not name.startswith(tensors.STATISTICS)
     }
-    sized = {name: each.shape for name, each in own.items() if each.dtype}
+    sized = {name: tensor.shape for name, tensor in own.items() if tensor.dtype}
     try:
         config = network.config or vae_config(sized)
         expected = tensors.vae(config)
@@ -201,7 +217,7 @@ def _autoencoder(weights: Weights) -> int | None:
         if expected and original:
             expected = tensors.renamed(expected, tensors.original_vae_layer, config)
     except (LookupError, TypeError, ValueError):
-        return None  # neither configuration nor shapes tell; its loader says so
+        return None  # neither configuration nor shapes give the sizes: the loader reports it
     if expected is not None:
         plain = not (original or network.prefix or first in "".join(network.tensors))
         _check_complete(network, expected, own, strict=plain and bool(sized), fp8=True)
@@ -209,7 +225,7 @@ def _autoencoder(weights: Weights) -> int | None:
 
 
 def _text_encoder(model: Model, index: int) -> int | None:
-    """Check a CLIP or T5 and its tokenizer; return the width of its embeddings, if it is known."""
+    """Check a CLIP or T5 and its tokenizer; return the width of its embeddings, or None."""
     place, spec = model.text[index], model.spec
     if (network := _read(place)) is None:
         return None
@@ -231,17 +247,17 @@ def _text_encoder(model: Model, index: int) -> int | None:
             projects = spec.clips[index].projects if named else projects
             expected = tensors.clip(own, projects=projects)
     except LookupError:
-        expected = {}  # it does not tell
+        expected = {}  # the configuration lacks sizes: do not compare
     except (TypeError, ValueError):
         raise network.refused("has a configuration that no network can have") from None
-    held = {name.removeprefix("text_model."): each for name, each in network.tensors.items()}
-    if "encoder.embed_tokens.weight" in held:  # of the same values
+    held = {name.removeprefix("text_model."): tensor for name, tensor in network.tensors.items()}
+    if "encoder.embed_tokens.weight" in held:  # T5 shares one table under two names
         held = {"shared.weight": held["encoder.embed_tokens.weight"]} | held
     if network.prefix.endswith("model."):
         expected = tensors.open_clip(expected)
     _check_complete(network, expected, held, fp8=True)
     width = own.get("hidden_size") or own.get("d_model")
-    others = [name for name, each in _ENCODERS.items() if each == width]
+    others = [name for name, published in _ENCODERS.items() if published == width]
     if named in _ENCODERS and others and named not in others:
         what = f"is {width} wide as {others[0]} is, and {named} is {_ENCODERS[named]}"
         raise network.refused(f"{what} wide", f"name {named} at this place of `text`")
@@ -260,13 +276,13 @@ def _check_tokenizer(place: TextWeights) -> None:
 
 
 def _check_order(model: Model) -> None:
-    """Refuse two CLIPs of which each stands in the place of the other."""
+    """Refuse two CLIP text encoders in the wrong order."""
     clips = [config or {} for config in map(_config, model.text[: len(model.spec.clips)])]
     if len(clips) < 2:
         return
     first, second = clips[:2]
-    acts = [each.get("hidden_act") for each in (first, second)]
-    widths = [each.get("hidden_size") or 0 for each in (first, second)]
+    acts = [config.get("hidden_act") for config in (first, second)]
+    widths = [config.get("hidden_size") or 0 for config in (first, second)]
     if acts == ["gelu", "quick_gelu"] or (all(widths) and widths[0] > widths[1]):
         names = " before ".join(model.spec.text_encoders[:2])
         what = f"{model.text[0].local} and {model.text[1].local} are in the wrong order"
@@ -282,7 +298,7 @@ def _config(weights: Weights) -> Config | None:
 
 
 def _check_unet(model: Model, weights: Weights, sizes: Mapping[str, int | None]) -> None:
-    """Refuse a UNet that is incomplete, or takes other latents or embeddings than are made."""
+    """Refuse a UNet that is incomplete, or does not take the latents or embeddings of the model."""
     if (network := _read(weights)) is None:
         return
     _refuse_class(network, "UNet2DConditionModel")
@@ -290,7 +306,11 @@ def _check_unet(model: Model, weights: Weights, sizes: Mapping[str, int | None])
         what = "a single file needs the configuration that describes it"
         raise network.refused(what, "set the UNet's `config` to a folder with its config.json")
     prefix = "model.diffusion_model."
-    own = {x.removeprefix(prefix): each for x, each in network.tensors.items() if prefix in x}
+    own = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in network.tensors.items()
+        if prefix in name
+    }
     original = bool(own or network.prefix)
     try:
         _check_channels(network, config, sizes.get("vae"))
@@ -304,7 +324,7 @@ def _check_unet(model: Model, weights: Weights, sizes: Mapping[str, int | None])
             _check_complete(network, expected, held, strict=not original)
         _check_text(model, network, config, sizes)
     except LookupError:
-        return  # its configuration does not tell
+        return  # the configuration lacks sizes
     except (TypeError, ValueError):
         raise network.refused("has a configuration that no network can have") from None
 
@@ -326,7 +346,7 @@ def _check_text(
     xl, texts = config.get("addition_embed_type") is not None, model.text
     widths = [sizes.get(f"text.{index}" if index else "text") for index in range(len(texts))]
     if not all(widths) or xl != (len(texts) > 1):
-        return  # what is not known, or is refused with the architecture
+        return  # widths are not known, or the check of the architecture refuses the model
     width = sum(filter(None, widths))
     takes = config.get("cross_attention_dim", 1280)
     takes = {*takes} if isinstance(takes, (list, tuple)) else {takes}
@@ -360,19 +380,21 @@ def _check_projection(path: str, width: int, takes: int) -> None:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of weights of a network, and its index, if all are there."""
+    """Return the weight files and the index of a network; none if a file is missing."""
     try:
         files = scripted_files(path)
     except ModelError:
         return []
     ends = (*headers.SUFFIXES, ".index.json")
-    return [x for x in files if x.name.endswith(ends) and x.parent in (path, path.parent)]
+    files = [file for file in files if file.name.endswith(ends)]
+    return [file for file in files if file.parent in (path, path.parent)]
 
 
 def _encoder_of_program(weights: Weights | None, key: str, *, wan: bool) -> int | None:
-    """Check an encoder; return the channels of a VAE, or the width of embeddings, if known.
+    """Check an encoder; return a VAE's number of channels or an embedding's width, or None.
 
-    Those of Wan, which Latentmake encodes with too, have names that are known.
+    With `wan`, missing tensors are found by their names, too: Latentmake knows all names of Wan's
+    encoders, since it can encode with them itself.
     """
     if weights is None or weights.path is None or not (files := _files(Path(weights.path))):
         return None
@@ -388,29 +410,29 @@ def _encoder_of_program(weights: Weights | None, key: str, *, wan: bool) -> int 
         if fault := tensors.faults(lacks):
             raise network.refused(fault)
     if key == "vae":
-        vae = headers.vae_of(held) if all(each.shape for each in held.values()) else None
+        vae = headers.vae_of(held) if all(tensor.shape for tensor in held.values()) else None
         return None if vae is None else vae.channels
-    tables = [each.shape for name, each in held.items() if _TABLE.search(name)]
+    tables = [tensor.shape for name, tensor in held.items() if _TABLE.search(name)]
     return next((shape[1] for shape in tables if len(shape) == 2), None)
 
 
 def _missing_of_wan(key: str, held: Iterable[str], config: Config) -> list[str]:
-    """Return the names that a VAE or umT5 of Wan lacks; none where its names are not known.
+    """Return the names that a VAE or umT5 of Wan lacks; none if the file uses unknown names.
 
-    `config` is that of its folder; empty of a file of Wan's release.
+    `config` is the configuration in the network's folder; empty for a file of Wan's release.
     """
     names, prefix = {*held}, ""
     if key == "vae":
         expected, original = [*tensors.wan_vae(config)], tensors.original_wan_vae
     elif key == "text":
-        # Files of complete models have a prefix before the original names, too.
+        # In files of complete models, the original names have a prefix, too.
         prefix, original = "encoder.", tensors.original_t5
         blocks = (re.match(r"(?:encoder\.)?blocks?\.(\d+)\.", name) for name in names)
-        number = max((int(each[1]) for each in blocks if each), default=-1) + 1
+        number = max((int(match[1]) for match in blocks if match), default=-1) + 1
         sizes = dict.fromkeys(("d_model", "d_ff", "num_heads", "d_kv", "vocab_size"), 1)
         sized = {**sizes, "num_layers": number, "feed_forward_proj": "gated-gelu"}
         expected = [*tensors.t5(sized, every_bias=True)]
-        if "encoder.embed_tokens.weight" in names:  # of the same values
+        if "encoder.embed_tokens.weight" in names:  # T5 shares one table under two names
             names.add("shared.weight")
     else:
         return []
@@ -425,7 +447,7 @@ def _missing_of_wan(key: str, held: Iterable[str], config: Config) -> list[str]:
 def _check_network(
     path: str, inputs: Inputs, sizes: Mapping[str, int | None], *, scaled: bool
 ) -> None:
-    """Refuse a network that is incomplete, or takes other latents or embeddings than are made."""
+    """Refuse a network that is incomplete, or does not take the outputs of the model's encoders."""
     network = Network(path, _held(_files(Path(path))))
     _refuse_gaps(network)
     if not scaled and any(name.endswith(_SCALES) for name in network.tensors):
@@ -443,9 +465,9 @@ def _check_network(
 
 
 def _refuse_gaps(network: Network) -> None:
-    """Refuse a network of which one block lacks what all of its kind have.
+    """Refuse a network if one block lacks a tensor that the other blocks of its stack have.
 
-    The last block may differ, as that of Stable Diffusion 3 does.
+    The last block may differ, as it does in Stable Diffusion 3.
     """
     stacks: dict[str, dict[int, set[str]]] = {}
     for name in network.tensors:
@@ -456,7 +478,8 @@ def _refuse_gaps(network: Network) -> None:
             continue
         (usual, count), *_ = Counter(map(frozenset, blocks.values())).most_common(1)
         numbers = range(max(blocks))
-        odd = {x: usual - blocks.get(x, set()) for x in numbers if usual - blocks.get(x, set())}
+        gaps = {number: usual - blocks.get(number, set()) for number in numbers}
+        odd = {number: lacks for number, lacks in gaps.items() if lacks}
         if odd and len(usual) >= _FEW and len(odd) <= max(1, len(blocks) // 10) < count:
             number, lacks = next(iter(odd.items()))
             raise network.refused(f"lacks {stack}.{number}.{min(lacks)}")

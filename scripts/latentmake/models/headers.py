@@ -1,8 +1,8 @@
-"""Networks in files of weights, told by the names and shapes of their tensors.
+"""Identify the networks in files of weights by the names and shapes of their tensors.
 
-A wrong path in the configuration is found in milliseconds, not after minutes of loading. A
-safetensors file has the names in its header; a torch file has them as strings in its pickle, which
-is read opcode by opcode and never executed.
+This detects a wrong path in the configuration within milliseconds, not after minutes of loading. A
+safetensors file contains the names in its header. A torch file contains them as strings in its
+pickle, which is read opcode by opcode and never executed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 """Suffixes of torch files."""
 SUFFIXES = (".safetensors", *PICKLES)
-"""Suffixes of files whose tensors are known."""
+"""Suffixes of files whose tensors can be listed."""
 LORA = "LoRA"
-"""Kind of a LoRA's file: it has no other, since it contains the names of its network."""
+"""Kind of a LoRA's file, and its only kind, although the file names the layers of its network."""
 _LORA = r"lora_(down|up)|lora_[AB]\.|\.lora_"
-# Kind, and pattern of names of its tensors: those of original releases, of diffusers and of
-# transformers. The first kind of a family counts.
+# Kind, and pattern of its tensors' names in original releases, diffusers and transformers. The
+# order matters: `kinds_of` takes the first kind of a family that matches.
 _KINDS = (
     ("Wan DiT", r"\.(self_attn\.q|cross_attn\.k)\.|^patch_embedding\.|^blocks\.0\.attn1\."),
     ("UNet", r"^(down_blocks|input_blocks|up_blocks)\."),
@@ -68,29 +68,29 @@ _KINDS = (
         r"^(model\.)?diffusion_model\.|^blocks\.\d+\.(cross_attn|attn\d|attn\.(?![qkvo]\.))",
     ),
 )
-# Kind -> the family of networks that a key of a model asks for, where it is another.
+# Kind -> family of networks that a key of a model accepts, if the kind is not its own family.
 _FAMILIES = {"Wan DiT": "DiT", "Wan VAE": "VAE", "VAE of Wan 2.2's 5B model": "VAE"}
-# Prefixes in the files of ComfyUI, and of trainers that wrap the network.
+# Prefixes in files of ComfyUI and of trainers that wrap the network.
 _WRAPPED = re.compile(r"^(model\.diffusion_model\.)?(diffusion_model\.)?(module\.)?", re.MULTILINE)
-# First layers of a VAE's halves, whose shapes tell one from another.
+# First layer of a VAE's encoder or decoder; the shapes of both identify the VAE.
 _ENTRY = r"(^|\.){}\.(conv_in|conv1)(\.conv)?\.weight$"
 
 
 def kinds_of(names: Iterable[str]) -> dict[str, str]:
-    """Return family -> kind of the networks that tensors of these names belong to.
+    """Return family -> kind of the networks to which tensors with these names belong.
 
-    The likeliest comes first. A complete checkpoint has several; unknown names have none.
+    The most likely network comes first. A complete checkpoint has several; unknown names have none.
     """
-    own = "\n".join(names)
-    if re.search(_LORA, own):
+    joined = "\n".join(names)
+    if re.search(_LORA, joined):
         return {LORA: LORA}
-    text = f"{own}\n{_WRAPPED.sub('', own)}"
-    found: dict[str, str] = {}
+    text = f"{joined}\n{_WRAPPED.sub('', joined)}"
+    kinds: dict[str, str] = {}
     for kind, pattern in _KINDS:
         family = _FAMILIES.get(kind, kind)
-        if family not in found and re.search(pattern, text, re.MULTILINE):
-            found[family] = kind
-    return found
+        if family not in kinds and re.search(pattern, text, re.MULTILINE):
+            kinds[family] = kind
+    return kinds
 
 
 def one(kind: str) -> str:
@@ -99,18 +99,24 @@ def one(kind: str) -> str:
 
 
 def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:
-    """Return the sizes of a VAE; None where its names or shapes are not known."""
+    """Return the sizes of a VAE; None if its names or shapes are not known."""
     from latentmake.config.architectures import Vae
 
     first, last = (
-        next((x.shape for name, x in tensors.items() if re.search(_ENTRY.format(half), name)), ())
-        for half in ("encoder", "decoder")
+        next((tensors[name].shape for name in tensors if re.search(entry, name)), ())
+        for entry in (_ENTRY.format("encoder"), _ENTRY.format("decoder"))
     )
     return Vae(len(last) - 2, last[1], first[1]) if len(first) == len(last) > 3 else None
 
 
 def lack(path: Path, marks: Collection[str], what: str) -> str:
-    """Return why no tensor of a file has one of the marks of a network; "" where one has."""
+    """Return the reason why a file does not contain a network; "" if it contains the network.
+
+    Args:
+        path: file of weights.
+        marks: parts of tensor names that occur only in the network.
+        what: name of the network, for the reason.
+    """
     try:
         names = tensors_of(path)
     except ValueError as error:
@@ -125,22 +131,26 @@ def lack(path: Path, marks: Collection[str], what: str) -> str:
 
 
 def weight_file(path: Path) -> Path:
-    """Return the file that stands for weights: itself, or a folder's first; raises ValueError."""
+    """Return a file of weights itself, or the first file of weights in a folder.
+
+    Raises:
+        ValueError: the path does not exist, or the folder contains no file of weights.
+    """
     if not path.exists():
         raise ValueError(absence(path))
     if not path.is_dir():
         return path
     for suffix in SUFFIXES:
-        if found := sorted(path.glob(f"*{suffix}")):
-            return found[0]
+        if files := sorted(path.glob(f"*{suffix}")):
+            return files[0]
     raise ValueError("is a folder without a file of weights")
 
 
 def tensors_of(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a file of weights by name; of a torch file without dtype and shape.
+    """Return the tensors of a file of weights by name; for a torch file, without dtype and shape.
 
     Raises:
-        ValueError: it cannot be read, is cut short, or no safetensors or torch file; says which.
+        ValueError: the file cannot be read, is cut short, or is no safetensors or torch file.
     """
     try:
         if path.suffix == ".safetensors":
@@ -153,11 +163,11 @@ def tensors_of(path: Path) -> Mapping[str, Tensor]:
 
 
 def _torch_names(path: Path) -> list[str]:
-    """Return all strings of a torch file's pickle, of which its tensors' names are some."""
+    """Return all strings in a torch file's pickle, among them the names of its tensors."""
     try:
         with open_regular(path)[0] as file:
             if not zipfile.is_zipfile(file):
-                # The old format: a magic number, a version, facts of the system, then the weights.
+                # The old format is four pickles: magic number, version, system, weights.
                 file.seek(0)
                 return [name for _ in range(4) for name in _strings(file)]
             with zipfile.ZipFile(file) as archive:
@@ -166,7 +176,7 @@ def _torch_names(path: Path) -> list[str]:
                         with archive.open(member) as pickled:
                             return list(_strings(pickled))
     except (ValueError, EOFError, IndexError, struct.error, zipfile.BadZipFile, RuntimeError):
-        pass  # RuntimeError: encrypted, or packed in a way that zipfile does not know
+        pass  # zipfile raises a RuntimeError for encryption and unknown compression
     raise ValueError("is cut short or no torch file")
 
 
@@ -179,13 +189,13 @@ def _strings(file: IO[bytes]) -> Iterator[str]:
 
 
 def part_of(weights: Weights) -> str | None:
-    """Return the part of a complete checkpoint that weights name, such as `unet`; else None."""
+    """Return the part of a complete checkpoint that weights select, such as `unet`; else None."""
     single = weights.path is not None and weights.subfolder and Path(weights.path).is_file()
     return weights.subfolder if single else None
 
 
 def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
-    """Return tensors and metadata of a file of weights, whose header is read once; ValueError."""
+    """Return the tensors and the metadata of a file of weights, cached; raises ValueError."""
     try:
         stat = path.stat()
         return _contents_then(path, stat.st_size, stat.st_mtime_ns)
@@ -193,6 +203,7 @@ def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
         raise ValueError(f"cannot be read ({error.strerror})") from None
 
 
+# Size and time are part of the cache's key, so that a changed file is read again.
 @lru_cache(8)
 def _contents_then(
     path: Path, _size: int, _time: int

@@ -1,14 +1,14 @@
-"""The prediction of a network, its noise schedule, and the scale of its latents.
+"""Determine a network's prediction, its noise schedule, and the scale of its latents.
 
-Planning, training, samples, launched trainers and encoding ask here, for every form of a model: the
-folder of a pipeline, a UNet with its scheduler, a complete checkpoint. A fact comes from a key of
-the configuration, else from the files, else from the row of the architecture. Where files disagree
-or tell nothing, the answer is a ModelError that names the key to set. No torch here.
+Planning, training, samples, launched trainers and encoding all use this module, for every form of a
+model: the folder of a pipeline, a UNet with its scheduler, a complete checkpoint. A key of the
+configuration takes precedence over the files, and the files over the row of the architecture. If
+files disagree or contain no answer, a ModelError names the key to set. This module does not import
+torch.
 
-Sources of what a file tells: diffusers' scheduler_config.json; the tensors `v_pred`, `ztsnr` and
-`edm_*` as ComfyUI's comfy/supported_models.py reads them; the metadata of
-https://github.com/Stability-AI/ModelSpec and of sd-scripts' library/sai_model_spec.py and
-train_network.py.
+Facts in files: diffusers' scheduler_config.json; the tensors `v_pred`, `ztsnr` and `edm_*`, as read
+by ComfyUI's comfy/supported_models.py; the metadata of https://github.com/Stability-AI/ModelSpec,
+and of sd-scripts' library/sai_model_spec.py and train_network.py.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from latentmake.regular import read_text
 
 SCHEDULE_FILE = "scheduler_config.json"
 SCHEDULE = Path(__file__).with_name("stable_diffusion")
-"""Folder of Stable Diffusion's noise schedule, which no checkpoint holds."""
+"""Folder of Stable Diffusion's noise schedule, which complete checkpoints do not contain."""
 FLOW, EPSILON, VELOCITY = "flow_matching", "epsilon", "v_prediction"
 _KEYS = ("prediction_type", _ZERO := "zero_terminal_snr")
 _BETAS = ("beta_start", "beta_end", "beta_schedule")
-_BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")  # of which pictures are drawn
-# Schedulers of diffusers that fill in DDPMScheduler's betas where a configuration lacks them.
+_BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")  # DDIM can sample them
+# Schedulers of diffusers that use DDPMScheduler's default betas if a configuration has none.
 _FILL_IN = frozenset(
     f"{name}Scheduler"
     for name in (
@@ -64,11 +64,11 @@ METADATA: Mapping[str, Mapping[str, tuple[str, object]]] = {
     },
     "ss_zero_terminal_snr": {"true": (_ZERO, True)},
 }
-"""Metadata of a file -> its values in small letters -> key and value of the fact."""
+"""Key of a file's metadata -> its values in lower case -> key and value of the fact."""
 
 
 class Fact(NamedTuple):
-    """A fact about a network, and where it was read."""
+    """A fact about a network, with the file or key that it comes from."""
 
     key: str
     value: Any
@@ -81,10 +81,10 @@ class Parameterization(NamedTuple):
     Attributes:
         prediction: `epsilon`, `v_prediction` or `flow_matching`.
         zero_terminal_snr: whether the last timestep is noise only.
-        schedule: diffusers' configuration of the schedule, with both of these.
-        told: keys of the trainer whose values the schedule's own file does not give.
-        sources: where both were read.
-        against: a fact of the files that the user's keys contradict; "" for none.
+        schedule: diffusers' configuration of the schedule, including the two values above.
+        told: values of the trainer's keys that differ from the schedule's own file.
+        sources: origins of the two values, by key.
+        against: fact in the files that contradicts the user's keys; "" if there is none.
     """
 
     prediction: str
@@ -101,17 +101,19 @@ class Parameterization(NamedTuple):
             words.append("trained betas" if name is None else f"{name} betas {first} to {last}")
         if self.zero_terminal_snr:
             words.append(f"zero terminal SNR ({self.sources[_ZERO]})")
-        return ", ".join(words + [f"but {self.against}"] * bool(self.against))
+        if self.against:
+            words.append(f"but {self.against}")
+        return ", ".join(words)
 
 
-# -- what files tell ------------------------------------------------------------------------------
+# -- facts in files -------------------------------------------------------------------------------
 
 
 def schedule_of(unet: Weights, scheduler: str | None) -> str:
     """Return the folder of a model's noise schedule, by default the one beside the UNet.
 
-    A checkpoint without such a folder has Stable Diffusion's. It is "" for that of the UNet's
-    repository on the hub.
+    A checkpoint without such a folder uses Stable Diffusion's schedule. "" stands for the schedule
+    in the UNet's repository on the hub.
     """
     if scheduler is not None or unet.path is None:
         return scheduler or ""
@@ -121,16 +123,20 @@ def schedule_of(unet: Weights, scheduler: str | None) -> str:
 
 
 def flows(schedule: Mapping[str, Any]) -> bool:
-    """Whether the configuration of a noise schedule is one of flow matching."""
+    """Whether the configuration of a noise schedule describes flow matching."""
     return str(schedule.get("_class_name", "")).startswith("FlowMatch")
 
 
 def _facts_of_file(path: Path) -> Iterator[Fact]:
-    """Yield what a file of weights tells; nothing where it cannot be read; raises ModelError."""
+    """Yield the facts in a file of weights; none if it cannot be read.
+
+    Raises:
+        ModelError: the noise schedule is one of EDM.
+    """
     try:
         names, metadata = headers.contents_of(path)
     except ValueError:
-        return  # its loader says so
+        return  # the loader will report the error
     if edm := next((name for name in names if name.startswith("edm_")), None):
         what = f"its noise schedule is one of EDM (tensor `{edm}`), which cannot be trained"
         raise ModelError(what, where=path, hint=_NO_KEY)
@@ -145,7 +151,7 @@ def _facts_of_file(path: Path) -> Iterator[Fact]:
 
 
 def _facts_of_schedule(config: Mapping[str, Any], place: object) -> Iterator[Fact]:
-    """Yield what the configuration of a scheduler says itself; defaults are no facts."""
+    """Yield the facts that a scheduler's configuration contains; defaults do not count."""
     if flows(config):
         yield Fact("prediction_type", FLOW, f"{place}: {config['_class_name']}")
     elif "prediction_type" in config:
@@ -156,7 +162,7 @@ def _facts_of_schedule(config: Mapping[str, Any], place: object) -> Iterator[Fac
 
 
 def _ends_in_noise(config: Mapping[str, Any]) -> bool:
-    """Whether the last timestep of betas holds no picture."""
+    """Whether a configuration's betas leave only noise at the last timestep."""
     betas = config.get("trained_betas") or [config.get("beta_end", 0)]
     return bool(config.get("rescale_betas_zero_snr")) or max(betas) >= 1
 
@@ -171,22 +177,27 @@ def _read(place: Path) -> dict[str, Any]:
 
 
 def missing_schedule(place: object) -> ModelError:
-    """Return the error of a noise schedule that cannot be read."""
+    """Return the error for a noise schedule that cannot be read."""
     hint = "set the model's `scheduler` to the folder of a diffusers scheduler"
     return ModelError("this noise schedule is missing or damaged", where=str(place), hint=hint)
 
 
 def _checked(config: dict[str, Any], place: object) -> dict[str, Any]:
-    """Refuse, by ModelError, a schedule that diffusers' DDPM, DDIM and flow schedulers lack."""
+    """Return a schedule that diffusers' DDPM, DDIM and flow schedulers support.
+
+    Raises:
+        ModelError: they do not support it.
+    """
     kind, fault = str(config.get("_class_name", "DDPMScheduler")), ""
     betas, steps = config.get("trained_betas"), config.get("num_train_timesteps", 1000)
-    numbers = [*(betas or (config[x] for x in _BETAS[:2] if x in config)), steps]
-    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers) or steps < 1:
+    numbers = [*(betas or (config[key] for key in _BETAS[:2] if key in config)), steps]
+    finite = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+    if not finite or steps < 1:
         raise missing_schedule(place)
     if flows(config):
         if config.get("use_dynamic_shifting"):
             fault = "shifts by the size of each picture (`use_dynamic_shifting`)"
-    elif kind not in _FILL_IN and betas is None and any(x not in config for x in _BETAS):
+    elif kind not in _FILL_IN and betas is None and any(key not in config for key in _BETAS):
         fault = f"is one of {kind}, which has no betas"
     elif config.get("timestep_type") == "continuous" or config.get("sigma_max"):
         fault = "has continuous timesteps of its own sigmas, as EDM has"
@@ -207,11 +218,13 @@ def _checked(config: dict[str, Any], place: object) -> dict[str, Any]:
 
 
 class Given(NamedTuple):
-    """The user's keys about a network; None where they say nothing.
+    """The user's keys about a network.
 
     Attributes:
-        where: the trainer's section, in messages.
-        names: of the keys.
+        prediction_type: value of the key; None if it is not set.
+        zero_terminal_snr: value of the key; None if it is not set.
+        where: section of the trainer, for messages.
+        names: names of the two keys in this section.
     """
 
     prediction_type: str | None = None
@@ -227,21 +240,21 @@ def parameterization(
     given: Given,
     config: Mapping[str, Any] | None = None,
 ) -> Parameterization | None:
-    """Return prediction and noise schedule of the UNet of the trainer `sd`.
+    """Return the prediction and the noise schedule of a UNet for the trainer `sd`.
 
     Args:
-        unet: the network.
-        scheduler: as `schedule_of` returns it.
-        row: its architecture.
+        unet: weights of the network.
+        scheduler: result of `schedule_of`.
+        row: architecture of the model.
         given: the user's keys.
-        config: of a schedule on the hub, once it was fetched.
+        config: configuration of a schedule on the hub, once it has been downloaded.
 
     Returns:
-        None where the schedule is on the hub and was not fetched yet.
+        None if the schedule is on the hub and has not been downloaded yet.
 
     Raises:
-        ModelError: a schedule is missing, damaged or of another kind; files disagree or say
-            nothing; or the pair cannot be trained.
+        ModelError: the schedule is missing, damaged or not supported; files disagree or contain no
+            answer; or prediction and schedule do not fit each other.
     """
     file, place = Path(unet.path or ""), Path(scheduler, SCHEDULE_FILE)
     if not scheduler:
@@ -251,9 +264,9 @@ def parameterization(
     schedule = _read(place) if config is None else _checked(dict(config), place)
     facts = [*_facts_of_file(file)] if file.is_file() else []
     default = _filled_in(place)
-    if scheduler == str(SCHEDULE):  # of a checkpoint without one of its own
-        whole = checkpoint_of(unet)
-        row = ARCHITECTURES[whole.kind] if whole and whole.kind else row
+    if scheduler == str(SCHEDULE):  # the checkpoint has no schedule of its own
+        checkpoint = checkpoint_of(unet)
+        row = ARCHITECTURES[checkpoint.kind] if checkpoint and checkpoint.kind else row
         place, default = file, _default_of(row)
     else:
         facts += _facts_of_schedule(schedule, place)
@@ -261,15 +274,16 @@ def parameterization(
 
 
 def of_checkpoint(path: str, row: Architecture, given: Given) -> Parameterization | None:
-    """Return the same of a checkpoint whose trainer knows Stable Diffusion's schedule only.
+    """Return prediction and noise schedule of a checkpoint that sd-scripts trains.
 
-    It is a file, or the folder of a pipeline, and may be on another machine.
+    sd-scripts supports only Stable Diffusion's noise schedule. The checkpoint is a file or the
+    folder of a pipeline; it may be on another machine.
 
     Returns:
-        None where the architecture is one of flow matching.
+        None for an architecture of flow matching.
 
     Raises:
-        ModelError: as of `parameterization`.
+        ModelError: as for `parameterization`, or the schedule is not Stable Diffusion's.
     """
     if row.prediction == FLOW:
         return None
@@ -281,22 +295,22 @@ def of_checkpoint(path: str, row: Architecture, given: Given) -> Parameterizatio
         config = _read(place)
         facts += _facts_of_schedule(config, place)
         default = _filled_in(place)
-        known = (*_BETAS, "num_train_timesteps", "trained_betas")
-        other = [x for x in known if config.get(x, stable.get(x)) != stable.get(x)]
+        keys = (*_BETAS, "num_train_timesteps", "trained_betas")
+        other = [key for key in keys if config.get(key, stable.get(key)) != stable.get(key)]
         if flows(config) or other:
-            what = f"sd-scripts trains by Stable Diffusion's betas, and `{(other or known)[0]}`"
+            what = f"sd-scripts trains by Stable Diffusion's betas, and `{(other or keys)[0]}`"
             hint = "train this model with `kind: sd`"
             raise ModelError(f"{what} here is another", where=place, hint=hint)
     return _settled(place, row, facts, default, stable, given)
 
 
 def _filled_in(place: Path) -> Fact | None:
-    """Return the prediction that diffusers fills in where a scheduler says none."""
+    """Return the prediction that diffusers uses by default for a scheduler without one."""
     return Fact("prediction_type", EPSILON, f"{place}: diffusers' default")
 
 
 def _default_of(row: Architecture) -> Fact | None:
-    """Return the prediction of an architecture; None where its models differ."""
+    """Return the prediction of an architecture; None if its models differ."""
     if row.prediction is None:
         return None
     return Fact("prediction_type", row.prediction, f"architecture {row.name}")
@@ -310,7 +324,11 @@ def _settled(
     schedule: dict[str, Any],
     given: Given,
 ) -> Parameterization:
-    """Decide between the user's keys, the facts of files, and the default; raises ModelError."""
+    """Choose the values: the user's keys, or else the facts in files, or else the default.
+
+    Raises:
+        ModelError: there is no answer, or the values do not fit each other.
+    """
     none = Fact(_ZERO, False, "no file says so")
     own = FLOW if flows(schedule) else schedule.get("prediction_type", EPSILON)
     kind = _chosen("prediction_type", given, facts, default)
@@ -326,7 +344,7 @@ def _settled(
         schedule = {**schedule, "prediction_type": kind.value}
         if zero.value != _ends_in_noise(schedule):
             told[_ZERO] = schedule["rescale_betas_zero_snr"] = zero.value
-            if zero.value:  # pictures begin at the last timestep
+            if zero.value:  # sampling must begin at the last timestep
                 schedule["timestep_spacing"] = "trailing"
     ends_in_noise = kind.value != FLOW and _ends_in_noise(schedule)
     if kind.value == EPSILON and ends_in_noise:
@@ -335,25 +353,34 @@ def _settled(
         raise ModelError(what, where=place, hint=hint)
     sources = {fact.key: fact.source for fact in (kind, zero)}
     chosen = {fact.key: fact.value for fact in (kind, zero)}
-    others = (f"{x.source} says {_word(x)}" for x in facts if x.value != chosen[x.key])
+    contrary = (fact for fact in facts if fact.value != chosen[fact.key])
+    others = (f"{fact.source} says {_word(fact)}" for fact in contrary)
     against = next(others, "")
     return Parameterization(kind.value, ends_in_noise, schedule, told, sources, against)
 
 
 def _chosen(key: str, given: Given, facts: list[Fact], default: Fact | None) -> Fact | None:
-    """Return the user's word, or the fact of files that agree, or the default; ModelError."""
-    told, value = [x for x in facts if x.key == key], getattr(given, key)
+    """Return the user's value of a key, or else the fact in files, or else the default.
+
+    Raises:
+        ModelError: the user's key is not set, and files disagree.
+    """
+    told, value = [fact for fact in facts if fact.key == key], getattr(given, key)
     name = given.names[_KEYS.index(key)]
     if value is not None:
         return Fact(key, value, f"`{name}`")
-    if other := next((x for x in told if x.value != told[0].value), None):
+    if other := next((fact for fact in told if fact.value != told[0].value), None):
         what = f"{told[0].source} says {_word(told[0])}, and {other.source} {_word(other)}"
         raise ModelError(what, where=f"{given.where}.{name}", hint="set the right value here")
     return told[0] if told else default
 
 
 def _refuse_other(kind: Fact, flow: bool, place: Path, given: Given) -> None:
-    """Refuse a prediction that cannot be trained, or not by such a noise schedule; ModelError."""
+    """Refuse a prediction that cannot be trained at all, or not with this kind of noise schedule.
+
+    Raises:
+        ModelError: it cannot be trained.
+    """
     name = given.names[0]
     if flow and kind.value != FLOW:
         what = f"this noise schedule is one of flow matching, not one of `{kind.value}`"
@@ -366,7 +393,7 @@ def _refuse_other(kind: Fact, flow: bool, place: Path, given: Given) -> None:
 
 
 def _word(fact: Fact) -> str:
-    """Return what a fact says, in a message."""
+    """Return the value of a fact in words, for a message."""
     return str(fact.value) if fact.key == "prediction_type" else f"{fact.key} {fact.value}".lower()
 
 
@@ -378,7 +405,7 @@ _STABLE_CHANNELS = 4
 
 
 class Scale(NamedTuple):
-    """Numbers of latents: a network takes (latents - shift_factor) * scaling_factor."""
+    """Scale of latents: a network reads (latents - shift_factor) * scaling_factor."""
 
     scaling_factor: float
     shift_factor: float
@@ -388,10 +415,12 @@ class Scale(NamedTuple):
 def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> Scale:
     """Return the scale of the latents of a model's VAE, an AutoencoderKL.
 
-    `config` is the configuration of a VAE on the hub; None for that on this disk, if any.
+    Args:
+        model: model with the VAE.
+        config: configuration of a VAE on the hub; None to read the one on this disk, if any.
 
     Raises:
-        ModelError: no key, file or architecture says the scale, or latents are normalised by
+        ModelError: no key, file or architecture gives the scale, or the VAE normalises latents by
             more than these two numbers.
     """
     vae, row, given = model.vae, model.spec, (model.scaling_factor, model.shift_factor)
@@ -424,9 +453,10 @@ def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> Scale:
 
 
 def scale_parts(model: Model) -> dict[str, object]:
-    """Return the parts of a recipe about the scale of latents.
+    """Return the values of a recipe about the scale of latents.
 
-    The scale that diffusers reads from the VAE's configuration, or fills in, is part of its files.
+    Only values that differ from diffusers' reading of the VAE's files are included: the digest of
+    these files covers the others.
     """
     if model.vae.hub is not None:
         return {key: value for key in SCALE if (value := getattr(model, key)) is not None}
@@ -437,7 +467,7 @@ def scale_parts(model: Model) -> dict[str, object]:
 
 
 def _read_scale(config: Mapping[str, Any], place: object) -> tuple[float | None, float]:
-    """Return factor, if any, and shift of a VAE's configuration; raises ModelError."""
+    """Return the factor (or None) and the shift in a VAE's configuration; raises ModelError."""
     factor, shift = (config.get(key) for key in SCALE)
     try:
         if any(config.get("latents_mean") or []) or {*(config.get("latents_std") or [1])} != {1}:
@@ -450,12 +480,12 @@ def _read_scale(config: Mapping[str, Any], place: object) -> tuple[float | None,
 
 
 def _channels(vae: Weights, config: Mapping[str, Any]) -> int:
-    """Return the channels of a VAE's latents; Stable Diffusion's where nothing says."""
+    """Return the channels of a VAE's latents; by default, Stable Diffusion's."""
     channels = config.get("latent_channels")
     if channels is None and (path := Path(vae.path or "")).is_file():
         try:
-            found = headers.vae_of(headers.contents_of(path)[0])
+            sizes = headers.vae_of(headers.contents_of(path)[0])
         except ValueError:
-            return _STABLE_CHANNELS  # its loader says so
-        channels = found and found.channels
+            return _STABLE_CHANNELS  # the loader will report the error
+        channels = sizes and sizes.channels
     return int(channels or _STABLE_CHANNELS)

@@ -1,9 +1,9 @@
-"""Recipes: everything but its source that affects a target's bytes, as plain values with a digest.
+"""Recipes: plain values, with a digest, of everything but the source that affects a target's bytes.
 
-Weights enter by the digest of their files, never by their path: a moved model rebuilds nothing, a
-changed one rebuilds what depends on it. Of a program that encodes in place of our encoders, its
-arguments count here; who knows where its sources lie adds them. Nothing here loads a network. A
-file that is missing or cannot be read is a ModelError.
+A recipe contains the digests of weight files, never their paths. So moving a model rebuilds
+nothing, and changing it rebuilds only its own targets. For targets that another program encodes,
+the recipe contains the program's arguments; `plan.facts` adds the digest of its installation. This
+module loads no network. A file that is missing or cannot be read raises a ModelError.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from latentmake.config.architectures import Encoder
 
 FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1, "program": 1}
-"""By kind of bytes: latents by the encoding of their layout, text, and what other programs encode.
-Raised when the same source and settings would give others, and every cache of that kind is then
-stale. plain and sdscripts 2: pictures lie contiguous before an AutoencoderKL. plain 3: torch's
-Lanczos instead of Pillow's. plain 4: large JPEGs decoded to a fraction, and all convolutions by
-oneDNN on a CPU."""
+"""Kind of bytes -> version. Kinds are encodings of layouts (latents), `text`, and `program` (for
+targets that other programs encode). Raise a version when the same source and settings give other
+bytes; all caches of the kind then become stale. plain and sdscripts 2: pictures are contiguous in
+memory when an AutoencoderKL encodes them. plain 3: torch's Lanczos instead of Pillow's. plain 4:
+large JPEGs are decoded at a fraction of their size, and a CPU uses oneDNN for all convolutions."""
 
 FileDigest = Callable[[Path | digest.Section], str]
 START_OF_TEXT, END_OF_TEXT = "<|startoftext|>", "<|endoftext|>"
-"""CLIP's tokens around a caption; the second pads it unless a tokenizer says otherwise."""
+"""CLIP's tokens around a caption. The second is also the padding, by default."""
 
-_READING = "reading of "  # and a token: part of the recipe of texts that contain it
-_ZERO = "!"  # token 0 of CLIP's vocabulary
-_DTYPES = ("dtype", "vae_dtype", "text_dtype")  # one of which counts for each kind
+_READING = "reading of "  # followed by a token: key in the recipe of texts with this token
+_ZERO = "!"  # token 0 in CLIP's vocabulary
+_DTYPES = ("dtype", "vae_dtype", "text_dtype")  # the recipe of a kind contains one, as `dtype`
 
 
 def make(
@@ -57,9 +57,18 @@ def make(
     file_digest: FileDigest = digest.of_file,
     place: str | None = None,
 ) -> dict[str, object]:
-    """Return the recipe of `latents`, or of `text`, which needs no dataset; raises ModelError.
+    """Return the recipe of a dataset's latents, or of text embeddings.
 
-    With the `place` of the model in the configuration, its files are inspected and faults name it.
+    Args:
+        kind: `latents` or `text`.
+        dataset: settings of the dataset; not needed for `text`.
+        model: model with the paths of its parts.
+        file_digest: digest of a file, such as the memo's.
+        place: key of the model in the configuration. If given, files for scripts are inspected
+            first, and errors name this key.
+
+    Raises:
+        ModelError: a file is missing, cannot be read or is the wrong one.
     """
     if place and model.spec.scripts is not None:
         from latentmake.models.checks import encoder_fault
@@ -71,16 +80,17 @@ def make(
         if not model.spec.encodes:
             return _program_recipe(kind, dataset, model, file_digest)
         if kind == "text":
-            digests = [_text_digests(model, x, file_digest) for x in model.text]
-            return text_recipe(
-                model, digests, [_readings(model, x) for x in range(len(model.text))]
-            )
+            digests = [_text_digests(model, encoder, file_digest) for encoder in model.text]
+            readings = [_readings(model, number) for number in range(len(model.text))]
+            return text_recipe(model, digests, readings)
         assert dataset is not None
-        own = filter(None, (model.vae, model.clip))
-        found = [weights_digest(each, file_digest, original=original) for each in own]
+        encoders = filter(None, (model.vae, model.clip))
+        digests_of_encoders = [
+            weights_digest(encoder, file_digest, original=original) for encoder in encoders
+        ]
         scale = {} if original else scale_parts(model)
         in_headers = not layout_of(model.layout_name).external
-        return latents_recipe(dataset, model, *found) | (scale if in_headers else {})
+        return latents_recipe(dataset, model, *digests_of_encoders) | (scale if in_headers else {})
     except ModelError as error:
         if place is None:
             raise
@@ -93,7 +103,7 @@ def latents_recipe(
 ) -> dict[str, object]:
     """Return the recipe of latents, from the digests of the VAE and the CLIP image encoder.
 
-    The placement of each image is in its target's own key (`Layout.view`).
+    The placement of an image is part of its target's key (`Layout.view`), not of the recipe.
     """
     layout = layout_of(model.layout_name)
     own = shaping(model, "latents", model.layout, defaults=False)
@@ -118,8 +128,8 @@ def latents_recipe(
 def text_recipe(
     model: Model, weights: list[tuple[str, ...]], readings: Sequence[Mapping[str, str]] = ()
 ) -> dict[str, object]:
-    """Return the recipe of embeddings, from results of `_text_digests` and `_readings`."""
-    # Keys of programs alone; with their defaults they change no digest.
+    """Return the recipe of embeddings, from the results of `_text_digests` and `_readings`."""
+    # Only other programs use these keys, so their defaults must not change the digest.
     without = {*_DTYPES, "task"}
     without |= {key for key in ("architecture", "text_arguments") if not getattr(model, key)}
     own = shaping(model, "text", model.layout)
@@ -142,7 +152,7 @@ def text_recipe(
 
 
 def _text_digests(model: Model, place: TextWeights, file_digest: FileDigest) -> tuple[str, ...]:
-    """Return the digests of a text encoder, of its tokenizer, and of its projection if any."""
+    """Return the digests of a text encoder, its tokenizer and, if there is one, its projection."""
     own, original = place.tokenizer, model.spec.original_files
     if own is not None and own.hub is not None:
         tokenizer = digest.of_value(["hub", own.hub, own.revision, own.subfolder])
@@ -150,66 +160,71 @@ def _text_digests(model: Model, place: TextWeights, file_digest: FileDigest) -> 
         tokenizer = digest.of_value(["hub", own and own.path])
     else:
         tokenizer = files_digest(tokenizer_files(place, umt5=original), file_digest)
-    found = (weights_digest(place, file_digest, original=original), tokenizer)
+    digests = (weights_digest(place, file_digest, original=original), tokenizer)
     if place.projection is None:
-        return found
+        return digests
     code = place.trust_remote_code
-    return (*found, projection_digest(place.projection, file_digest, with_code=code))
+    return (*digests, projection_digest(place.projection, file_digest, with_code=code))
 
 
 def pads_with_zero(weights: Weights) -> bool:
-    """Whether captions are padded by the token 0, as OpenCLIP's are, not by the end of text."""
-    whole = checkpoint_of(weights)
-    return whole is not None and whole.own()[0].endswith(".model.")
+    """Whether captions are padded with token 0, as for OpenCLIP, not with the end of text."""
+    checkpoint = checkpoint_of(weights)
+    return checkpoint is not None and checkpoint.own()[0].endswith(".model.")
 
 
 def _readings(model: Model, number: int) -> dict[str, str]:
-    """Return what counts of a text encoder's tokens, where earlier releases read them otherwise.
+    """Return how a text encoder reads some tokens, if earlier releases read them differently.
 
-    They read captions by the files of the tokenizer alone: a token of padding that stands in a
-    caption, as `!` may, was padding in one form of a model and text in another.
+    Earlier releases took special tokens from the tokenizer's files only. If a caption contained a
+    padding token, such as `!`, it was read as padding for one form of a model, and as text for
+    another. The recipe therefore records the present reading.
     """
     place, clip = model.text[number], released_clip(model, number)
     zero, named = pads_with_zero(place), place.tokenizer
     if clip is None and not zero:
         return {}
     own = {_ZERO} if clip and clip.padding == 0 else set[str]()
-    padding: str | None = max(own, default=None)  # on the hub, where no file tells
+    padding: str | None = max(own, default=None)  # for tokenizers on the hub: no file to read
     if place.hub is None and (named is None or named.hub is None):
         padding, own = special_tokens(tokenizer_files(place))
     if clip is None:
         return {} if _ZERO in own else {f"{_READING}{_ZERO}": "as padding"}
     own -= {START_OF_TEXT, END_OF_TEXT}
-    found = {f"{_READING}{token}": "as text" for token in sorted(own)}
+    readings = {f"{_READING}{token}": "as text" for token in sorted(own)}
     before = _ZERO if zero else padding or END_OF_TEXT
     now = END_OF_TEXT if clip.padding is None else _ZERO
-    return found if before == now else found | {"padding": now}
+    return readings if before == now else readings | {"padding": now}
 
 
 def before_readings(recipe: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-    """Return the recipe that texts without some tokens had in earlier releases, and these tokens.
+    """Return a recipe as earlier releases made it, and the tokens that they read differently.
 
-    Such texts have the same embedding.
+    Captions without these tokens have the same embedding under both recipes.
     """
     encoders: list[dict[str, object]] = list(recipe.get("encoders") or ())  # type: ignore[call-overload]
-    tokens = [x.removeprefix(_READING) for each in encoders for x in each if _READING in x]
-    plain = [{x: each[x] for x in each if _READING not in x} for each in encoders]
+    keys = [key for encoder in encoders for key in encoder if _READING in key]
+    tokens = [key.removeprefix(_READING) for key in keys]
+    plain = [
+        {key: value for key, value in encoder.items() if _READING not in key}
+        for encoder in encoders
+    ]
     return {**recipe, "encoders": plain}, tokens
 
 
-# -- encoded by other programs --------------------------------------------------------------------
+# -- targets that other programs encode -----------------------------------------------------------
 
 
 def encoder_of(model: Model, kind: str) -> Encoder:
-    """Return sd-scripts' encoder of `latents` or `text` of a model."""
+    """Return sd-scripts' encoder for the `latents` or `text` of a model."""
     strategies = model.spec.strategies
-    found = None if strategies is None else strategies.encoder(kind)
-    assert found is not None  # or our encoders make its caches
-    return found
+    encoder = None if strategies is None else strategies.encoder(kind)
+    assert encoder is not None  # callers exclude models that Latentmake encodes itself
+    return encoder
 
 
 def options_of(model: Model, kind: str) -> dict[str, object]:
-    """Return flag -> value of the options of sd-scripts' encoder that the model sets."""
+    """Return flag -> value of the options that the model sets for sd-scripts' encoder."""
     from latentmake.config.architectures import options_in
 
     return options_in(model.further_arguments(kind), encoder_of(model, kind).options)
@@ -238,11 +253,13 @@ def _scripted(model: Model, kind: str, file_digest: FileDigest) -> dict[str, obj
     files = script_of(model, kind).files
     digests = _digests(model, [file.key for file in files], file_digest)
     dtype = model.text_dtype if kind == "text" else model.vae_dtype
-    return {
+    recipe: dict[str, object] = {
         "weights": {file.flag: digests[file.key] for file in files if file.key in digests},
         "arguments": [*model.version.caching(kind), *model.further_arguments(kind)],
-        **({} if dtype is None else {"dtype": dtype}),
     }
+    if dtype is not None:
+        recipe["dtype"] = dtype
+    return recipe
 
 
 def _by_strategy(model: Model, kind: str, file_digest: FileDigest) -> dict[str, object]:
@@ -255,9 +272,9 @@ def _by_strategy(model: Model, kind: str, file_digest: FileDigest) -> dict[str, 
             raise ModelError(fault, where=path, hint=hint)
     options: dict[str, object] = {}
     for flag, value in options_of(model, kind).items():
-        if encoder.options[flag].kind == "path":  # the content counts
+        if encoder.options[flag].kind == "path":  # the recipe contains the digest of the content
             files = scripted_files(Path(str(value)))
-            options[flag] = digest.of_value([[each.name, file_digest(each)] for each in files])
+            options[flag] = digest.of_value([[file.name, file_digest(file)] for file in files])
         elif encoder.options[flag].kind != "cache":
             options[flag] = value
     recipe: dict[str, object] = {
@@ -271,15 +288,15 @@ def _by_strategy(model: Model, kind: str, file_digest: FileDigest) -> dict[str, 
 
 
 def _digests(model: Model, keys: Iterable[str], file_digest: FileDigest) -> dict[str, str]:
-    """Return the digest of the weights that each of some keys of a model names, if it is set."""
-    found = {}
+    """Return key -> digest of the weights at these keys of a model; skip keys that are not set."""
+    digests = {}
     for key in keys:
         if (weights := model.weights(key)) is not None:
             root = Path(weights.local)
             files = scripted_files(root)
             names = [str(file.relative_to(root)) if root.is_dir() else "" for file in files]
-            found[key] = files_digest(files, file_digest, names)
-    return found
+            digests[key] = files_digest(files, file_digest, names)
+    return digests
 
 
 # -- digests --------------------------------------------------------------------------------------
@@ -288,17 +305,20 @@ def _digests(model: Model, keys: Iterable[str], file_digest: FileDigest) -> dict
 def weights_digest(
     weights: Weights, file_digest: FileDigest = digest.of_file, *, original: bool = False
 ) -> str:
-    """Return the digest of a network: its files' content, or a hub id at its revision.
+    """Return the digest of a network: of its files' content, or of its hub id and revision.
 
-    Of a complete checkpoint the tensors of the part count: another one with the same VAE makes the
-    same latents.
+    For a complete checkpoint, the digest covers only the tensors of the part: another checkpoint
+    with the same VAE gives the same latents.
 
-    The planner passes its memo's `file_digest`; for `original` see `weights_files`.
+    Args:
+        weights: network.
+        file_digest: digest of a file; the planner passes its memo's.
+        original: see `weights_files`.
     """
     if weights.hub is not None:
         return digest.of_value(["hub", weights.hub, weights.revision, weights.subfolder])
-    whole = checkpoint_of(weights)
-    files = [whole.section()] if whole else weights_files(weights, original=original)
+    checkpoint = checkpoint_of(weights)
+    files = [checkpoint.section()] if checkpoint else weights_files(weights, original=original)
     return files_digest(files, file_digest)
 
 
@@ -307,7 +327,7 @@ def files_digest(
     file_digest: FileDigest,
     names: Sequence[str] | None = None,
 ) -> str:
-    """Return the digest of some files by their content, and by their names where these count."""
+    """Return the digest of the content of files and, if `names` are given, of these names."""
     try:
         digests = [file_digest(file) for file in files]
     except OSError as error:
@@ -315,13 +335,13 @@ def files_digest(
         raise ModelError(what, where=str(error.filename), hint=hint) from None
     if names is None:
         return digest.of_value(digests)
-    return digest.of_value([list(each) for each in zip(names, digests, strict=True)])
+    return digest.of_value([list(pair) for pair in zip(names, digests, strict=True)])
 
 
 def projection_digest(
     path: str, file_digest: FileDigest = digest.of_file, *, with_code: bool = False
 ) -> str:
-    """Return the digest of a text projection, `with_code` of the pipeline's Python files too."""
+    """Return the digest of a text projection; `with_code` includes the pipeline's Python files."""
     files = [projection_file(path)]
     if with_code:
         beside = [file for file in files[0].parent.iterdir() if file.suffix in (".py", ".json")]

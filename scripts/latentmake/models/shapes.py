@@ -1,4 +1,4 @@
-"""Shapes of the embeddings that text encoders make, by their configuration."""
+"""Shapes of text embeddings, derived from the configuration of their encoders."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from latentmake.models.files import T5_LENGTH, network_config, projection_file
 
 
 class Tokens(NamedTuple):
-    """Number of tokens of an embedding.
+    """Number of tokens in the embeddings of a text encoder.
 
     Attributes:
         longest: upper limit.
-        padded: whether each has just as many (CLIP), or its caption's own number (T5).
+        padded: whether all embeddings have `longest` tokens (CLIP), or as many as their captions
+            (T5).
     """
 
     longest: int
@@ -23,22 +24,22 @@ class Tokens(NamedTuple):
 
 
 def text_width(weights: TextWeights) -> int | None:
-    """Return the width of a text encoder's embeddings, if a file says it; raises ModelError."""
+    """Return the width of an encoder's embeddings; None if no file says it; raises ModelError."""
     if weights.projection is None:
         if (config := _text_config(weights)) is None:
             return None
         return int(config.get("hidden_size") or config.get("d_model") or 512)
-    if weights.trust_remote_code:  # a class of its own may do anything
+    if weights.trust_remote_code:  # custom code may return any width
         return None
     return projection_shape(weights.projection)[0]
 
 
 def projection_shape(path: str) -> tuple[int, int]:
-    """Return the widths that a text projection gives and takes; raises ModelError."""
+    """Return the output width and the input width of a text projection; raises ModelError."""
     file = projection_file(path)
     try:
         tensors = read_head(file).tensors.values()
-        ((gives, takes),) = (each.shape for each in tensors if len(each.shape) == 2)
+        ((gives, takes),) = (tensor.shape for tensor in tensors if len(tensor.shape) == 2)
     except (OSError, ValueError):
         what, hint = "is no linear projection", "name the file of a linear layer"
         raise ModelError(what, where=file, hint=hint) from None
@@ -46,7 +47,7 @@ def projection_shape(path: str) -> tuple[int, int]:
 
 
 def text_tokens(weights: TextWeights) -> Tokens | None:
-    """Return the number of tokens of its embeddings, if a file says it; raises ModelError."""
+    """Return the tokens of an encoder's embeddings; None if no file says it; raises ModelError."""
     config = _text_config(weights)
     if config is None:
         return None
@@ -57,6 +58,6 @@ def text_tokens(weights: TextWeights) -> Tokens | None:
 
 
 def _text_config(weights: TextWeights) -> dict[str, Any] | None:
-    """Return a text encoder's configuration; of a complete CLIP, that of its text half."""
+    """Return the configuration of a text encoder; for a complete CLIP, of its text half."""
     config = network_config(weights)
     return None if config is None else {**config, **(config.get("text_config") or {})}

@@ -1,10 +1,10 @@
 """Names and shapes of the tensors of a network, as its configuration implies them.
 
-Sources: diffusers' UNet2DConditionModel and AutoencoderKL, transformers' CLIPTextModel,
-CLIPTextModelWithProjection, T5EncoderModel and UMT5EncoderModel, and diffusers'
-WanTransformer3DModel. A configuration that names other blocks, or keys that add layers, implies
-nothing here; a damaged one is a LookupError, a TypeError or a ValueError. Planning reads headers
-alone, so no library that imports torch is asked.
+Sources: diffusers' UNet2DConditionModel, AutoencoderKL and WanTransformer3DModel; transformers'
+CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel and UMT5EncoderModel. Configurations with
+other blocks, or with keys that add layers, are not supported. A damaged configuration raises a
+LookupError, a TypeError or a ValueError. The planner uses this module, so it avoids the libraries
+themselves: they import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shapes = dict[str, tuple[int, ...]]
 Config = Mapping[str, Any]
 _Entries = Iterator[tuple[str, tuple[int, ...]]]
 
-# Keys of a UNet2DConditionModel that add or change layers -> values that add none.
+# Keys of a UNet2DConditionModel that can add or change layers -> values that do not.
 _PLAIN: Mapping[str, Sequence[object]] = {
     "addition_embed_type": (None, "text_time"),
     "attention_type": (None, "default"),
@@ -42,6 +42,7 @@ _PLAIN: Mapping[str, Sequence[object]] = {
     "time_embedding_type": (None, "positional"),
     "timestep_post_act": (None,),
 }
+# Type of a block -> whether it has cross-attention.
 _ATTENDS = {
     **{"CrossAttnDownBlock2D": True, "DownBlock2D": False},
     **{"CrossAttnUpBlock2D": True, "UpBlock2D": False},
@@ -49,7 +50,7 @@ _ATTENDS = {
 
 
 def unet(config: Config) -> Shapes | None:
-    """Return the tensors of a UNet2DConditionModel; None where its configuration does not tell."""
+    """Return the tensors of a UNet2DConditionModel; None if its configuration is not supported."""
     if any(config.get(key, plain[0]) not in plain for key, plain in _PLAIN.items()):
         return None
     types = (*config["down_block_types"], *config["up_block_types"])
@@ -59,9 +60,9 @@ def unet(config: Config) -> Shapes | None:
 def _unet(config: Config) -> _Entries:
     channels, count = [*config["block_out_channels"]], len(config["block_out_channels"])
     first, time = channels[0], 4 * channels[0]
-    layers = _each(config.get("layers_per_block", 2), count)
-    depths = _each(config.get("transformer_layers_per_block", 1), count)
-    widths = _each(config.get("cross_attention_dim", 1280), count)
+    layers = _per_block(config.get("layers_per_block", 2), count)
+    depths = _per_block(config.get("transformer_layers_per_block", 1), count)
+    widths = _per_block(config.get("cross_attention_dim", 1280), count)
     linear = bool(config.get("use_linear_projection"))
 
     def block(place: str, attends: bool, index: int, sizes: Sequence[tuple[int, int]]) -> _Entries:
@@ -89,7 +90,7 @@ def _unet(config: Config) -> _Entries:
     yield from _resnet("mid_block.resnets.0", last, last, time)
     yield from _transformer("mid_block.attentions.0", last, widths[-1], depths[-1], linear)
     yield from _resnet("mid_block.resnets.1", last, last, time)
-    # On the way up each layer gets the output of one on the way down, in reverse.
+    # Each layer of the up blocks also gets the output of a down layer, in reverse order.
     skips = [first]
     for index, outer in enumerate(channels):
         skips += [outer] * (layers[index] + (index < count - 1))
@@ -110,20 +111,21 @@ def _unet(config: Config) -> _Entries:
 FLUX2_VAE = "AutoencoderKLFlux2"
 """Class of FLUX.2's VAE: an AutoencoderKL with `STATISTICS` of latents for FLUX.2's own network."""
 STATISTICS = "bn."
+"""Prefix of these statistics' names."""
 
-
+# Names of attention layers in old files of diffusers -> present names.
 _ANCIENT = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
 def vae_layer(name: str) -> str:
-    """Return a tensor's name in AutoencoderKL, of its name in FLUX.2's VAE or in an older file."""
+    """Convert a tensor's name in FLUX.2's VAE or in an older file to its name in AutoencoderKL."""
     name = re.sub(r"^(encoder|decoder)\.((post_)?quant_conv\.)", r"\2", name)
     attention, current = r"(attentions\.\d+)\.(\w+)", _ANCIENT.get
-    return re.sub(attention, lambda x: f"{x[1]}.{current(x[2], x[2])}", name)
+    return re.sub(attention, lambda match: f"{match[1]}.{current(match[2], match[2])}", name)
 
 
 def vae(config: Config) -> Shapes | None:
-    """Return the tensors of an AutoencoderKL; None where its configuration does not tell."""
+    """Return the tensors of an AutoencoderKL; None if its configuration is not supported."""
     types = {*config["down_block_types"], *config["up_block_types"]}
     if types != {"DownEncoderBlock2D", "UpDecoderBlock2D"}:
         return None
@@ -171,45 +173,48 @@ def _vae(config: Config) -> _Entries:
 
 
 def clip(config: Config, *, projects: bool) -> Shapes:
-    """Return the tensors of a CLIP text encoder, without `text_model.` before their names."""
+    """Return the tensors of a CLIP text encoder; names omit the prefix `text_model.`."""
     width, inner = config.get("hidden_size", 512), config.get("intermediate_size", 2048)
-    found: Shapes = {
+    shapes: Shapes = {
         "embeddings.token_embedding.weight": (config.get("vocab_size", 49408), width),
         "embeddings.position_embedding.weight": (config.get("max_position_embeddings", 77), width),
     }
     for number in range(config.get("num_hidden_layers", 12)):
         place = f"encoder.layers.{number}"
         for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
-            found |= dict(_linear(f"{place}.self_attn.{name}", width, width))
-        found |= dict(_norm(f"{place}.layer_norm1", width))
-        found |= dict(_linear(f"{place}.mlp.fc1", width, inner))
-        found |= dict(_linear(f"{place}.mlp.fc2", inner, width))
-        found |= dict(_norm(f"{place}.layer_norm2", width))
-    found |= dict(_norm("final_layer_norm", width))
+            shapes |= dict(_linear(f"{place}.self_attn.{name}", width, width))
+        shapes |= dict(_norm(f"{place}.layer_norm1", width))
+        shapes |= dict(_linear(f"{place}.mlp.fc1", width, inner))
+        shapes |= dict(_linear(f"{place}.mlp.fc2", inner, width))
+        shapes |= dict(_norm(f"{place}.layer_norm2", width))
+    shapes |= dict(_norm("final_layer_norm", width))
     if projects:
-        found["text_projection.weight"] = (config.get("projection_dim", 512), width)
-    return found
+        shapes["text_projection.weight"] = (config.get("projection_dim", 512), width)
+    return shapes
 
 
 def t5(config: Config, *, every_bias: bool) -> Shapes:
-    """Return the tensors of the encoder of a T5; of a umT5 `every_bias` is true: each block's."""
+    """Return the tensors of the encoder of a T5 or umT5.
+
+    With `every_bias` (umT5), every block has a relative attention bias; otherwise only the first.
+    """
     width, inner, heads = config["d_model"], config["d_ff"], config["num_heads"]
     joined, gated = heads * config["d_kv"], "gated" in config.get("feed_forward_proj", "relu")
-    found: Shapes = {"shared.weight": (config["vocab_size"], width)}
+    shapes: Shapes = {"shared.weight": (config["vocab_size"], width)}
     for number in range(config["num_layers"]):
         place = f"encoder.block.{number}.layer"
         for name in "qkv":
-            found[f"{place}.0.SelfAttention.{name}.weight"] = (joined, width)
-        found[f"{place}.0.SelfAttention.o.weight"] = (width, joined)
+            shapes[f"{place}.0.SelfAttention.{name}.weight"] = (joined, width)
+        shapes[f"{place}.0.SelfAttention.o.weight"] = (width, joined)
         if every_bias or not number:
             shape = (config.get("relative_attention_num_buckets", 32), heads)
-            found[f"{place}.0.SelfAttention.relative_attention_bias.weight"] = shape
+            shapes[f"{place}.0.SelfAttention.relative_attention_bias.weight"] = shape
         for name in ("wi_0", "wi_1") if gated else ("wi",):
-            found[f"{place}.1.DenseReluDense.{name}.weight"] = (inner, width)
-        found[f"{place}.1.DenseReluDense.wo.weight"] = (width, inner)
+            shapes[f"{place}.1.DenseReluDense.{name}.weight"] = (inner, width)
+        shapes[f"{place}.1.DenseReluDense.wo.weight"] = (width, inner)
         for layer in (0, 1):
-            found[f"{place}.{layer}.layer_norm.weight"] = (width,)
-    return found | {"encoder.final_layer_norm.weight": (width,)}
+            shapes[f"{place}.{layer}.layer_norm.weight"] = (width,)
+    return shapes | {"encoder.final_layer_norm.weight": (width,)}
 
 
 def wan_dit(config: Config) -> Shapes:
@@ -256,10 +261,10 @@ def _wan_dit(config: Config) -> _Entries:
 
 
 def wan_vae(config: Config) -> Iterator[str]:
-    """Yield the names of the tensors of an AutoencoderKLWan, whatever its width.
+    """Yield the names of the tensors of an AutoencoderKLWan; they do not depend on its width.
 
-    An empty configuration is that of Wan 2.1's release. One with residual blocks, as of Wan 2.2's
-    5B, or with attention outside the middle implies nothing here.
+    An empty configuration stands for Wan 2.1's release. Configurations with residual blocks (Wan
+    2.2's 5B), or with attention outside the middle block, are not supported and yield no names.
     """
     if config.get("is_residual") or config.get("attn_scales"):
         return
@@ -271,27 +276,30 @@ def wan_vae(config: Config) -> Iterator[str]:
     def resnet(place: str, *, shortcut: bool = False) -> None:
         layers.update({f"{place}.conv{number}": _WEIGHTS for number in (1, 2)})
         layers.update(dict.fromkeys((f"{place}.norm1", f"{place}.norm2"), ("gamma",)))
-        layers.update({f"{place}.conv_shortcut": _WEIGHTS} if shortcut else {})
+        if shortcut:
+            layers[f"{place}.conv_shortcut"] = _WEIGHTS
 
     def sampler(place: str, *, in_time: bool) -> None:
         layers[f"{place}.resample.1"] = _WEIGHTS
-        layers.update({f"{place}.time_conv": _WEIGHTS} if in_time else {})
+        if in_time:
+            layers[f"{place}.time_conv"] = _WEIGHTS
 
     for half in ("encoder", "decoder"):
         layers |= {f"{half}.conv_in": _WEIGHTS, f"{half}.conv_out": _WEIGHTS}
         layers[f"{half}.norm_out"] = ("gamma",)
-        layers |= {f"{half}.mid_block.attentions.0.{x}": _WEIGHTS for x in ("to_qkv", "proj")}
-        layers[f"{half}.mid_block.attentions.0.norm"] = ("gamma",)
+        attention = f"{half}.mid_block.attentions.0"
+        layers |= {f"{attention}.{name}": _WEIGHTS for name in ("to_qkv", "proj")}
+        layers[f"{attention}.norm"] = ("gamma",)
         for number in (0, 1):
             resnet(f"{half}.mid_block.resnets.{number}")
-    # The encoder's blocks and samplers are one list.
+    # The encoder numbers its blocks and samplers in one list.
     for index, (before, size) in enumerate(zip((1, *sizes), sizes, strict=False)):
         first = index * (depth + 1)
         for number in range(depth):
             resnet(f"encoder.down_blocks.{first + number}", shortcut=not number and before != size)
         if index < last:
             sampler(f"encoder.down_blocks.{first + depth}", in_time=times[index])
-    # On the way up, the samplers halve the width.
+    # The decoder's samplers halve the width.
     sizes, times = sizes[::-1], times[::-1]
     for index, (before, size) in enumerate(zip((sizes[0], *sizes), sizes, strict=False)):
         place, widens = f"decoder.up_blocks.{index}", before != size * (2 if index else 1)
@@ -316,16 +324,18 @@ _WAN_OUTSIDE = {
 
 
 def original_wan_vae(name: str) -> str:
-    """Return the name in Wan's release of a tensor of its VAE, of its name in diffusers."""
+    """Convert a tensor's name in diffusers to its name in Wan's release, for the VAE."""
     layer, _, end = name.rpartition(".")
     place, _, inner = layer.rpartition(".")
     layer = _WAN_OUTSIDE.get(layer, f"{place}.{_WAN_RESNET.get(inner, inner)}")
     layer = layer.replace("mid_block.attentions.0", "middle.1")
-    layer = re.sub(r"mid_block\.resnets\.(\d)", lambda x: f"middle.{2 * int(x[1])}", layer)
+    layer = re.sub(r"mid_block\.resnets\.(\d)", lambda match: f"middle.{2 * int(match[1])}", layer)
     layer = layer.replace("down_blocks", "downsamples")
     layer = re.sub(
         r"up_blocks\.(\d)\.(resnets|upsamplers)\.(\d)",
-        lambda x: f"upsamples.{4 * int(x[1]) + (int(x[3]) if x[2] == 'resnets' else 3)}",
+        lambda match: (
+            f"upsamples.{4 * int(match[1]) + (int(match[3]) if match[2] == 'resnets' else 3)}"
+        ),
         layer,
     )
     return f"{layer}.{end}"
@@ -343,31 +353,32 @@ T5 = {
     ".layer.1.DenseReluDense.wi_1.": ".ffn.fc1.",
     ".layer.1.DenseReluDense.wo.": ".ffn.fc2.",
 }
-"""Part of a name of umT5's tensors in transformers, with ^ its beginning -> in Wan's release."""
+"""Part of umT5's tensor names in transformers (^: start of the name) -> part in Wan's release."""
 
 
 def original_t5(name: str) -> str:
-    """Return the name in Wan's release of a tensor of umT5, of its name in transformers."""
+    """Convert a tensor's name in transformers to its name in Wan's release, for umT5."""
     for part, other in T5.items():
         name = re.sub(part.replace(".", r"\."), other, name)
     return name
 
 
 FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
-"""Names in safetensors of numbers in 8 bits."""
-_NUMBERS = frozenset({"", "BF16", "F16", "F32", "F64"})  # "": a torch file's header does not tell
+"""Names of 8-bit number formats in safetensors."""
+# "" stands for a tensor of a torch file, whose number format is not read.
+_NUMBERS = frozenset({"", "BF16", "F16", "F32", "F64"})
 
 
 def misfit(
     expected: Shapes, held: Mapping[str, Tensor], *, strict: bool = False, fp8: bool = False
 ) -> str:
-    """Return why tensors are not those of a network; "" where they are.
+    """Return the reason why tensors do not fit a network; "" if they fit.
 
     Args:
-        expected: its tensors.
-        held: those of its files, in the same names.
-        strict: whether there may be no others.
-        fp8: whether they may be in 8 bits.
+        expected: tensors of the network.
+        held: tensors of its files, with the same naming.
+        strict: whether further tensors are a fault.
+        fp8: whether the tensors may be in 8 bits.
     """
     odd, numbers = [], _NUMBERS | FP8 if fp8 else _NUMBERS
     for name in filter(held.__contains__, expected):
@@ -382,33 +393,42 @@ def misfit(
 
 
 def _flat(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape without the axes of length 1 at its end, of a convolution of one pixel."""
-    found = tuple(shape)
-    while len(found) > 2 and found[-1] == 1:
-        found = found[:-1]
-    return found
+    """Drop the axes of length 1 at the end of a shape.
+
+    Some files store a linear layer as a convolution of one pixel, or the reverse.
+    """
+    sides = tuple(shape)
+    while len(sides) > 2 and sides[-1] == 1:
+        sides = sides[:-1]
+    return sides
 
 
 def faults(missing: Iterable[str], unknown: Iterable[str] = (), others: Iterable[str] = ()) -> str:
-    """Return the first of some faults of a network's tensors; "" where there is none."""
-    found = [
+    """Describe the first fault of a network's tensors, and count the others; "" if there is none.
+
+    Args:
+        missing: names that the network's files lack.
+        unknown: names that the network does not have.
+        others: further faults, in words.
+    """
+    texts = [
         *(f"lacks {name}" for name in missing if not name.endswith("position_ids")),
         *(f"holds {name}, which it should not" for name in unknown),
         *others,
     ]
-    more = f", and {len(found) - 1} faults more" if len(found) > 1 else ""
-    return f"{found[0]}{more}" if found else ""
+    more = f", and {len(texts) - 1} faults more" if len(texts) > 1 else ""
+    return f"{texts[0]}{more}" if texts else ""
 
 
 # -- layers ---------------------------------------------------------------------------------------
 
 
-def _each(value: Any, count: int) -> list[Any]:
-    """Return a value of each block, of one for all or one a block."""
-    found = list(value) if isinstance(value, (list, tuple)) else [value] * count
-    if len(found) != count:
-        raise ValueError(f"has {len(found)} values for {count} blocks")
-    return found
+def _per_block(value: Any, count: int) -> list[Any]:
+    """Return one value for each block; a single value applies to all blocks."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value] * count
+    if len(values) != count:
+        raise ValueError(f"has {len(values)} values for {count} blocks")
+    return values
 
 
 def _linear(name: str, inner: int, outer: int) -> _Entries:
@@ -438,7 +458,7 @@ def _resnet(name: str, inner: int, outer: int, time: int = 0) -> _Entries:
 
 
 def _transformer(name: str, width: int, text: int, depth: int, linear: bool) -> _Entries:
-    """Yield the tensors of a Transformer2DModel of some blocks that attend to a text."""
+    """Yield the tensors of a Transformer2DModel with `depth` blocks that attend to a text."""
     yield from _norm(f"{name}.norm", width)
     for layer in ("proj_in", "proj_out"):
         projection = _linear if linear else partial(_conv, kernel=1)
@@ -458,7 +478,7 @@ def _transformer(name: str, width: int, text: int, depth: int, linear: bool) -> 
 
 # -- original names -------------------------------------------------------------------------------
 
-# Names of diffusers -> those of the original releases (LDM). Sources: sd-scripts'
+# Names in diffusers -> names in the original releases (LDM). Sources: sd-scripts'
 # `make_unet_conversion_map`, diffusers' `convert_ldm_vae_checkpoint`.
 _OUTSIDE = {
     "time_embedding.linear_1": "time_embed.0",
@@ -486,7 +506,7 @@ _BLOCK = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|
 
 
 def original_unet_layer(layer: str, config: Config) -> str:
-    """Return the name in the original release of a layer of a UNet, of its name in diffusers."""
+    """Convert a UNet layer's name in diffusers to its name in the original release."""
     if layer in _OUTSIDE:
         return _OUTSIDE[layer]
     layers = config.get("layers_per_block", 2)
@@ -525,12 +545,12 @@ _VAE = {
 
 
 def original_vae_layer(layer: str, config: Config) -> str:
-    """Return the name in the original release of a layer of a VAE, of its name in diffusers."""
+    """Convert a VAE layer's name in diffusers to its name in the original release."""
     last = len(config["block_out_channels"]) - 1
     places = {"resnets": r"block.\3", "upsamplers": "upsample"}
     layer = re.sub(
         r"^decoder\.up_blocks\.(\d+)\.(resnets|upsamplers)\.(\d+)",
-        lambda x: f"decoder.up.{last - int(x[1])}.{x.expand(places[x[2]])}",
+        lambda match: f"decoder.up.{last - int(match[1])}.{match.expand(places[match[2]])}",
         layer,
     )
     for pattern, name in _VAE.items():
@@ -539,17 +559,20 @@ def original_vae_layer(layer: str, config: Config) -> str:
 
 
 def open_clip(shapes: Shapes) -> Shapes:
-    """Return the tensors of a CLIP as OpenCLIP names them, of those of transformers."""
-    found: Shapes = {}
+    """Convert the tensors of a CLIP from the names and shapes of transformers to OpenCLIP's.
+
+    OpenCLIP joins the three projections of an attention, and transposes the text projection.
+    """
+    converted: Shapes = {}
     for name, shape in shapes.items():
         if match := re.match(r"(encoder\.layers\.\d+)\.self_attn\.[kvq]_proj\.(\w+)", name):
             place = match[1].replace("encoder.layers", "transformer.resblocks")
-            found[f"{place}.attn.in_proj_{match[2]}"] = (3 * shape[0], *shape[1:])
+            converted[f"{place}.attn.in_proj_{match[2]}"] = (3 * shape[0], *shape[1:])
             continue
         for pattern, other in _OPEN_CLIP.items():
             name = re.sub(pattern, other, name)
-        found[name] = shape[::-1] if name == "text_projection" else shape
-    return found
+        converted[name] = shape[::-1] if name == "text_projection" else shape
+    return converted
 
 
 _OPEN_CLIP = {
@@ -566,9 +589,9 @@ _OPEN_CLIP = {
 
 
 def renamed(shapes: Shapes, layer_name: Callable[[str, Config], str], config: Config) -> Shapes:
-    """Return tensors whose layers have other names."""
-    found: Shapes = {}
+    """Return the tensors with the names that `layer_name` gives to their layers."""
+    result: Shapes = {}
     for name, shape in shapes.items():
         layer, _, end = name.rpartition(".")
-        found[f"{layer_name(layer, config)}.{end}"] = shape
-    return found
+        result[f"{layer_name(layer, config)}.{end}"] = shape
+    return result

@@ -54,7 +54,7 @@ def checklist(findings: Iterable[Finding], shown: Callable[[str], str] = str) ->
 def model_finding(file: ModelFile) -> Finding:
     """Return the finding of one of a model's files."""
     verdict: Verdict = "failed" if file.fault else "warning" if file.doubt else "ok"
-    note = ": ".join(filter(None, (file.place, file.fault or file.doubt or file.known)))
+    note = ": ".join(filter(None, (file.place, file.fault or file.doubt or file.description)))
     return Finding(f"model: {file.key}", verdict, note)
 
 

@@ -130,7 +130,7 @@ def test_a_file_that_was_cut_short_is_named() -> None:
 def test_each_file_is_inspected_once_and_says_what_it_is() -> None:
     made = model("flux_kontext", "flux_vae", "t5", "clip")
     files = [file for kind in ("latents", "text") for file in encoders(made, kind)]
-    assert [(file.key, file.known) for file in files] == [
+    assert [(file.key, file.description) for file in files] == [
         ("vae", "VAE"),
         ("text", "T5"),
         ("text.1", "CLIP text encoder"),

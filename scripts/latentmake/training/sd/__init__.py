@@ -1,1 +1,1 @@
-"""The trainer `sd`: Stable Diffusion from caches."""
+"""Trainer `sd`: train Stable Diffusion from caches."""

@@ -1,14 +1,14 @@
-"""UNet in training: loaded, checked against caches, given what is trained; and its LoRA's files.
+"""Load the UNet of a training, check it against the caches, set up its trained weights, save them.
 
-Both files of a LoRA hold the same float32 numbers; it adds alpha / rank * up @ down to a layer's
-weight.
+Both files of a LoRA contain the same float32 numbers. The LoRA adds alpha / rank * up @ down to the
+weight of a layer.
 
 | file | key of a layer's down matrix | alpha | source |
 |---|---|---|---|
 | diffusers | `unet.mid_block.attentions.0.proj_in.lora_A.weight` | metadata | peft |
 | kohya | `lora_unet_mid_block_attentions_0_proj_in.lora_down.weight` | `.alpha` | sd-scripts |
 
-sd-scripts' `networks/lora.py` makes its names of the path of a layer in diffusers' UNet, and for
+sd-scripts' `networks/lora.py` builds a name from the path of the layer in diffusers' UNet, or for
 SDXL in the UNet of the original release.
 """
 
@@ -67,10 +67,10 @@ _TOGETHER = "`unet`, `vae` and `text` of the model must come from the same base 
 
 
 def load_unet(weights: Weights, architecture: str | None = None) -> UNet:
-    """Load a UNet in float32 on the CPU: a diffusers folder, a single file, or from the hub.
+    """Load a UNet in float32 on the CPU, from a diffusers folder, a single file or the hub.
 
     Raises:
-        ModelError: it is missing, incomplete, or no UNet of the model's architecture.
+        ModelError: the UNet is missing or incomplete, or of another architecture than the model.
     """
     where = weights.path or f"{weights.hub}@{weights.revision}"
     if not headers.part_of(weights):
@@ -80,7 +80,7 @@ def load_unet(weights: Weights, architecture: str | None = None) -> UNet:
         original = {name: state[name] for name in state if name.startswith("model.diffusion_model")}
         if original:
             state = convert_ldm_unet_checkpoint(original, network_config(weights))
-        # Copied: they are trained, and the file is mapped.
+        # Copy the weights: they are trained, and must not stay mapped to the file.
         return {name: value.to(torch.float32, copy=True) for name, value in state.items()}
 
     def undescribed(_: State) -> dict[str, Any]:
@@ -103,10 +103,11 @@ def load_unet(weights: Weights, architecture: str | None = None) -> UNet:
 
 
 class Denoiser(torch.nn.Module):
-    """A UNet, and before it the projection of its text where the model has one.
+    """A UNet, preceded by a projection of the text if the model has one.
 
     Attributes:
-        text_projection: from the embeddings' width to the UNet's; None where they are equal.
+        text_projection: layer from the width of the embeddings to the UNet's; None if they are
+            equal.
     """
 
     def __init__(self, unet: UNet, text_projection: torch.nn.Linear | None = None) -> None:
@@ -121,17 +122,17 @@ class Denoiser(torch.nn.Module):
         encoder_hidden_states: torch.Tensor,
         **named: Any,
     ) -> Any:
-        """Call the UNet: noisy latents, timesteps and text in, (prediction,) out."""
+        """Call the UNet with noisy latents, timesteps and text; return (prediction,)."""
         if self.text_projection is not None:
             encoder_hidden_states = self.text_projection(encoder_hidden_states)
         return self.unet(sample, timestep, encoder_hidden_states, **named)
 
 
 def load_denoiser(order: SdOrder, channels: int, text_width: int) -> Denoiser:
-    """Load the UNet and the projection of an order, and seed torch's generator for what is new.
+    """Load the UNet and the projection of an order; seed torch's generator for new weights.
 
     Raises:
-        ModelError: a file is missing or damaged, or network and caches do not fit.
+        ModelError: a file is missing or damaged, or the network does not fit the caches.
     """
     where, projection = order.unet.path or order.unet.hub or "", order.model.text_projection
     unet = load_unet(order.unet, order.model.architecture)
@@ -165,7 +166,7 @@ def load_denoiser(order: SdOrder, channels: int, text_width: int) -> Denoiser:
 
 
 def parts_of(unet: UNet, parts: Iterable[str]) -> set[str]:
-    """Return the names of all parameters of named parts, such as `cross_attention`."""
+    """Return the names of all parameters in these parts of a UNet, such as `cross_attention`."""
     names = [name for name, _ in unet.named_parameters()]
     return set[str]().union(*(parameters_of(part, names) for part in parts))
 
@@ -173,16 +174,19 @@ def parts_of(unet: UNet, parts: Iterable[str]) -> set[str]:
 def adapt(
     denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype, begun: Iterable[Path] = ()
 ) -> None:
-    """Set up the trained parameters: a new LoRA over frozen weights, named parts, or all weights.
+    """Set up the trained parameters: a new LoRA over frozen weights, some parts, or all weights.
 
-    A projection is always trained. New weights are drawn from torch's global generator; a new LoRA
-    changes nothing yet.
+    A projection is always trained. New weights are drawn from torch's global generator. A new LoRA
+    does not change the output of the UNet yet.
 
-    The denoiser, float32, is changed in place; weights under a LoRA are `frozen` in that number
-    format, and it may be `begun` from files.
+    Args:
+        denoiser: network in float32, which is changed in place.
+        trainer: settings of the training.
+        frozen: dtype of the frozen weights under a LoRA.
+        begun: LoRA files whose weights the new LoRA starts from.
 
     Raises:
-        TrainingError: a name in `target_modules`, `parts` or `reinitialize` fits nothing.
+        TrainingError: a name in `target_modules`, `parts` or `reinitialize` fits no layer.
     """
     unet = denoiser.unet
     check_names(trainer, [name for name, _ in unet.named_parameters()], "trainer")
@@ -209,19 +213,22 @@ def adapt(
 
 
 def write_lora(unet: Any, folder: Path, described: Mapping[str, str]) -> None:
-    """Write the LoRA of a UNet into a folder, as two files; the same LoRA, the same bytes.
+    """Write the LoRA of a UNet into a folder as two files; the same LoRA gives the same bytes.
 
-    `described` is further metadata of the file in kohya's names, see `describe`.
+    `described` is further metadata for the file in kohya's format, see `describe`.
     """
     config = unet.peft_config[ADAPTER]
-    known = {"ss_network_dim": str(config.r), "ss_network_alpha": str(float(config.lora_alpha))}
-    kohya = kohya_bytes(unet, places_of(unet.config)[1], {**described, **known})
+    sizes = {"ss_network_dim": str(config.r), "ss_network_alpha": str(float(config.lora_alpha))}
+    kohya = kohya_bytes(unet, places_of(unet.config)[1], {**described, **sizes})
     atomic.write(folder / LORA_WEIGHTS, lora_bytes(unet, PREFIX))
     atomic.write(folder / KOHYA_WEIGHTS, kohya)
 
 
 def write_denoiser(denoiser: Denoiser, folder: Path, described: Mapping[str, str] | None) -> None:
-    """Write a UNet, or its LoRA if it is `described`, and a projection; replace the folder."""
+    """Write a UNet or its LoRA, and the projection if there is one; replace the folder.
+
+    `described` is the metadata for `write_lora`; None to write the UNet.
+    """
     with atomic.replacing_folder(folder) as new:
         if described is not None:
             write_lora(denoiser.unet, new, described)
@@ -233,13 +240,17 @@ def write_denoiser(denoiser: Denoiser, folder: Path, described: Mapping[str, str
 
 
 def read_denoiser(denoiser: Denoiser, file: Path, strength: float = 1.0, *, lora: bool) -> None:
-    """Put back what `write_denoiser` wrote; a TrainingError says that it does not fit.
+    """Load the weights that `write_denoiser` wrote.
 
     Args:
-        denoiser: a UNet that has no LoRA gets one of the file's sizes.
-        file: of the LoRA, or of the UNet's weights in their folder; a projection is beside it.
-        strength: factor of what a LoRA adds to the weights.
-        lora: whether it is one.
+        denoiser: network, changed in place. If its UNet has no LoRA, one with the file's sizes is
+            added.
+        file: LoRA file, or weight file in the UNet's folder; the projection's folder is beside it.
+        strength: factor on the change of the weights by a LoRA.
+        lora: whether the file is a LoRA.
+
+    Raises:
+        TrainingError: a file is missing or damaged, or does not fit the network.
     """
     folder = file.parent if lora else file.parent.parent
     try:

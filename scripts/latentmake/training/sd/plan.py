@@ -1,4 +1,4 @@
-"""The trainer `sd` as a backend: the order of a run, checked as far as its network is known."""
+"""Backend of the trainer `sd`: make the order of a run, and check it against the network."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Sd(LoopBackend):
-    """The trainer `sd`."""
+    """Backend of the trainer `sd`."""
 
     order_type = SdOrder
     memory_hint = (
@@ -43,12 +43,17 @@ class Sd(LoopBackend):
     )
 
     def order(self, facts: Facts, run: str) -> SdOrder:
-        """Return the order of a run, whose settings fit the network as far as that is known."""
+        """Return the order of a run; check its settings against the network's files, if they exist.
+
+        Raises:
+            ModelError: the network cannot be trained with the model's caches, or is missing.
+            TrainingError: settings name layers or parts that the UNet does not have.
+        """
         key, trainer = facts.config.runs[run].model, facts.config.runs[run].trainer
         model = facts.config.models[key]
         assert isinstance(trainer, SdTrainer) and model.unet is not None
         config = None
-        with suppress(ModelError):  # its digest says so
+        with suppress(ModelError):  # the digest will report the error
             config = network_config(model.unet)
         if config is not None:
             check_conditions(config, model.architecture, len(model.text), f"models.{key}.unet")
@@ -77,14 +82,16 @@ class Sd(LoopBackend):
         return order.begun(facts.memo.digest_of_file, [layers], places)
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
-        """Plan a training, and say what the files of its network tell."""
+        """Plan a training; note the prediction and schedule that come from the network's files."""
         super().plan(facts, plan, train=train)
         order, written = plan.trainer, facts.config.runs[plan.name].trainer
         assert isinstance(order, SdOrder) and isinstance(written, SdTrainer)
         keys = ("prediction_type", "zero_terminal_snr")
-        if plan.reasons and any(getattr(order.trainer, x) != getattr(written, x) for x in keys):
-            told = f"training of {plan.name}: {parameterization_of(order.model, written)}"
-            plan.note = "; ".join(filter(None, (plan.note, told)))
+        if plan.reasons and any(
+            getattr(order.trainer, key) != getattr(written, key) for key in keys
+        ):
+            note = f"training of {plan.name}: {parameterization_of(order.model, written)}"
+            plan.note = "; ".join(filter(None, (plan.note, note)))
 
     def recipe(self, order: SdOrder) -> SdRecipe:
         """Return the recipe of an order."""
@@ -93,15 +100,15 @@ class Sd(LoopBackend):
         return SdRecipe(order)
 
     def check_network(self, config: Config, run: str) -> str:
-        """Return what a UNet predicts, where its scheduler does not say so."""
+        """Return a UNet's prediction in words, if it differs from its scheduler's file; else ""."""
         trainer, model = config.runs[run].trainer, config.models[config.runs[run].model]
         assert isinstance(trainer, SdTrainer)
         start_of(model, trainer, f"runs.{run}.trainer", lambda _: "")
-        found = parameterization_of(model, trainer)
-        return str(found) if found and found.told else ""
+        chosen = parameterization_of(model, trainer)
+        return str(chosen) if chosen and chosen.told else ""
 
     def check(self, order: SdOrder, *, current: bool) -> Iterator[Finding]:
-        """Check what the settings need, and tell what the network predicts."""
+        """Check the needs of the settings, and report the network's prediction."""
         from latentmake.training.findings import parameterization_findings
 
         yield from super().check(order, current=current)
@@ -113,6 +120,6 @@ class Sd(LoopBackend):
         )
 
     def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
-        """Return the digest of all networks that draw; pictures have no settings of their own."""
+        """Return the digest of all networks that sample pictures, and no further settings."""
         model = facts.config.models[facts.config.runs[training.run].model]
         return made_of(training, model, facts.memo.digest_of_file), {}

@@ -1,14 +1,14 @@
-"""Recipe of the trainer `sd`: a UNet, its noise schedule, its loss, and pictures as latents.
+"""Recipe of the trainer `sd`: UNet, noise schedule, loss, and sampling of pictures.
 
-Diffusion is that of diffusers' DDPMScheduler: noisy = sqrt(a) x + sqrt(1 - a) noise (Ho et al.
-2020, https://arxiv.org/abs/2006.11239); the target is the noise, or v = sqrt(a) noise - sqrt(1 - a)
-x (Salimans and Ho 2022, https://arxiv.org/abs/2202.00512). Flow matching is that of diffusers'
+Diffusion follows diffusers' DDPMScheduler: noisy = sqrt(a) x + sqrt(1 - a) noise (Ho et al. 2020,
+https://arxiv.org/abs/2006.11239). The target is the noise, or v = sqrt(a) noise - sqrt(1 - a) x
+(Salimans and Ho 2022, https://arxiv.org/abs/2202.00512). Flow matching follows diffusers'
 FlowMatchEulerDiscreteScheduler.
 
-DDIM: Song et al. 2021, https://arxiv.org/abs/2010.02502; Euler steps for a network that has learnt
-flow matching; guidance: Ho and Salimans 2022, https://arxiv.org/abs/2207.12598. A prompt's noise
-follows from the samples' seed and the prompt alone: it is the same at every step of the training,
-so that the rows of the grid differ by the training alone, and other prompts may come and go.
+Samples use DDIM (Song et al. 2021, https://arxiv.org/abs/2010.02502), or Euler steps for flow
+matching, with guidance (Ho and Salimans 2022, https://arxiv.org/abs/2207.12598). The noise of a
+prompt depends only on the prompt and the samples' seed. So it is the same at every step of the
+training, the rows of the grid differ only by the training, and prompts can be added or removed.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def load_noise_schedule(
     """Return a FlowMatchEulerDiscreteScheduler for flow matching, else a DDPMScheduler.
 
     Args:
-        scheduler: folder of scheduler_config.json, of any of diffusers' schedulers; "" for that of
-            the UNet's repository on the hub, which is fetched where it is not there yet.
-        prediction: of the network; None for that of its files.
-        unet: the network.
-        zero_terminal_snr: whether the last timestep is noise only; None for what the files say.
-        architecture: of the network.
+        scheduler: folder with the scheduler_config.json of any diffusers scheduler; "" for the
+            scheduler in the UNet's repository on the hub, which is downloaded if necessary.
+        prediction: prediction of the network; None to take it from the files.
+        unet: weights of the network.
+        zero_terminal_snr: whether the last timestep is noise only; None to take it from the files.
+        architecture: architecture of the network.
 
     Raises:
         ModelError: see `parameterization`.
@@ -88,14 +88,14 @@ def load_noise_schedule(
         except (OSError, ValueError, TypeError):
             raise missing_schedule(f"{unet.hub}@{unet.revision}/scheduler") from None
     given = Given(prediction, zero_terminal_snr)
-    found = parameterization(unet, str(scheduler), architecture, given, config)
-    assert found is not None
-    config = found.schedule
-    if found.prediction == FLOW:
-        known = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
-        if config.get("use_flow_sigmas"):  # of a solver such as UniPCMultistepScheduler
-            known["shift"] = config.get("flow_shift", 1.0)
-        return _Flow.from_config(config if flows(config) else known)
+    chosen = parameterization(unet, str(scheduler), architecture, given, config)
+    assert chosen is not None
+    config = chosen.schedule
+    if chosen.prediction == FLOW:
+        settings = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
+        if config.get("use_flow_sigmas"):  # a solver such as UniPCMultistepScheduler
+            settings["shift"] = config.get("flow_shift", 1.0)
+        return _Flow.from_config(config if flows(config) else settings)
     changes = {"clip_sample": False, "thresholding": False}  # latents have no bounds
     return _Diffusion.from_config(config, **changes)
 
@@ -105,7 +105,7 @@ def predict(
 ) -> torch.Tensor:
     """Return the UNet's prediction; see the loop's `Objective`.
 
-    SDXL's further conditions are those of `more`, under diffusers' names.
+    `batch.more` contains SDXL's further conditions, under diffusers' names.
     """
     device = noisy.device
     predicted: torch.Tensor = network(
@@ -113,7 +113,7 @@ def predict(
         copied(timesteps, device),
         copied(batch.text, device, dtype),
         encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
-        added_cond_kwargs={name: copied(each, device) for name, each in batch.more.items()},
+        added_cond_kwargs={name: copied(tensor, device) for name, tensor in batch.more.items()},
         return_dict=False,
     )[0]
     return predicted
@@ -123,11 +123,11 @@ class Objective(LoopObjective):
     """Noise, timesteps and losses of a training.
 
     Args:
-        schedule: of `load_noise_schedule`.
-        snr_gamma: Min-SNR weighting (Hang et al. 2023, https://arxiv.org/abs/2303.09556): a
-            timestep counts min(snr, gamma) / snr, and for v min(snr, gamma) / (snr + 1); None
-            weighs all alike.
-        noise_offset: share of noise that is constant over a channel
+        schedule: result of `load_noise_schedule`.
+        snr_gamma: gamma of Min-SNR weighting (Hang et al. 2023, https://arxiv.org/abs/2303.09556).
+            The weight of a timestep is min(snr, gamma) / snr, or min(snr, gamma) / (snr + 1) for v;
+            None gives all timesteps the same weight.
+        noise_offset: factor of additional noise that is constant over a channel
             (https://www.crosslabs.org/blog/diffusion-with-offset-noise).
     """
 
@@ -146,10 +146,10 @@ class Objective(LoopObjective):
             raise ModelError(what, where="trainer.snr_gamma", hint="leave it out")
 
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return noise of a batch's shape and a timestep for each of its examples, on the CPU.
+        """Return noise of a batch's shape, and a timestep for each example, on the CPU.
 
-        Timesteps are whole numbers from 0 for diffusion, and for flow matching float32 in
-        (0, timesteps), spread evenly before the schedule's shift.
+        Timesteps are integers from 0 for diffusion. For flow matching, they are float32 in
+        (0, timesteps); their distribution is uniform before the schedule's shift.
         """
         noise = torch.randn(shape, generator=random)
         if self._offset:
@@ -159,7 +159,7 @@ class Objective(LoopObjective):
         return noise, torch.randint(0, self.timesteps, shape[:1], generator=random)
 
     def at(self, shares: torch.Tensor) -> torch.Tensor:
-        """Return the timesteps at some shares, in [0, 1), of the way into the noise."""
+        """Return the timesteps at these fractions, in [0, 1), of the way from image to noise."""
         if not self.flow:
             return (shares * self.timesteps).long()
         shift = float(self.schedule.config.shift)
@@ -169,7 +169,7 @@ class Objective(LoopObjective):
     def noisy(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return latents with the noise of their timesteps."""
+        """Return the latents with noise added according to their timesteps."""
         if self.flow:
             return super().noisy(latents, noise, timesteps)
         mixed: torch.Tensor = self.schedule.add_noise(latents, noise, timesteps)
@@ -178,7 +178,7 @@ class Objective(LoopObjective):
     def target(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return the network's target, of the latents' shape."""
+        """Return the target of the prediction; it has the latents' shape."""
         if self.flow:
             return super().target(latents, noise, timesteps)
         if self.schedule.config.prediction_type == "epsilon":
@@ -187,17 +187,17 @@ class Objective(LoopObjective):
         return velocity
 
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
-        """Return the weight of each timestep, [batch]; None where all have the same."""
+        """Return the weights of the timesteps, [batch]; None if all weights are equal."""
         if self._gamma is None:
             return None
         snr = _snr(self.schedule, timesteps)
         least = snr.clamp(max=self._gamma)
         if self.schedule.config.prediction_type == "v_prediction":
             return least / (snr + 1)
-        return torch.where(snr > 0, least / snr, 1.0)  # its limit where all is noise
+        return torch.where(snr > 0, least / snr, 1.0)  # 1 is the limit for pure noise
 
 
-_PIXELS = 8.0  # a latent's width in pixels, where nothing says; that of all Stable Diffusions
+_PIXELS = 8.0  # default width of a latent in pixels, as in all versions of Stable Diffusion
 
 
 @torch.no_grad()
@@ -211,22 +211,28 @@ def sample_latents(
     dtype: torch.dtype,
     done: Callable[[], object] = lambda: None,
 ) -> torch.Tensor:
-    """Draw the latents of a picture as the network sees them, [channels, height, width].
+    """Sample the latents of a picture, [channels, height, width], in the network's scale.
 
-    `texts` have `text` [tokens, width] of the prompt with SDXL's further conditions, and of that
-    which guidance leads away from, if there is guidance. The noise has a standard deviation of 1
-    for all schedules. `done` is called after each step.
+    Args:
+        network: UNet with its projection.
+        schedule: noise schedule of the training.
+        texts: embedding of the prompt, and of the negative prompt if there is guidance. Each
+            contains `text` [tokens, width], and SDXL's further conditions.
+        noise: noise of the latents' shape, with a standard deviation of 1 for all schedules.
+        settings: number of steps and scale of the guidance.
+        dtype: dtype of the network's inputs.
+        done: function that is called after each step.
     """
     config, device = schedule.config, noise.device
     flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
     schedule = (_Flow if flow else _Ddim).from_config(config)
     schedule.set_timesteps(min(settings.num_inference_steps, int(config.num_train_timesteps)))
     more = {
-        name: torch.stack([each[name] for each in texts]).to(device)
+        name: torch.stack([tensors[name] for tensors in texts]).to(device)
         for name in texts[0]
         if name != "text"
     }
-    embeddings, mask = pad([each["text"] for each in texts])
+    embeddings, mask = pad([tensors["text"] for tensors in texts])
     mask = None if mask is None else mask.to(device)
     latents = noise[None]
     batch = Batch(latents, embeddings.to(device, dtype), mask, more=more)
@@ -243,18 +249,18 @@ def sample_latents(
 
 
 class Decoder:
-    """A VAE that decodes."""
+    """Decoder of latents: a VAE."""
 
     def __init__(self, vae: Any) -> None:
         self._vae = vae
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> NDArray[np.uint8]:
-        """Decode the unscaled latents [channels, height, width] of a picture to [1, H, W, 3]."""
+        """Decode unscaled latents [channels, height, width] to a picture [1, H, W, 3]."""
         first = next(self._vae.parameters())
         (pixels,) = self._vae.decode(latents[None].to(first.device, first.dtype), return_dict=False)
-        found: NDArray[np.uint8] = pixel_bytes(pixels).permute(0, 2, 3, 1).numpy()
-        return found
+        picture: NDArray[np.uint8] = pixel_bytes(pixels).permute(0, 2, 3, 1).numpy()
+        return picture
 
     def tile(self) -> None:
         """Decode in tiles from now on."""
@@ -262,15 +268,15 @@ class Decoder:
 
 
 class SdPainter(Painter):
-    """Draws pictures by a UNet."""
+    """Samples pictures with a UNet."""
 
     def latents(
         self, text: str, seed: int, size: Sequence[int], done: Callable[[], object], _: object
     ) -> torch.Tensor:
-        """Draw the latents of a picture."""
+        """Sample the latents of a picture; see `Painter`."""
         (_, height, width), tensors, stored = size, self.recipe.tensors, self.stored
         order = self.recipe.order
-        sizes = {"time_ids": torch.tensor([height, width, 0.0, 0.0, height, width])}  # not cut
+        sizes = {"time_ids": torch.tensor([height, width, 0.0, 0.0, height, width])}  # not cropped
         texts = [
             read_text(path, tensors) | (sizes if len(tensors.text) > 1 else {})
             for path in (text, self.negative)
@@ -291,7 +297,7 @@ class SdPainter(Painter):
 
 
 def pixels_of(latents: Stored, vae: Weights) -> float:
-    """Return a latent's width in pixels."""
+    """Return the width of a latent in pixels, from the cache file, the VAE, or by default."""
     return latents.pixels or files.vae_factor(vae) or _PIXELS
 
 
@@ -307,7 +313,7 @@ class SdRecipe(Recipe):
         self.tensors = SDXL if order.model.architecture == XL else PLAIN
 
     def make_objective(self) -> Objective:
-        """Return noise and loss of the noise schedule."""
+        """Return the objective of the order's noise schedule."""
         order, settings = self.order, self.order.trainer
         schedule = load_noise_schedule(
             order.scheduler,
@@ -321,7 +327,7 @@ class SdRecipe(Recipe):
     def make_network(
         self, *, channels: int, text_width: int, dtype: torch.dtype, plain: bool = False
     ) -> network.Denoiser:
-        """Return the UNet with what is trained of it."""
+        """Return the UNet, with its trained parameters set up."""
         order, settings = self.order, self.order.trainer
         denoiser = network.load_denoiser(order, channels, text_width)
         if plain and order.trains_lora:
@@ -332,13 +338,13 @@ class SdRecipe(Recipe):
         return denoiser
 
     def clip_size(self, latents: Stored) -> tuple[int, int, int]:
-        """Return frames, height and width of a picture, from its latents."""
+        """Return the frames (1), height and width in pixels of a picture, from its latents."""
         _, height, width = latents.shape
         pixels = pixels_of(latents, self.order.model.vae)
         return 1, round(height * pixels), round(width * pixels)
 
     def write_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
-        """Write a LoRA or a UNet, and a projection."""
+        """Write the LoRA or UNet, and the projection if there is one."""
         described = None
         if self.order.trains_lora:
             schedule = self.make_objective().schedule.config
@@ -349,5 +355,5 @@ class SdRecipe(Recipe):
     def read_copy(
         self, denoiser: network.Denoiser, files: Sequence[Path], strength: float = 1.0
     ) -> None:
-        """Read a LoRA or a UNet, and a projection."""
+        """Load the LoRA or UNet, and the projection if there is one."""
         network.read_denoiser(denoiser, files[0], strength, lora=self.order.trains_lora)

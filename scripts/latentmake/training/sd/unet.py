@@ -1,4 +1,4 @@
-"""A UNet on a disk, the order of a training by `sd`, and what its LoRA says of it."""
+"""Files of a UNet, the order of a training by `sd`, and the metadata of its LoRA; no torch."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 PREFIX = "unet"
 """The UNet's name in diffusers' pipelines."""
 XL = "sdxl"
-"""The architecture of models of Stable Diffusion XL."""
+"""Architecture of Stable Diffusion XL models."""
 NEW = "new"
-"""In place of a projection's path: it begins with random weights."""
-# diffusers' names: attn1 attends to the picture itself, attn2 to the text.
+"""Value instead of a projection's path: the projection starts with random weights."""
+# Part of a UNet -> pattern of its parameters' names in diffusers. attn1 attends to the picture
+# itself, attn2 to the text.
 _PARTS = {
     "unet": r"",
     "norms": r"norm",
@@ -57,10 +58,11 @@ def parameter_names(unet: Weights) -> list[str] | None:
     """Return the names of a UNet's parameters, from the headers of its files.
 
     Returns:
-        None where headers do not tell: on the hub, in torch's format, or under original names.
+        None if the headers do not contain diffusers' names: for a UNet on the hub, in torch's
+        format, or with original names.
     """
     names: list[str] = []
-    with suppress(ModelError, OSError, ValueError):  # its loader says so
+    with suppress(ModelError, OSError, ValueError):  # the loader will report the error
         files = weights_files(unet) if unet.path is not None else []
         files = [file for file in files if file.suffix != ".json"]
         names = [name for file in files for name in read_head(file).entries]
@@ -68,16 +70,23 @@ def parameter_names(unet: Weights) -> list[str] | None:
 
 
 def is_xl(config: Mapping[str, Any]) -> bool:
-    """Whether a UNet's configuration is SDXL's: a vector and sizes are conditions, too."""
+    """Whether a UNet's configuration is SDXL's, with a pooled vector and sizes as conditions."""
     return config.get("addition_embed_type") == "text_time"
 
 
 def check_conditions(
     config: Mapping[str, Any], architecture: str | None, encoders: int, where: str
 ) -> None:
-    """Refuse a UNet that takes other conditions than the caches of its model; raises ModelError.
+    """Refuse a UNet whose conditions differ from the caches of its model.
 
-    `where` is its key or path.
+    Args:
+        config: configuration of the UNet.
+        architecture: architecture of the model.
+        encoders: number of the model's text encoders.
+        where: key or path of the UNet, for the error.
+
+    Raises:
+        ModelError: the conditions differ.
     """
     if is_xl(config) and architecture != XL:
         what = "this UNet is one of SDXL, and the caches of this model are not"
@@ -96,24 +105,25 @@ def check_conditions(
 
 
 def parameters_of(part: str, names: Iterable[str]) -> set[str]:
-    """Return the names of parameters that belong to a named part of a UNet."""
+    """Return the names that belong to the parameters of a part of a UNet."""
     pattern = re.compile(_PARTS.get(part, rf"^{re.escape(part)}\."))
     return {name for name in names if pattern.search(name)}
 
 
 def kohya_place(layer: str) -> str:
-    """Return the name of a layer in kohya's LoRA files, of its name in diffusers."""
+    """Convert a layer's name in diffusers to its name in kohya's LoRA files."""
     return f"lora_unet_{layer.replace('.', '_')}"
 
 
 PLACES: Sequence[Place] = (lambda layer: f"{PREFIX}.{layer}", kohya_place, str)
-"""Names of a layer in files of diffusers, of kohya's scripts, and in the oldest of diffusers."""
+"""Functions from a layer's name in diffusers to its name in files of diffusers, of kohya's scripts,
+and of the oldest versions of diffusers."""
 
 
 def places_of(config: Mapping[str, Any]) -> Sequence[Place]:
-    """Return what is before the names of a layer's matrices in diffusers' and kohya's files.
+    """Return the functions from a layer's name to the prefix of its matrices in each format.
 
-    `config` is the UNet's.
+    `config` is the UNet's configuration. See `PLACES` for the formats.
     """
     if not is_xl(config):
         return PLACES
@@ -123,26 +133,33 @@ def places_of(config: Mapping[str, Any]) -> Sequence[Place]:
 
 
 def shapes_of(unet: Weights) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a UNet's parameters by their names in diffusers, if they are known."""
+    """Return the shapes of a UNet's parameters by their names in diffusers; {} if unknown."""
     from latentmake.models import tensors
 
-    with suppress(ModelError, LookupError, TypeError, ValueError):  # its loader says so
+    with suppress(ModelError, LookupError, TypeError, ValueError):  # the loader reports it
         return tensors.unet(network_config(unet) or {}) or {}
     return {}
 
 
 def lora_layers(targets: Iterable[str], parameters: Iterable[str]) -> set[str]:
-    """Return the layers with these names, or ends of names after a dot, as peft finds them."""
+    """Return the layers with these names; as in peft, a target may be the last parts of a name."""
     layers = {name.removesuffix(".weight") for name in parameters if name.endswith(".weight")}
-    return {each for each in layers if f".{each}".endswith(tuple(f".{end}" for end in targets))}
+    ends = tuple(f".{target}" for target in targets)
+    return {layer for layer in layers if f".{layer}".endswith(ends)}
 
 
 def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> None:
-    """Refuse names of layers and parts that a UNet does not have; raises TrainingError.
+    """Refuse settings that name layers or parts that the UNet does not have.
 
-    peft's rule for `target_modules`: a layer's name, or its end after a dot.
+    As in peft, `target_modules` contains names of layers, or the last parts of such names.
 
-    `where` is the trainer's key in the configuration.
+    Args:
+        trainer: settings of the training.
+        parameters: names of the UNet's parameters.
+        where: key of the trainer in the configuration.
+
+    Raises:
+        TrainingError: a name fits no layer or part.
     """
     if trainer.adapter == "lora":
         for target in trainer.target_modules:
@@ -164,9 +181,13 @@ def training_digest(
     *,
     text_projection: str | None = None,
 ) -> str:
-    """Return the digest of a training's start: the network and its noise schedule.
+    """Return the digest of the network at the start of a training, with its noise schedule.
 
-    The planner passes its memo's `file_digest`. A projection is None, `new`, or a path.
+    Args:
+        unet: weights of the network.
+        scheduler: result of `schedule_of`.
+        file_digest: digest of a file; the planner passes its memo's.
+        text_projection: path of the projection, `new`, or None if there is none.
 
     Raises:
         ModelError: files are missing or cannot be read.
@@ -189,18 +210,18 @@ def training_digest(
 def start_of(
     model: Model, trainer: SdTrainer, where: str, file_digest: FileDigest
 ) -> tuple[str, SdTrainer]:
-    """Return the digest of a training's start, and the trainer with what the files tell.
+    """Return the digest of a training's start, and the trainer's settings with facts from files.
 
-    What the scheduler's own file says is part of the digest, and changes no key.
+    Facts in the scheduler's own file set no key: its digest covers them already.
 
     Raises:
-        ModelError: as of `training_digest` and `parameterization`.
+        ModelError: as for `training_digest` and `parameterization`.
     """
     assert model.unet is not None
     scheduler, projection = schedule_of(model.unet, model.scheduler), model.text_projection
     weights = training_digest(model.unet, scheduler, file_digest, text_projection=projection)
-    found = parameterization_of(model, trainer, where)
-    return weights, trainer.model_copy(update=found.told) if found else trainer
+    chosen = parameterization_of(model, trainer, where)
+    return weights, trainer.model_copy(update=chosen.told) if chosen else trainer
 
 
 LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
@@ -208,7 +229,7 @@ UNET_FOLDER = "unet"
 UNET_WEIGHTS = "diffusion_pytorch_model.safetensors"  # diffusers' own name
 PROJECTION_FOLDER = "text_projection"
 KOHYA_WEIGHTS = "kohya.safetensors"
-"""The LoRA once more, for A1111, Forge, ComfyUI and sd-scripts."""
+"""Second file of the LoRA, for A1111, Forge, ComfyUI and sd-scripts."""
 
 
 def parameterization_of(
@@ -217,9 +238,10 @@ def parameterization_of(
     where: str = "trainer",
     config: Mapping[str, Any] | None = None,
 ) -> Parameterization | None:
-    """Return prediction and noise schedule of a model's UNet, see `models.parameterization`.
+    """Return the prediction and the noise schedule of a model's UNet.
 
-    `where` is the trainer's key in the configuration, `config` that of a schedule on the hub.
+    `where` is the trainer's key in the configuration, and `config` the configuration of a schedule
+    on the hub. See `models.parameterization`.
     """
     assert model.unet is not None
     given = Given(trainer.prediction_type, trainer.zero_terminal_snr, where)
@@ -235,27 +257,27 @@ class SdOrder(TrainingOrder):
 
     @property
     def unet(self) -> Weights:
-        """The network that is trained."""
+        """Weights of the network that is trained."""
         assert self.model.unet is not None
         return self.model.unet
 
     @property
     def scheduler(self) -> str:
-        """Folder of the noise schedule; "" for that of the network's hub repository."""
+        """Folder of the noise schedule; "" for the schedule in the network's hub repository."""
         return schedule_of(self.unet, self.model.scheduler)
 
     @property
     def results(self) -> list[str]:
-        """Path of the LoRA or of the UNet's weights below `output`."""
+        """Path of the LoRA, or of the UNet's weights, relative to `output`."""
         return [LORA_WEIGHTS if self.trains_lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}"]
 
     @property
     def from_hub(self) -> bool:
-        """Whether UNet or VAE is named by a repository on the hub."""
+        """Whether the UNet or the VAE is in a repository on the hub."""
         return bool(self.unet.hub) or super().from_hub
 
     def described(self) -> dict[str, JsonValue]:
-        """Return the places of UNet, VAE and noise schedule."""
+        """Return the paths or hub ids of UNet, VAE and noise schedule."""
         return {
             "unet": self.unet.path or self.unet.hub,
             "vae": self.model.vae.path or self.model.vae.hub,
@@ -263,31 +285,34 @@ class SdOrder(TrainingOrder):
         }
 
     def objective(self) -> dict[str, JsonValue]:
-        """Return the network's prediction, and what gives it new weights."""
+        """Return the settings that shape the UNet's loss before its training, by name."""
         trainer = self.trainer
-        found: dict[str, JsonValue] = {
+        settings: dict[str, JsonValue] = {
             "prediction_type": trainer.prediction_type,
             "reinitialize": [*trainer.reinitialize],
             "seed": trainer.seed,
         }
         if trainer.zero_terminal_snr is not None:
-            found["zero_terminal_snr"] = trainer.zero_terminal_snr
-        return found
+            settings["zero_terminal_snr"] = trainer.zero_terminal_snr
+        return settings
 
 
 def made_of(order: SdOrder, model: Model, file_digest: FileDigest) -> str:
-    """Return the digest of all networks of a model that draw pictures; ModelError."""
+    """Return the digest of all networks of a model that sample pictures; raises ModelError."""
     vae, text = weights_digest(model.vae, file_digest), make("text", None, model, file_digest)
     return digest.of_value([order.weights, order.objective(), vae, text])
 
 
-_V2_WIDTH = 1024  # of the text embeddings that the UNets of Stable Diffusion 2.x take
+_V2_WIDTH = 1024  # width of text embeddings in Stable Diffusion 2.x
 
 
 def describe(order: SdOrder, config: Mapping[str, Any], prediction: str | None) -> dict[str, str]:
-    """Return the metadata that programs show of a LoRA, named as sd-scripts names it.
+    """Return the metadata of a LoRA that other programs show, with sd-scripts' keys.
 
-    `config` is the UNet's.
+    Args:
+        order: order of the training.
+        config: configuration of the UNet.
+        prediction: prediction of the UNet.
     """
     unet = order.unet
     second = config.get("cross_attention_dim") == _V2_WIDTH

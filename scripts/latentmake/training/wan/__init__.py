@@ -1,1 +1,1 @@
-"""The trainer `wan`: LoRAs of Wan's networks."""
+"""Trainer `wan`: train LoRAs of Wan's networks from caches."""

@@ -1,8 +1,8 @@
-"""Wan's DiT on a disk, and the order of a training by `wan`.
+"""Files of Wan's DiT, and the order of a training by `wan`; no torch.
 
-It may be a folder of diffusers (of the network or its pipeline), a folder of the original release,
-or one .safetensors file in either one's names. Headers alone are read; a tensor that is missing or
-of another shape is refused when the network is filled.
+A DiT is a folder of diffusers (of the network or its pipeline), a folder of the original release,
+or one .safetensors file with the names of either. Only headers are read. They suffice to refuse a
+DiT with missing tensors or wrong shapes.
 """
 
 from __future__ import annotations
@@ -32,28 +32,30 @@ HINT = (
     "name the folder of a WanTransformer3DModel or of its pipeline, or a .safetensors file in "
     "diffusers' or the original names"
 )
-"""Forms of `dit`, for a message."""
+"""Hint that lists the accepted forms of `dit`."""
 IGNORED = ".norm_added_q."
-"""Part of the names of image-to-video's tensors that no code uses; diffusers ignores them too."""
+"""Part of the names of tensors that image-to-video networks contain but no program uses.
+
+diffusers ignores them, too."""
 IN_BLOCK = re.compile(r"^blocks\.(\d+)\.")
-"""Beginning of the names of a block's tensors."""
+"""Pattern of the prefix of a block's tensor names."""
 LAST = "proj_out"
-"""The layer behind the blocks, the only one outside of them that can have a LoRA."""
+"""Layer after the blocks: the only layer outside the blocks that can have a LoRA."""
 
 _CLASSES = ("WanTransformer3DModel", "WanModel")  # diffusers' and the original release's
 _NUMBERS = ("BF16", "F16", "F32")
-_HEAD = 128  # width of an attention head in all of Wan's models
+_HEAD = 128  # width of an attention head in all Wan models
 _USUAL = "the usual ones are to_q, to_k, to_v, to_out.0, ffn.net.0.proj, ffn.net.2"
-# Keys of the original release's config.json, and diffusers' for the same.
+# Key in the original release's config.json -> key in diffusers' configuration.
 _KEYS = {"in_dim": "in_channels", "out_dim": "out_channels", "num_heads": "num_attention_heads"}
 
 
 class Dit(NamedTuple):
-    """A Wan DiT on a disk.
+    """Header and configuration of a Wan DiT.
 
     Attributes:
-        tensors: by their names in diffusers.
-        config: diffusers' configuration: its own, or made of the sizes.
+        tensors: tensors by their names in diffusers.
+        config: diffusers' configuration; if the DiT has none, it is derived from the shapes.
     """
 
     tensors: dict[str, Tensor]
@@ -61,18 +63,22 @@ class Dit(NamedTuple):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its tensors by name."""
-        return {name: each.shape for name, each in self.tensors.items()}
+        """Shapes of the tensors by name."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
 
 
 def read_dit(path: str) -> Dit:
-    """Read what headers tell of a Wan DiT; raises ModelError."""
+    """Read the headers of a Wan DiT.
+
+    Raises:
+        ModelError: the path is missing, damaged, no complete Wan DiT, or has other number formats.
+    """
     weights = Weights(path=path)
     files = _files(weights)
     tensors: dict[str, Tensor] = {}
     for file in files:
         if file.suffix == ".safetensors":
-            tensors |= {to_diffusers(name): each for name, each in _tensors(file).items()}
+            tensors |= {to_diffusers(name): tensor for name, tensor in _tensors(file).items()}
     config = network_config(weights) or {} if files[0].name == "config.json" else {}
     named = config.get("_class_name", _CLASSES[0])
     try:
@@ -81,13 +87,13 @@ def read_dit(path: str) -> Dit:
         if (kinds := kinds_of(tensors)).get("DiT") != DIT:
             kind = one(next(iter(kinds.values()))) if kinds else "another network"
             raise ValueError(f"is {kind}, not a {DIT}")
-        tensors = {name: each for name, each in tensors.items() if IGNORED not in name}
+        tensors = {name: tensor for name, tensor in tensors.items() if IGNORED not in name}
         for name, tensor in tensors.items():
             if tensor.dtype not in _NUMBERS:
                 bits = "fp8" if tensor.dtype.startswith("F8") else tensor.dtype
                 needs = "the trainer wan needs weights in bf16, fp16 or float32"
                 raise ValueError(f"holds {name} in {bits}; {needs}")
-        sizes = _config({name: each.shape for name, each in tensors.items()}, config)
+        sizes = _config({name: tensor.shape for name, tensor in tensors.items()}, config)
         if fault := misfit(wan_dit(sizes), tensors, strict=True):
             raise ValueError(fault)
     except ValueError as error:
@@ -97,7 +103,13 @@ def read_dit(path: str) -> Dit:
 
 
 def _files(weights: Weights) -> list[Path]:
-    """Return the files of a network; beside a single file, a config.json counts if it is Wan's."""
+    """Return the files of a DiT: its configuration, if there is one, and its weights.
+
+    A config.json beside a single file counts only if it describes a Wan DiT.
+
+    Raises:
+        ModelError: files are missing or of another format.
+    """
     place = Path(weights.path or "")
     refuse_missing(place)
     if place.is_file() and place.suffix != ".safetensors":
@@ -106,7 +118,7 @@ def _files(weights: Weights) -> list[Path]:
     if place.is_file() and config_file(weights) is not None:
         try:
             config = network_config(weights) or {}
-        except ModelError:  # damaged, and perhaps of another file
+        except ModelError:  # damaged, but it may belong to another file
             config = {}
         return files if config.get("_class_name") in _CLASSES else files[1:]
     if any(file.suffix not in (".json", ".safetensors") for file in files):
@@ -125,13 +137,14 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _config(shapes: Mapping[str, Sequence[int]], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of a network, from its shapes, in the keys of diffusers' configuration.
+    """Derive the sizes of a DiT from its shapes, with the keys of diffusers' configuration.
 
-    The number of heads is the configuration's, of whichever kind, else that of Wan's own models.
+    The number of heads comes from `config` (diffusers' or the original release's), or else from the
+    width of a head in Wan's own models.
 
     Raises:
-        ValueError: a tensor is missing or odd, the configuration says something else, or nothing
-            tells the number of heads.
+        ValueError: a tensor is missing or has an impossible shape, the configuration contradicts
+            the shapes, or the number of heads is unknown.
     """
 
     def of(name: str, dimensions: int = 2) -> Sequence[int]:
@@ -153,7 +166,7 @@ def _config(shapes: Mapping[str, Sequence[int]], config: Mapping[str, Any]) -> d
         raise ValueError(f"has blocks {dim} wide, and its config.json says {heads} heads")
     width = of(f"{image}.norm1.weight", 1)[0] if f"{image}.norm1.weight" in shapes else None
     places = of(f"{image}.pos_embed", 3)[1] if f"{image}.pos_embed" in shapes else None
-    found = {
+    sizes = {
         "patch_size": patch,
         "num_attention_heads": heads,
         "attention_head_dim": dim // heads,
@@ -162,22 +175,22 @@ def _config(shapes: Mapping[str, Sequence[int]], config: Mapping[str, Any]) -> d
         "text_dim": of(embedder.format("text_embedder"))[1],
         "freq_dim": of(embedder.format("time_embedder"))[1],
         "ffn_dim": of("blocks.0.ffn.net.0.proj.weight")[0],
-        "num_layers": 1 + max(int(x[1]) for x in map(IN_BLOCK.match, shapes) if x),
+        "num_layers": 1 + max(int(match[1]) for match in map(IN_BLOCK.match, shapes) if match),
         "image_dim": width,
         "added_kv_proj_dim": None if width is None else dim,
         "pos_embed_seq_len": places,
     }
-    for key, value in found.items():
+    for key, value in sizes.items():
         if key in said and said[key] != value:
             raise ValueError(f"has {key} {value}, and its config.json says {said[key]}")
-    return found
+    return sizes
 
 
 # -- the networks of a model ----------------------------------------------------------------------
 
 
 def trained_networks(model: Model) -> Iterator[ModelFile]:
-    """Yield the networks that the trainer `wan` trains of a model, inspected."""
+    """Inspect the networks of a model that the trainer `wan` trains, and yield the results."""
     paths = paths_of(model)
     if not paths:
         yield ModelFile("dit", "", fault="is not set: there is no network to train")
@@ -193,47 +206,57 @@ def trained_networks(model: Model) -> Iterator[ModelFile]:
             words = ("takes", "needs none") if takes else ("does not take", "needs it")
             output = f"a CLIP image encoder's output; {model.task} {words[1]}"
             fault = f"is a {DIT} that {words[0]} {output}"
-        yield ModelFile(key, path, dit.tensors, fault or "", known=DIT)
+        yield ModelFile(key, path, dit.tensors, fault or "", description=DIT)
 
 
 def check_networks(
     model: Model, model_name: str, targets: Iterable[str], where: str
 ) -> list[list[str]]:
-    """Return the layers of each network that get a LoRA; refuse networks that cannot be trained.
+    """Check a model's networks; return the names of the layers that get a LoRA, for each network.
 
-    `where` is the key of the `targets` in the configuration.
+    Args:
+        model: model with the paths of its networks.
+        model_name: name of the model in the configuration.
+        targets: names of layers, see `check_targets`.
+        where: key of the targets in the configuration.
 
     Raises:
-        ModelError: a network is missing, damaged, of another kind or of another task.
-        TrainingError: one of the targets fits no layer.
+        ModelError: a network is missing, damaged, of another kind or for another task.
+        TrainingError: a target fits no layer that can have a LoRA.
     """
-    found = []
+    layers = []
     for file in trained_networks(model):
         if file.fault:
             fault = f"{file.place}: {file.fault}" if file.place else file.fault
             raise ModelError(fault, where=f"models.{model_name}.{file.key}", hint=HINT)
-        shapes = {name: each.shape for name, each in file.tensors.items()}
-        found.append(check_targets(targets, shapes, where))
-    return found
+        shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+        layers.append(check_targets(targets, shapes, where))
+    return layers
 
 
 def check_targets(
     targets: Iterable[str], shapes: Mapping[str, Sequence[int]], where: str
 ) -> list[str]:
-    """Return the layers that get a LoRA, and refuse names of layers that cannot.
+    """Return the names of the layers that get a LoRA.
 
-    peft's rule: a layer's name, or its end after a dot. Linear layers of the blocks can have one,
-    and `proj_out`. musubi-tuner merges the latter's into the weights to generate clips, but its
-    `networks/lora_wan.py` leaves it out. `where` is the key of the targets in the configuration.
+    As in peft, a target is the name of a layer, or the last parts of the name. Linear layers in
+    blocks can have a LoRA, and so can `proj_out`. For the latter, musubi-tuner merges a LoRA into
+    the weights to generate clips, but its `networks/lora_wan.py` does not train it.
+
+    Args:
+        targets: names of layers.
+        shapes: shapes of the network's tensors by name.
+        where: key of the targets in the configuration.
 
     Raises:
-        TrainingError: a name fits nothing, or a layer that is none of these.
+        TrainingError: a target fits no layer, or a layer that cannot have a LoRA.
     """
     ending = ".weight"
-    layers = {x.removesuffix(ending): len(shapes[x]) for x in shapes if x.endswith(ending)}
-    found: set[str] = set()
+    weights = [name for name in shapes if name.endswith(ending)]
+    layers = {name.removesuffix(ending): len(shapes[name]) for name in weights}
+    chosen: set[str] = set()
     for target in targets:
-        fit = [each for each in layers if each == target or each.endswith("." + target)]
+        fit = [layer for layer in layers if layer == target or layer.endswith("." + target)]
         if not fit:
             what = f"no layer of the DiT is named `{target}`"
             raise TrainingError(what, where=where, hint=_USUAL)
@@ -241,25 +264,26 @@ def check_targets(
             if layers[layer] != 2 or not (IN_BLOCK.match(layer) or layer == LAST):
                 what = f"`{target}` fits {layer}, which is no linear layer of a block"
                 raise TrainingError(what, where=where, hint=_USUAL)
-        found |= set(fit)
-    return sorted(found)
+        chosen |= set(fit)
+    return sorted(chosen)
 
 
 def dit_digest(model: Model, file_digest: FileDigest = digest.of_file) -> str:
-    """Return the digest of the networks of a model that are trained; ModelError."""
+    """Return the digest of the networks of a model that are trained; raises ModelError."""
     files = {key: _files(Weights(path=path)) for key, path in paths_of(model).items()}
-    return digest.of_value([[key, files_digest(each, file_digest)] for key, each in files.items()])
+    digests = [[key, files_digest(paths, file_digest)] for key, paths in files.items()]
+    return digest.of_value(digests)
 
 
 def paths_of(model: Model) -> dict[str, str]:
-    """Return the paths of networks by key; `dit` is Wan 2.2's network for low noise."""
+    """Return the paths of a model's networks by key; in Wan 2.2, `dit` is for low noise."""
     paths = {key: getattr(model, key) for key in ("dit", "dit_high_noise")}
     return {key: path for key, path in paths.items() if path is not None}
 
 
 # -- names ----------------------------------------------------------------------------------------
 
-# The tables follow diffusers' `convert_wan_transformer_to_diffusers`. ComfyUI's files, and those of
+# The tables follow diffusers' `convert_wan_transformer_to_diffusers`. Files of ComfyUI, and of
 # trainers that wrap the network, have a prefix before the original names.
 _PREFIX = re.compile(r"^(model\.)?(diffusion_model\.)?(module\.)?")
 _NAME = re.compile(r"(blocks\.\d+\.)?(.+?)(\.weight|\.bias)?")
@@ -275,7 +299,7 @@ _IN_BLOCK = {
     "cross_attn.k_img": "attn2.add_k_proj",
     "cross_attn.v_img": "attn2.add_v_proj",
     "cross_attn.norm_k_img": "attn2.norm_added_k",
-    "norm3": "norm2",  # diffusers' own norm2; the original's has no weights
+    "norm3": "norm2",  # norm2 of the original has no weights
     "ffn.0": "ffn.net.0.proj",
     "ffn.2": "ffn.net.2",
     "modulation": "scale_shift_table",
@@ -298,40 +322,45 @@ _LAYERS = {new: original for original, new in (_IN_BLOCK | {"head.head": LAST}).
 
 
 def to_diffusers(name: str) -> str:
-    """Return diffusers' name of a tensor; one that has it, or an unknown one, only loses a prefix.
+    """Convert a tensor's name in a file to its name in diffusers.
 
-    A name in a file is such as `model.diffusion_model.blocks.0.self_attn.q.weight`.
+    An example is `model.diffusion_model.blocks.0.self_attn.q.weight`. Names that are unknown, or in
+    diffusers' form already, only lose their prefix.
     """
     bare = _PREFIX.sub("", name)
     if (match := _NAME.fullmatch(bare)) is None:
         return bare
-    block, layer, ending = (each or "" for each in match.groups())
+    block, layer, ending = (group or "" for group in match.groups())
     return f"{block}{(_IN_BLOCK if block else _OUTSIDE).get(layer, layer)}{ending}"
 
 
 def original_layer(layer: str) -> str:
-    """Return the original name of a layer such as `blocks.0.attn1.to_q`, which can have a LoRA."""
+    """Convert a layer's name, such as `blocks.0.attn1.to_q`, to its name in the original release.
+
+    The layer must be one that can have a LoRA.
+    """
     block = match[0] if (match := IN_BLOCK.match(layer)) else ""
     return f"{block}{_LAYERS[layer.removeprefix(block)]}"
 
 
 def musubi_place(layer: str) -> str:
-    """Return the name of a layer in musubi-tuner's LoRA files, of its name in diffusers."""
+    """Convert a layer's name in diffusers to its name in musubi-tuner's LoRA files."""
     return f"lora_unet_{original_layer(layer).replace('.', '_')}"
 
 
 def comfyui_place(layer: str) -> str:
-    """Return the name of a layer in ComfyUI's LoRA files, of its name in diffusers."""
+    """Convert a layer's name in diffusers to its name in ComfyUI's LoRA files."""
     return f"diffusion_model.{original_layer(layer)}"
 
 
 PREFIX = "transformer"
-"""The network's name in diffusers' pipelines; Wan 2.2's second network has the same."""
+"""Name of the network in LoRA files of diffusers, for both networks of Wan 2.2."""
 PLACES = (lambda layer: f"{PREFIX}.{layer}", musubi_place, comfyui_place)
+"""Functions from a layer's name in diffusers to its name in the LoRA files of each program."""
 
 
 class LoraNames(NamedTuple):
-    """Names of the files of one network's LoRA, for the programs that read them."""
+    """Names of the LoRA files of one network, by the program that reads them."""
 
     diffusers: str = "pytorch_lora_weights.safetensors"
     musubi: str = "musubi.safetensors"
@@ -339,7 +368,7 @@ class LoraNames(NamedTuple):
 
 
 def lora_names(*, high_noise: bool = False) -> LoraNames:
-    """Return the names for a network; those of Wan 2.2's for high noise have a prefix."""
+    """Return the file names for a network; with a prefix for Wan 2.2's network for high noise."""
     names = LoraNames()
     return LoraNames(*(f"high_noise_{name}" for name in names)) if high_noise else names
 
@@ -349,8 +378,8 @@ class WanOrder(TrainingOrder):
 
     Attributes:
         flow_shift: shift of the timesteps.
-        boundary: share of the timesteps where the network for high noise begins; None where there
-            is one network for all.
+        boundary: fraction of the timesteps from which the network for high noise is used; None
+            for models with one network.
     """
 
     picture_suffix: ClassVar[str] = ".mp4"
@@ -361,12 +390,12 @@ class WanOrder(TrainingOrder):
 
     @property
     def results(self) -> list[str]:
-        """Paths of the LoRA of each network, in diffusers' names, below `output`."""
+        """Paths of the networks' LoRA files in diffusers' format, relative to `output`."""
         trained = ((self.model.dit, False), (self.model.dit_high_noise, True))
         return [lora_names(high_noise=high).diffusers for path, high in trained if path is not None]
 
     def described(self) -> dict[str, JsonValue]:
-        """Return the places of networks and VAE."""
+        """Return the paths or hub ids of the networks and the VAE."""
         return {
             "dit": self.model.dit,
             "dit_high_noise": self.model.dit_high_noise,
@@ -374,7 +403,7 @@ class WanOrder(TrainingOrder):
         }
 
     def objective(self) -> dict[str, JsonValue]:
-        """Return shift, boundary and distribution of the timesteps."""
+        """Return the shift, the boundary and the distribution of the timesteps."""
         return {
             "flow_shift": self.flow_shift,
             "timestep_boundary": self.boundary,
@@ -384,7 +413,8 @@ class WanOrder(TrainingOrder):
     def settings_digest(self, **gone: str) -> str:
         """Return the digest of all settings that shape the weights.
 
-        Shift and boundary count as they are used: their defaults depend on resolutions and task.
+        It includes the shift and the boundary in use, since their defaults depend on the run's
+        resolutions and the model's task. For `gone` see `TrainingOrder.settings_digest`.
         """
         plain = self.trainer.model_copy(update={"flow_shift": None, "timestep_boundary": None})
         rest = TrainingOrder.settings_digest(self.model_copy(update={"trainer": plain}), **gone)
@@ -403,9 +433,9 @@ class WanOrder(TrainingOrder):
 
 
 def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
-    """Return the share of the timesteps from which Wan 2.2's network for high noise is used.
+    """Return the fraction of the timesteps from which Wan 2.2's network for high noise is used.
 
-    It is None for a model with one network.
+    It is None for models with one network.
     """
     boundary = model.version.boundary
     if boundary is not None and trainer.timestep_boundary is not None:
@@ -414,12 +444,16 @@ def boundary_of(trainer: WanTrainer, model: Model) -> float | None:
 
 
 def made_of(model: Model, name: str, file_digest: FileDigest) -> str:
-    """Return the digest of the networks and encoders of a model, which has a name; ModelError."""
+    """Return the digest of all networks and encoders of a model.
+
+    Raises:
+        ModelError: a file is missing or cannot be read; the error names the model by its `name`.
+    """
     try:
         encoders = [
-            weights_digest(each, file_digest, original=True)
-            for each in (model.vae, model.clip)
-            if each is not None
+            weights_digest(encoder, file_digest, original=True)
+            for encoder in (model.vae, model.clip)
+            if encoder is not None
         ]
         text = make("text", None, model, file_digest)
         return digest.of_value([dit_digest(model, file_digest), *encoders, text])

@@ -1,4 +1,4 @@
-"""Estimate of a training of Wan's network, from the sizes of networks, clips and LoRA."""
+"""Estimate a training's memory and disk from the sizes of Wan's networks, clips and LoRAs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from latentmake.plan.manifest import result_folder, run_folder
 from latentmake.training.order import Record
 from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit
 
-_CONTEXT = 500_000_000  # bytes that CUDA itself takes
-_TEXT = 512  # tokens of a text, padded
-_IMAGE = 257  # those of the CLIP image encoder
-_SIDE, _FRAMES = 8, 4  # pixels and frames of a latent
-_FILES = 3  # of the LoRA: names of diffusers, musubi-tuner and ComfyUI
-_EACH = 4  # bytes of a trained number
-_STEPS = 1000  # where neither `steps` nor `epochs` is set
-# Parts of names of what stays in float32; diffusers' `_keep_in_fp32_modules` of the network.
+_CONTEXT = 500_000_000  # bytes of the CUDA context
+_TEXT = 512  # tokens of a padded text
+_IMAGE = 257  # tokens of the CLIP image encoder
+_SIDE, _FRAMES = 8, 4  # width in pixels, and frames, of a latent
+_FILES = 3  # LoRA files: for diffusers, musubi-tuner and ComfyUI
+_NUMBER = 4  # bytes of a trained number
+_STEPS = 1000  # default if neither `steps` nor `epochs` is set
+# Parts of the names of weights in float32: the network's `_keep_in_fp32_modules` in diffusers.
 _EXACT = {"time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"}
-# Bytes of an optimizer's state for each trained number; 8: two moments in float32.
+# Optimizer -> bytes of its state for a trained number; 8 bytes are two moments in float32.
 _STATES = {"adamw": 8, "adamw8bit": 2, "lion": 4, "prodigy": 16, "dadaptation": 16}
+# Layers whose inputs are embeddings, not the tokens of the clip.
 _TEXT_SIDE = ("attn2.to_k", "attn2.to_v", "attn2.add_k_proj", "attn2.add_v_proj")
 _FEED_FORWARD = ("ffn.net.0.proj", "ffn.net.2")
 
@@ -35,9 +36,9 @@ class TrainingEstimate(NamedTuple):
     """Memory and disk of a training.
 
     Attributes:
-        memory: parts of what one device must hold -> bytes.
-        need: room for its results, and for the checkpoints that are kept.
-        note: both in words, and its time where it was trained before.
+        memory: part of the memory of one device -> bytes.
+        need: disk space for the results and the checkpoints.
+        note: memory and disk in words, and the time if the run has been trained before.
     """
 
     memory: dict[str, int]
@@ -46,7 +47,7 @@ class TrainingEstimate(NamedTuple):
 
 
 def estimate_training(config: Config, name: str, model: Model) -> TrainingEstimate:
-    """Return the estimate of a run whose networks are there and have been checked."""
+    """Return the estimate of a run; its networks must exist and have been checked."""
     run, folder = config.runs[name], run_folder(name)
     trainer = run.trainer
     assert isinstance(trainer, WanTrainer)
@@ -58,7 +59,7 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
         numbers += lora_numbers(dit.shapes, layers, trainer.rank)
         tokens = _TEXT + (_IMAGE if model.needs_clip else 0)
         taken = training_memory(dit.shapes, dit.config, layers, latent, trainer, tokens)
-        # Of two networks the one in use needs room.
+        # With two networks, only the one in use is on the device.
         most = {key: max(memory[key], taken[key]) for key in ("weights", "activations")}
         memory = {key: memory[key] + taken[key] for key in memory} | most
     memory["CUDA"] = _CONTEXT
@@ -75,7 +76,7 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
 
 
 def longest_clip(config: Config, run: Run) -> int:
-    """Return the frames of the longest clips that a run trains on."""
+    """Return the number of frames in the longest clips of a run."""
     lengths = [1]
     for dataset in map(config.datasets.__getitem__, run.datasets):
         if dataset.frame_extraction == "full":
@@ -86,17 +87,18 @@ def longest_clip(config: Config, run: Run) -> int:
 
 
 def largest_latent(config: Config, run: Run) -> tuple[int, int, int]:
-    """Return frames, height and width of a run's largest latents, by its settings.
+    """Return frames, height and width of a run's largest latents, from its settings.
 
-    A bucket has about the area of its resolution.
+    Buckets are ignored: their area is about the area of the resolution.
     """
-    size = max((Size(x.width, x.height) for x in run.resolutions), key=lambda x: x.width * x.height)
+    sizes = [Size(resolution.width, resolution.height) for resolution in run.resolutions]
+    size = max(sizes, key=lambda size: size.width * size.height)
     frames = (longest_clip(config, run) - 1) // _FRAMES + 1
     return frames, size.height // _SIDE, size.width // _SIDE
 
 
 def lora_numbers(shapes: Mapping[str, Sequence[int]], layers: Iterable[str], rank: int) -> int:
-    """Return how many numbers of a LoRA on some layers are trained."""
+    """Return the number of trained numbers in a LoRA of this rank on these layers."""
     return sum(rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
 
 
@@ -108,58 +110,74 @@ def training_memory(
     trainer: WanTrainer,
     text_tokens: int = _TEXT,
 ) -> dict[str, int]:
-    """Return the bytes that one device needs to train a LoRA on `layers`, part by part.
+    """Return part -> bytes of the memory that one device needs to train a LoRA.
 
-    What a block keeps of a token for its backward pass is a multiple of the block's width, counted
-    on networks of Wan's real sizes; a test counts a small one. `latent` is frames, height and
-    width. Memory that the allocator cannot use is not included (usually under a tenth).
+    For its backward pass, a block keeps a multiple of its width for each token. The multiples were
+    measured on networks of Wan's real sizes; a test measures a small one. Memory that the allocator
+    cannot use is not included (usually less than a tenth).
+
+    Args:
+        shapes: shapes of the network's tensors by name.
+        config: configuration of the network.
+        layers: names of the layers with a LoRA.
+        latent: frames, height and width of the largest latents.
+        trainer: settings of the training.
+        text_tokens: tokens of text and image embeddings in an example.
     """
     half, rank = trainer.mixed_precision != "no", trainer.rank
-    size, trained = 4 - 2 * half, lora_numbers(shapes, layers, rank)
-    # Widths kept of a token, a text token, a token outside of blocks; the least of a backward pass.
+    size = 2 if half else 4  # bytes of a frozen number
+    trained = lora_numbers(shapes, layers, rank)
+    # Multiples of the width: kept for a token in a block, for a text token in a block, for a token
+    # outside the blocks, and the minimum that a backward pass needs.
     kept, text, outside, backward = (20, 4, 2, 9) if half else (14, 3, 1, 4)
-    out, dim = shapes["proj_out.weight"]  # of a token's patch, and of a block
+    out, dim = shapes["proj_out.weight"]  # widths of a token's patch, and of a block
     ffn, blocks, batch = config["ffn_dim"], config["num_layers"], trainer.train_batch_size
-    patches = (x // step for x, step in zip(latent, config["patch_size"], strict=True))
+    patches = (side // step for side, step in zip(latent, config["patch_size"], strict=True))
     tokens = batch * math.prod(patches)
-    first, second = (any(x.endswith(end) for x in layers) for end in _FEED_FORWARD)
-    inside = [x for x in layers if IN_BLOCK.match(x) and not x.endswith(_TEXT_SIDE)]
-    loras = Counter(x.split(".")[1] for x in inside)
+    first, second = (any(layer.endswith(end) for layer in layers) for end in _FEED_FORWARD)
+    in_blocks = (layer for layer in layers if IN_BLOCK.match(layer))
+    inside = [layer for layer in in_blocks if not layer.endswith(_TEXT_SIDE)]
+    loras = Counter(layer.split(".")[1] for layer in inside)
     wide = (kept + first) * dim + (1 + second) * ffn + rank * max(loras.values(), default=0)
-    if trainer.lora_dropout:  # of each input what is left, and a byte that says whether it is
-        inputs = sum(shapes[f"{x}.weight"][1] for x in inside) // blocks
+    if trainer.lora_dropout:  # keeps a copy of each input after dropout, and a mask of one byte
+        inputs = sum(shapes[f"{layer}.weight"][1] for layer in inside) // blocks
         wide += inputs + inputs // size
-    outside += LAST in layers
+    if LAST in layers:
+        outside += 1
     block = tokens * wide + batch * text_tokens * text * dim
     held = blocks * tokens * dim + block if trainer.gradient_checkpointing else blocks * block
-    # The most is held where the feed-forward part is derived; a LoRA before it alone adds to that.
+    # Memory peaks in the backward pass of the feed-forward part. A LoRA on its first layer adds to
+    # the peak only if the second layer has none.
     derived = max(backward * dim, 2 * ffn + 2 * dim * (first and not second))
-    exact = (math.prod(x) for name, x in shapes.items() if _EXACT & {*name.split(".")})
+    exact = (math.prod(shape) for name, shape in shapes.items() if _EXACT & {*name.split(".")})
+    # Weight and gradient, autocast's copy, and the copy of EMA.
+    trained_bytes = 8 + (2 if half else 0) + (0 if trainer.ema_decay is None else 4)
     return {
         "weights": size * sum(map(math.prod, shapes.values())) + (4 - size) * sum(exact),
-        # Weight and gradient, autocast's copy, EMA's.
-        "LoRA": trained * (8 + 2 * half + 4 * (trainer.ema_decay is not None)),
+        "LoRA": trained * trained_bytes,
         "optimizer": trained * _STATES[trainer.optimizer],
-        # A token's prediction and loss are six copies of its patch in float32.
+        # Prediction and loss of a token take six copies of its patch in float32.
         "activations": size * (held + tokens * (outside * dim + derived)) + tokens * 6 * out * 4,
     }
 
 
 def _steps(trainer: WanTrainer) -> int | None:
     steps = trainer.steps or (_STEPS if trainer.epochs is None else None)
-    return min((each for each in (steps, trainer.max_steps) if each is not None), default=None)
+    limits = [limit for limit in (steps, trainer.max_steps) if limit is not None]
+    return min(limits, default=None)
 
 
 def _disk(trainer: WanTrainer, numbers: int, optimizer: int) -> int:
-    """Return the bytes of results, of the checkpoints kept, and of copies along the way.
+    """Return the bytes of the results, of the copies saved during training, and of checkpoints.
 
-    `numbers` are trained, and `optimizer` is the size of the optimizer's state.
+    `numbers` is the number of trained numbers, and `optimizer` the size of the optimizer's state.
     """
-    checkpoint = numbers * _EACH * (1 + (trainer.ema_decay is not None)) + optimizer
+    versions = 1 if trainer.ema_decay is None else 2
+    checkpoint = numbers * _NUMBER * versions + optimizer
     copies, steps = 1, _steps(trainer)
     if trainer.save_every_n_steps and steps:
         copies += steps // trainer.save_every_n_steps
     if trainer.save_every_n_epochs and trainer.epochs:
         copies += int(trainer.epochs // trainer.save_every_n_epochs)
-    # A checkpoint is written before the oldest one goes.
-    return copies * _FILES * _EACH * numbers + (trainer.checkpoints_total_limit + 1) * checkpoint
+    # A checkpoint is written before the oldest one is deleted, which takes room for one more.
+    return copies * _FILES * _NUMBER * numbers + (trainer.checkpoints_total_limit + 1) * checkpoint

@@ -1,4 +1,4 @@
-"""The trainer `wan` as a backend: the order of a run, its checks, its clips."""
+"""Backend of the trainer `wan`: make the order of a run, check it, and plan its clips."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from latentmake.training.wan.recipe import WanRecipe
 
 
-_FRAMES = 81  # where a run trains on images
+_FRAMES = 81  # default length of a clip after a training on images
 
 
 class Wan(LoopBackend):
-    """The trainer `wan`."""
+    """Backend of the trainer `wan`."""
 
     order_type = WanOrder
     memory_hint = (
@@ -40,7 +40,12 @@ class Wan(LoopBackend):
     )
 
     def order(self, facts: Facts, run: str) -> WanOrder:
-        """Return the order of a run."""
+        """Return the order of a run; check its networks.
+
+        Raises:
+            ModelError: a network is missing, damaged, or for another task.
+            TrainingError: `target_modules` names layers that cannot have a LoRA.
+        """
         settings = facts.config.runs[run]
         trainer: Any = settings.trainer
         model = facts.config.models[settings.model]
@@ -61,7 +66,7 @@ class Wan(LoopBackend):
         return WanRecipe(order)
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
-        """Write the order of a run; decide whether it is to be trained, and estimate that."""
+        """Write the order of a run; decide whether to train, and estimate memory, disk and time."""
         super().plan(facts, plan, train=train)
         if plan.training_order is not None:
             model = facts.config.models[facts.config.runs[plan.name].model]
@@ -69,15 +74,15 @@ class Wan(LoopBackend):
             plan.forecast, plan.needs = estimate.note, [estimate.need]
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
-        """Check the networks, and what the trainer's settings need."""
+        """Check the networks, the images, and the needs of the trainer's settings."""
         yield from map(model_finding, trained_networks(order.model))
-        if current:  # the caches have musubi-tuner's pixels
+        if current:  # caches of Wan contain the same pixels as musubi-tuner's
             sources = (row.source for row in rows_of(Path(order.manifest)))
             yield from image_findings(sources)
         yield from super().check(order, current=current)
 
     def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
-        """Return the digest of Wan's networks and encoders, and settings of its clips alone."""
+        """Return the digest of Wan's networks and encoders, and the settings of its clips."""
         config = facts.config
         run = config.runs[training.run]
         model, settings = config.models[run.model], config.generation(run)
@@ -95,7 +100,12 @@ class Wan(LoopBackend):
 
 
 def _first_frame(facts: Facts, training: WanOrder) -> str | None:
-    """Return the digest of the picture that clips begin with, if any; raises ConfigError."""
+    """Return the digest of the picture that clips begin with; None if there is none.
+
+    Raises:
+        ConfigError: the picture cannot be read, the task needs one that is not set, or the task
+            needs pictures that no key can name.
+    """
     config, where = facts.config, f"runs.{training.run}"
     run = config.runs[training.run]
     model, image = config.models[run.model], config.generation(run).image

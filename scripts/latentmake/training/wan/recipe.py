@@ -1,12 +1,12 @@
-"""Recipe of the trainer `wan`: LoRAs of Wan's networks, flow matching, clips from noise.
+"""Recipe of the trainer `wan`: LoRAs of Wan's networks, flow matching, sampling of clips.
 
-A share s of the noise is drawn (uniform, or the sigmoid of a normal number: Esser et
-al. 2024, section 3.1, https://arxiv.org/abs/2403.03206) and shifted to shift s / (1 + (shift - 1)
-s), as diffusers' FlowMatchEulerDiscreteScheduler and musubi-tuner's `--timestep_sampling shift` do;
-the network sees 1000 s.
+A share s of noise is drawn from a uniform distribution, or as the sigmoid of a normal number (Esser
+et al. 2024, section 3.1, https://arxiv.org/abs/2403.03206). It is shifted to shift s / (1 + (shift
+- 1) s), as in diffusers' FlowMatchEulerDiscreteScheduler and musubi-tuner's `--timestep_sampling
+shift`. The timestep of the network is 1000 s.
 
-All files of a LoRA hold the same float32 numbers; it adds alpha / rank * up @ down to a layer's
-weight.
+All files of a LoRA contain the same float32 numbers. The LoRA adds alpha / rank * up @ down to the
+weight of a layer.
 
 | file | key of a layer's down matrix | alpha | source |
 |---|---|---|---|
@@ -14,10 +14,9 @@ weight.
 | musubi | `lora_unet_blocks_0_self_attn_q.lora_down.weight` | `.alpha` | `networks/lora_wan.py` |
 | comfyui | `diffusion_model.blocks.0.self_attn.q.lora_down.weight` | `.alpha` | `comfy/lora.py` |
 
-ComfyUI's `model_lora_keys_unet` maps the name of each layer of a model itself ("generic lora
-format"), and its `LoRAAdapter.load` takes `lora_up`, `lora_down` and a scalar `alpha`.
-musubi-tuner's `convert_lora.py` reads that file too; so does diffusers, which multiplies alpha into
-its matrices.
+ComfyUI's `model_lora_keys_unet` accepts the model's own layer names ("generic lora format"), and
+its `LoRAAdapter.load` reads `lora_up`, `lora_down` and a scalar `alpha`. musubi-tuner's
+`convert_lora.py` reads this file, too. So does diffusers, which multiplies alpha into the matrices.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ _not_compiled: Any = torch.compiler.disable  # torch has no types for it
 
 
 def load_transformer(path: str, *, dtype: torch.dtype = torch.bfloat16) -> Transformer:
-    """Load Wan's network on the CPU, frozen; raises ModelError.
+    """Load Wan's network, frozen, on the CPU; raises ModelError.
 
-    See `read_dit` for the path. Weights that have their dtype already are mapped from the files;
-    others take memory once. What diffusers keeps in float32 (`_keep_in_fp32_modules`) is float32
-    whatever the dtype.
+    Weights that are stored in the right dtype are mapped from the file; other weights take memory
+    once. Layers in diffusers' `_keep_in_fp32_modules` stay float32 for every dtype. See `read_dit`
+    for the path.
     """
     config, weights = read_dit(path).config, Weights(path=path)
     with refusing(weights, "Wan's DiT", HINT):
@@ -75,24 +74,24 @@ def load_transformer(path: str, *, dtype: torch.dtype = torch.bfloat16) -> Trans
         }
         transformer = without_weights(_Transformer, config)
         fill(transformer, state)
-        del state
+        del state  # each tensor can now be freed after its conversion
         kept = set(_Transformer._keep_in_fp32_modules)
         for name, parameter in transformer.named_parameters():
             exact = kept.intersection(name.split("."))
             parameter.data = parameter.data.to(torch.float32 if exact else dtype)
-        # Its tables are no weights, and still on the meta device.
+        # The tables of `rope` are no weights: `fill` left them on the meta device.
         rope = transformer.rope
         transformer.rope = type(rope)(rope.attention_head_dim, rope.patch_size, rope.max_seq_len)
     return transformer.train()
 
 
 class Denoiser(torch.nn.Module):
-    """One network for all timesteps, or two with a boundary between them.
+    """One network for all timesteps, or two networks with a boundary between them.
 
     Attributes:
-        low: the network for low noise, or the only one; None where it is not trained.
-        high: that for high noise, likewise.
-        boundary: share of the timesteps from which on `high` is used.
+        low: network for low noise, or the only network; None if it is not trained.
+        high: network for high noise; None if it is not trained.
+        boundary: fraction of the timesteps from which `high` is used.
     """
 
     def __init__(
@@ -100,60 +99,64 @@ class Denoiser(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.low, self.high, self.boundary = low, high, boundary
+        # Network -> frozen parameters, with their tensors in CPU memory.
         self._frozen: dict[Transformer, list[tuple[torch.nn.Parameter, torch.Tensor]]] = {}
-        self._there: set[Transformer] = set()
-        self._device, self._alone = torch.device("cpu"), False
+        self._on_device: set[Transformer] = set()
+        self._device, self._takes_turns = torch.device("cpu"), False
 
     def fits(self, device: torch.device) -> bool:
-        """Whether a device has room for all weights, and as much again for what comes with them."""
+        """Whether a device has room for all weights, and for as much again as a training needs."""
         if device.type != "cuda":
             return True
-        size = sum(each.numel() * each.element_size() for each in self.parameters())
+        size = sum(weights.numel() * weights.element_size() for weights in self.parameters())
         torch.cuda.empty_cache()
         return 2 * size <= torch.cuda.mem_get_info(device)[0]
 
     def lend(self, device: torch.device) -> None:
-        """Have frozen weights on a device only from the forward pass of their network on.
+        """Move the frozen weights of a network to a device when the network is called.
 
-        Of two networks that do not both fit, the one in use takes the place of the other. The
-        weights stay in CPU memory, too. A LoRA is on the device all the time, as is its optimizer;
-        call this again where one was added.
+        If two networks do not both fit, the one in use replaces the other. The frozen weights also
+        stay in CPU memory. LoRAs stay on the device all the time, like the state of the optimizer.
+        Call this method again after adding a LoRA.
         """
         self.withdraw()
-        self._device, self._alone = device, not self.fits(device)
+        self._device, self._takes_turns = device, not self.fits(device)
         for network, _ in self.networks():
             network.rope.to(device)
             if network not in self._frozen:
-                network.register_forward_pre_hook(_not_compiled(lambda of, _: self.bring(of)))
+                network.register_forward_pre_hook(
+                    _not_compiled(lambda module, _: self.bring(module))
+                )
             self._frozen[network] = []
-            for name, each in network.named_parameters():
+            for name, parameter in network.named_parameters():
                 if "lora_" in name:
-                    each.data = each.data.to(device)
+                    parameter.data = parameter.data.to(device)
                 else:
-                    self._frozen[network].append((each, each.data))
-        # Each process has them of the same file, and they are not all on the device.
+                    self._frozen[network].append((parameter, parameter.data))
+        # DDP must not send frozen weights to other processes: these read the same file, and not all
+        # weights are on the device.
         ignored = [name for name, _ in self.named_parameters() if "lora_" not in name]
         self._ddp_params_and_buffers_to_ignore = ignored
 
     def bring(self, network: Transformer) -> None:
-        """Put the frozen weights of a network that was lent on its device, if they are not."""
-        if network in self._there or network not in self._frozen:
+        """Move the frozen weights of a lent network to the device, unless they are there."""
+        if network in self._on_device or network not in self._frozen:
             return
-        if self._alone:
+        if self._takes_turns:
             self.withdraw()
         for parameter, value in self._frozen[network]:
             parameter.data = value.to(self._device)
-        self._there.add(network)
+        self._on_device.add(network)
 
     def withdraw(self) -> None:
-        """Take the frozen weights of `lend` from the device."""
-        for network in self._there:
+        """Remove frozen weights from the device; the networks use their CPU memory again."""
+        for network in self._on_device:
             for parameter, value in self._frozen[network]:
                 parameter.data = value
-        self._there.clear()
+        self._on_device.clear()
 
     def networks(self) -> list[tuple[Transformer, bool]]:
-        """Return the networks, and whether each is the one for high noise."""
+        """Return each network, and whether it is the network for high noise."""
         both = ((self.low, False), (self.high, True))
         return [(network, high) for network, high in both if network is not None]
 
@@ -167,7 +170,8 @@ class Denoiser(torch.nn.Module):
     ) -> Any:
         """Call the network for the timesteps [batch]; return (velocity,).
 
-        Of two networks, it is the one for `high` noise if so: a batch is on one side of them.
+        With two networks, `high` selects the one for high noise: all timesteps of a batch are on
+        the same side of the boundary.
         """
         network = self.high if self.low is None or (high and self.high is not None) else self.low
         assert network is not None
@@ -175,30 +179,31 @@ class Denoiser(torch.nn.Module):
 
 
 def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = False) -> None:
-    """Write the LoRA of a network into a folder, in the files of `lora_names`.
+    """Write the LoRA of a network into a folder, as the files of `lora_names`.
 
     The same LoRA gives the same bytes.
     """
     names = lora_names(high_noise=high_noise)
     atomic.write(folder / names.diffusers, lora_bytes(transformer, PREFIX))
     atomic.write(folder / names.musubi, kohya_bytes(transformer, musubi_place))
-    # diffusers reads this file, too, and refuses an alpha of that layer.
+    # diffusers reads this file, too, and refuses an alpha for the layer LAST.
     comfyui = kohya_bytes(transformer, comfyui_place, scaled=LAST)
     atomic.write(folder / names.comfyui, comfyui)
 
 
-_LEAST = 1e-5  # of a share: a normal number is infinite at 0 and 1
+_LEAST = 1e-5  # smallest share: at 0 and 1, the normal quantile is infinite
 
 
 class Objective(loop.Objective):
     """Noise, timesteps and losses of a training.
 
     Args:
-        shift: of the timesteps.
-        sampling: distribution before the shift.
-        boundary: share of the timesteps at which Wan 2.2 changes its network; None for one network.
-        low: whether the network for low noise (or the only one) is trained.
-        high: whether that for high noise is.
+        shift: shift of the timesteps.
+        sampling: distribution of the shares before the shift.
+        boundary: fraction of the timesteps at which Wan 2.2 changes its network; None for models
+            with one network.
+        low: whether the network for low noise (or the only network) is trained.
+        high: whether the network for high noise is trained.
     """
 
     def __init__(
@@ -214,25 +219,24 @@ class Objective(loop.Objective):
         self._boundary = boundary
         self._normal = sampling == "logit_normal"
         split = 1.0 if boundary is None else self.quantile(boundary)
-        # Ranges of quantiles: a number drawn in one of them gives a timestep of that network.
-        self.ranges = [
-            each for each, trained in (((0.0, split), low), ((split, 1.0), high)) if trained
-        ]
+        # Ranges of quantiles that lead to the timesteps of a trained network, for each network.
+        ranges = (((0.0, split), low), ((split, 1.0), high))
+        self.ranges = [limits for limits, trained in ranges if trained]
 
     def quantile(self, share: float) -> float:
-        """Return the probability of a shifted share below this one."""
+        """Return the probability that a shifted share is below this share."""
         plain = torch.tensor(share / (self.shift - (self.shift - 1) * share), dtype=torch.float64)
         return float(torch.special.ndtr(torch.logit(plain)) if self._normal else plain)
 
     def shares(self, quantiles: torch.Tensor) -> torch.Tensor:
-        """Return the shifted shares of noise [batch] at quantiles [batch] of their distribution."""
+        """Return the shifted shares of noise [batch] at quantiles [batch] of the distribution."""
         plain = quantiles.double().clamp(_LEAST, 1 - _LEAST)
         if self._normal:
             plain = torch.special.ndtri(plain).sigmoid()
         return self.shift * plain / (1 + (self.shift - 1) * plain)
 
     def at(self, shares: torch.Tensor) -> torch.Tensor:
-        """Return timesteps [batch], float32, at quantiles over the ranges that are trained."""
+        """Return timesteps [batch], float32, at fractions in [0, 1) of the trained ranges."""
         total = sum(stop - start for start, stop in self.ranges)
         places = shares.double() * total
         quantiles = torch.zeros_like(places)
@@ -246,26 +250,27 @@ class Objective(loop.Objective):
         return (self.shares(quantiles) * self.timesteps).float()
 
     def high(self, timesteps: torch.Tensor) -> bool:
-        """Whether the timesteps [batch] of a micro-batch are of the network for high noise.
+        """Whether the timesteps [batch] of a micro-batch belong to the network for high noise.
 
-        They are on the CPU: asked of a device, they would make the CPU wait.
+        Pass timesteps on the CPU: reading them from a GPU would make the CPU wait for it.
         """
         start = math.inf if self._boundary is None else self._boundary * self.timesteps
         return bool((timesteps >= start).any())
 
     def in_turns(self, parts: Iterable[Part], step: int) -> Iterable[Part]:
-        """Group the micro-batches of a step, so that two networks change places once at most.
+        """Group the micro-batches of a step by network, so that networks are swapped at most once.
 
-        Each network sums its gradients in the same order as before.
+        The order for one network does not change, and so the sum of its gradients stays the same.
         """
         if len(self.ranges) < 2:
             return parts
+        # Alternate the order: a step begins with the network that is on the device already.
         return sorted(parts, key=lambda part: self.high(part[2]), reverse=step % 2 == 0)
 
     def draw(self, shape: torch.Size, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw noise of this shape, and timesteps [batch] of one network for a micro-batch.
+        """Draw noise of this shape, and timesteps [batch] of one network, for a micro-batch.
 
-        Of two networks each comes as often as its range of timesteps does.
+        With two networks, the probability of a network is that of its range of timesteps.
         """
         noise = torch.randn(shape, generator=random)
         start, stop = self.ranges[0]
@@ -284,7 +289,7 @@ class Objective(loop.Objective):
         timesteps: torch.Tensor,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the network's velocity."""
+        """Return the velocity that the network predicts; see the loop's `Objective`."""
         inputs = inputs_of(batch, noisy, timesteps, dtype)
         predicted: torch.Tensor = network(**inputs, high=self.high(timesteps))[0]
         return predicted
@@ -293,10 +298,10 @@ class Objective(loop.Objective):
 def inputs_of(
     batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return the arguments of Wan's network, as diffusers' WanPipeline and its like call it.
+    """Return the arguments of Wan's network, as in diffusers' pipelines of Wan.
 
-    Text is followed by zeros, without a mask. Image-to-video's first frame comes behind the noisy
-    latents [batch, channels, frames, height, width], in their channels.
+    The text is padded with zeros, without a mask. For image-to-video, the channels of the first
+    frame follow the channels of the noisy latents [batch, channels, frames, height, width].
     """
     device = noisy.device
     hidden = noisy.to(dtype)
@@ -316,7 +321,7 @@ class WanRecipe(Recipe):
     """Recipe of the trainer `wan`."""
 
     results = (*lora_names(), *lora_names(high_noise=True))
-    probes = 16  # each may take seconds
+    probes = 16  # few, since one may take seconds
     rate = "items_per_second"
     painter = WanPainter
     order: WanOrder
@@ -329,7 +334,7 @@ class WanRecipe(Recipe):
         self.tensors = WAN._replace(latents=(*WAN.latents, *first, *clip))
 
     def make_objective(self) -> Objective:
-        """Return noise, shifted timesteps and the velocity's loss."""
+        """Return the objective of the order's shifted timesteps."""
         order = self.order
         return Objective(
             order.flow_shift,
@@ -342,7 +347,7 @@ class WanRecipe(Recipe):
     def make_network(
         self, *, channels: int, text_width: int, dtype: torch.dtype, plain: bool = False
     ) -> Denoiser:
-        """Return the networks with new LoRAs."""
+        """Return the networks, with new LoRAs unless `plain`."""
         order, settings = self.order, self.order.trainer
         torch.manual_seed(seed_of(settings.seed, "network"))
         networks: list[Transformer | None] = []
@@ -370,31 +375,31 @@ class WanRecipe(Recipe):
             transformer.enable_gradient_checkpointing()
 
     def place(self, network: Denoiser, device: torch.device, *, lend: bool = False) -> None:
-        """Put networks on a device: one at a time where both do not fit."""
+        """Put the networks on a device; if they do not fit, or with `lend`, only while in use."""
         if not lend and network.fits(device):
             network.to(device)
         else:
             network.lend(device)
 
     def clip_size(self, latents: Stored) -> tuple[int, int, int]:
-        """Return the frames, height and width of a clip, from its latents."""
+        """Return the frames, and the height and width in pixels, of a clip, from its latents."""
         _, frames, height, width = latents.shape
         return 4 * frames - 3, 8 * height, 8 * width
 
     def write_copy(self, network: Denoiser, folder: Path) -> None:
-        """Write each network's LoRA, in the names of diffusers, musubi-tuner and ComfyUI."""
+        """Write the LoRA of each network, in the formats of diffusers, musubi-tuner and ComfyUI."""
         with atomic.replacing_folder(folder) as new:
             for transformer, high_noise in network.networks():
                 write_lora(transformer, new, high_noise=high_noise)
 
     def read_copy(self, network: Denoiser, files: Sequence[Path], strength: float = 1.0) -> None:
-        """Read each network's LoRA, and add one of its sizes to a network that has none."""
+        """Load the LoRA of each network; add a LoRA of its sizes to a network that has none."""
         for (transformer, _), file in zip(network.networks(), files, strict=True):
             load_lora(transformer, file, PREFIX, strength)
 
 
 def _check(transformer: Transformer, channels: int, text_width: int, path: str) -> None:
-    """Refuse a network whose inputs are not what the caches hold."""
+    """Refuse a network that does not take the latents or embeddings of the caches."""
     config = transformer.config
     for name, takes, holds in (
         ("latents", config.out_channels, channels),

@@ -1,7 +1,7 @@
-"""Drawing of a clip by Wan's network: its condition, its steps, its frames.
+"""Sample clips with Wan's networks: condition, steps and frames.
 
-The noise follows from seed and size alone: the network with an adapter and the one without begin
-with the same.
+The noise depends only on seed and size, so that the networks with and without a LoRA begin with the
+same noise.
 """
 
 from __future__ import annotations
@@ -29,34 +29,36 @@ from latentmake.training.loop.recipe import Painter
 
 FIRST_FRAME = "latents_image"
 CLIP = "clip"
-"""Names of image-to-video's tensors in a batch: mask and latents of the first frame [batch, 20,
-frames, height, width], and the CLIP image encoder's hidden states [batch, tokens, width]."""
+"""Names of image-to-video's tensors in a batch. FIRST_FRAME holds the mask and the latents of the
+first frame, [batch, 20, frames, height, width]. CLIP holds the hidden states of the CLIP image
+encoder, [batch, tokens, width]."""
 
 _Pipeline: Any = WanPipeline  # diffusers has no types
 _UniPc: Any = UniPCMultistepScheduler
 _Euler: Any = FlowMatchEulerDiscreteScheduler
-_READING = Dataset(path=".")  # upright, transparency on white
+_READING = Dataset(path=".")  # default settings: pictures upright, transparency on white
 
 
 def padded(text: torch.Tensor) -> torch.Tensor:
-    """Return embeddings [batch, 512, width], to which Wan's network attends, with zeros behind."""
+    """Pad embeddings with zeros to [batch, 512, width], the length that Wan's network expects."""
     text = text[:, :T5_LENGTH]
     return torch.nn.functional.pad(text, (0, 0, 0, T5_LENGTH - text.shape[1]))
 
 
 def noise_of(seed: int, frames: int, height: int, width: int) -> torch.Tensor:
-    """Return the noise [16, f, h, w] of a clip of 4 f - 3 frames: diffusers', made on a CPU."""
+    """Draw the noise [16, f, h, w] of a clip of 4 f - 3 frames on the CPU, as diffusers does."""
     shape = CHANNELS, (frames - 1) // 4 + 1, height // 8, width // 8
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def condition_of(order: GenerationOrder, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the condition of an order's clips, as that of a batch; {} where it names no picture.
+    """Return the tensors of the picture that an order's clips begin with, named as in a batch.
 
-    The picture covers the clip and is cut around its centre. The encoders are loaded for it alone.
+    The picture is scaled to cover the clip, and cropped around its centre. The encoders are loaded
+    only for this call. The result is {} for an order without a picture.
 
     Raises:
-        SourceError: the picture is gone, damaged, or too narrow.
+        SourceError: the picture is missing, damaged, or too narrow.
         ModelError: an encoder is missing or damaged.
     """
     if order.image is None:
@@ -69,13 +71,13 @@ def condition_of(order: GenerationOrder, device: torch.device) -> dict[str, torc
     pixels = frame.new_zeros(1, size.frames or 1, *frame.shape[1:])
     pixels[:, 0] = frame
     vae = load_wan_vae(model.vae, device, torch.float32, tiled=model.vae_cache_cpu)
-    found = {FIRST_FRAME: vae.encode_first_frame(pixels, torch.float32).cpu()}
-    del vae
+    condition = {FIRST_FRAME: vae.encode_first_frame(pixels, torch.float32).cpu()}
+    del vae  # its memory is free before the next encoder is loaded
     if model.clip is None:
-        return found
+        return condition
     half = torch.float32 if device.type == "cpu" else torch.float16
     seen = load_clip_vision(model.clip, device, half).encode(frame)
-    return {**found, CLIP: seen.float().cpu()}
+    return {**condition, CLIP: seen.float().cpu()}
 
 
 def sample_latents(
@@ -90,17 +92,24 @@ def sample_latents(
     condition: Mapping[str, torch.Tensor] | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> torch.Tensor:
-    """Draw the normalised latents of one clip, [16, f, h, w], float32, on the CPU.
+    """Sample the normalised latents of one clip, [16, f, h, w], float32, on the CPU.
 
-    `text` [T, D] is the embedding of the prompt, and `negative` that of the negative prompt, None
-    without guidance. The network is a `Denoiser` in evaluation mode, on the device or lent; `dtype`
-    is that of its input. `done` is called after each step.
+    Args:
+        network: `Denoiser` in evaluation mode, on the device or lent to it.
+        text: embedding of the prompt, [T, D].
+        negative: embedding of the negative prompt, [T, D]; None without guidance.
+        noise: result of `noise_of`.
+        settings: steps, guidance and scheduler.
+        device: device of the network.
+        dtype: dtype of the network's inputs.
+        condition: result of `condition_of`.
+        done: function that is called after each step.
     """
 
     def conditioned(_module: object, args: Any, inputs: dict[str, Any]) -> Any:
-        there = {name: each.to(device, dtype) for name, each in (condition or {}).items()}
-        hidden = torch.cat([inputs["hidden_states"], there[FIRST_FRAME]], dim=1)
-        seen = {"encoder_hidden_states_image": there[CLIP]} if CLIP in there else {}
+        tensors = {name: tensor.to(device, dtype) for name, tensor in (condition or {}).items()}
+        hidden = torch.cat([inputs["hidden_states"], tensors[FIRST_FRAME]], dim=1)
+        seen = {"encoder_hidden_states_image": tensors[CLIP]} if CLIP in tensors else {}
         return args, inputs | {"hidden_states": hidden} | seen
 
     def stepped(*_: object) -> dict[str, torch.Tensor]:
@@ -108,9 +117,9 @@ def sample_latents(
         return {}
 
     texts = [text] if negative is None else [text, negative]
-    embeds = [padded(each[None].to(device, dtype)) for each in texts]
-    networks = [each for each in (network.high, network.low) if each is not None]
-    network.bring(networks[0])  # a pipeline works where it finds a network
+    embeds = [padded(embedding[None].to(device, dtype)) for embedding in texts]
+    networks = [part for part in (network.high, network.low) if part is not None]
+    network.bring(networks[0])  # the pipeline computes on the device of this network
     two = {"transformer_2": networks[1], "boundary_ratio": network.boundary} if networks[1:] else {}
     pipeline = _Pipeline(
         tokenizer=None,
@@ -122,12 +131,12 @@ def sample_latents(
     )
     pipeline.set_progress_bar_config(disable=True)
     with ExitStack() as hooks:
-        for each in networks:
+        for part in networks:
             if condition:
-                hook = each.register_forward_pre_hook(conditioned, with_kwargs=True)
+                hook = part.register_forward_pre_hook(conditioned, with_kwargs=True)
                 hooks.enter_context(hook)
-            # Guidance and steps are float32, whatever the network computes in.
-            hook = each.register_forward_hook(lambda module, args, found: (found[0].float(),))
+            # Guidance and steps are computed in float32, for every dtype of the network.
+            hook = part.register_forward_hook(lambda module, args, output: (output[0].float(),))
             hooks.enter_context(hook)
         latents = pipeline(
             prompt_embeds=embeds[0],
@@ -138,8 +147,8 @@ def sample_latents(
             callback_on_step_end=stepped,
             output_type="latent",
         ).frames
-    found: torch.Tensor = latents[0].float().cpu()
-    return found
+    clip: torch.Tensor = latents[0].float().cpu()
+    return clip
 
 
 def _scheduler(settings: ClipSettings) -> Any:
@@ -150,22 +159,22 @@ def _scheduler(settings: ClipSettings) -> Any:
 
 
 class WanPainter(Painter):
-    """Draws clips by Wan's networks."""
+    """Samples clips with Wan's networks."""
 
-    def __init__(self, *of: Any) -> None:
-        super().__init__(*of)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._condition: dict[str, torch.Tensor] = {}
         if self.order is not None:
             self._condition = condition_of(self.order, self.device)
             self.dtype = compute_dtype(self.device, "bfloat16", lambda line: None)
 
     def autocast(self) -> torch.autocast:
-        """Return no context for clips that follow a training: diffusers' pipeline has none."""
-        drawn = torch.autocast(self.device.type, enabled=False)
-        return super().autocast() if self.order is None else drawn
+        """Return autocast for samples; disable it for clips after a training, as diffusers does."""
+        disabled = torch.autocast(self.device.type, enabled=False)
+        return super().autocast() if self.order is None else disabled
 
     def noise_seed(self, seed: int, prompt: str) -> int:
-        """Return a seed as it is, as diffusers takes it."""
+        """Return the seed unchanged, as diffusers uses it; ignore the prompt."""
         return seed
 
     def latents(
@@ -176,7 +185,7 @@ class WanPainter(Painter):
         done: Callable[[], object],
         batch: Batch | None,
     ) -> torch.Tensor:
-        """Draw the latents of a clip; see `sample_latents`."""
+        """Sample the latents of a clip; see `Painter` and `sample_latents`."""
         drawn = sample_latents(
             self.network,
             read_text(text, WAN)["text"],
@@ -188,11 +197,11 @@ class WanPainter(Painter):
             condition=self._condition if batch is None else batch.more,
             done=done,
         )
-        self.network.withdraw()  # which makes room for the VAE
+        self.network.withdraw()  # make room for the VAE
         return drawn
 
     def load_vae(self) -> WanVae:
-        """Load the VAE."""
+        """Load the VAE as a decoder."""
         vae = load_wan_vae(self.recipe.order.model.vae, self.device, torch.float32, decoder=True)
         if self.order is not None and self.order.model.vae_cache_cpu:
             vae.tile()

@@ -76,7 +76,7 @@ def test_two_networks_that_take_turns_on_a_device_train_the_same_weights(
     moves: list[int] = []
 
     def withdraw(network: Denoiser) -> None:
-        moves.append(len(network._there))
+        moves.append(len(network._on_device))
         original(network)
 
     original = Denoiser.withdraw
@@ -86,7 +86,7 @@ def test_two_networks_that_take_turns_on_a_device_train_the_same_weights(
     training = make_training(order)
     training.run()
     network = training.learner.denoiser
-    assert len(network._there) == 1
+    assert len(network._on_device) == 1
     assert moves.count(1) > 2 and set(moves) == {0, 1}
     for name in trained.results:
         assert Path(trained.output, name).read_bytes() == Path(order.output, name).read_bytes()

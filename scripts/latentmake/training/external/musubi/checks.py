@@ -91,7 +91,7 @@ def _network(model: Model, key: str, place: str | None) -> ModelFile:
     if place is None:
         return ModelFile(key, "", fault="is not set: there is no network to train")
     title = f"{scripts.title} DiT"
-    file = ModelFile(key, place, known=title)
+    file = ModelFile(key, place, description=title)
     try:
         tensors = tensors_at(Path(place))
     except ValueError as error:
