@@ -33,7 +33,13 @@ _SHOWN = 3  # most faults or images that one finding names
 
 
 class Finding(NamedTuple):
-    """One line of the checklist: subject, verdict, reason."""
+    """One line of the checklist.
+
+    Attributes:
+        what: subject of the check.
+        verdict: result of the check.
+        note: explanation of the verdict.
+    """
 
     what: str
     verdict: Verdict
@@ -141,7 +147,8 @@ def image_findings(paths: Iterable[str], alpha: Container[str] = ()) -> Iterator
             if image.mode.startswith("I"):
                 white.append(path)
             clear += image.has_transparency_data and path not in alpha
-            # Pillow turns a TIFF itself, and the EXIF of a PNG may follow its pixels.
+            # Pillow rotates a TIFF itself. EXIF after the pixels of a PNG is not read, because that
+            # would decode the image.
             turned += image.format != "TIFF" and orientation(image, decodes=False) > 1
     if turned:
         note = f"{turned} images are stored turned (EXIF), and are trained on as they are stored"

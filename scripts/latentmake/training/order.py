@@ -40,7 +40,7 @@ _Order = TypeVar("_Order", bound=BaseModel)
 
 
 class JsonFile(BaseModel):
-    """A JSON file with known keys."""
+    """A JSON file with a fixed set of keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     quiet: ClassVar[bool] = False  # whether the caller reports a damaged file itself
@@ -397,7 +397,10 @@ class _Recorded(JsonFile):
             try:
                 return [cls.model_validate_json(data)]
             except ValidationError:
-                for other in (Record, LaunchedRecord):  # a trainer of another kind may be set now
+                for other in (
+                    Record,
+                    LaunchedRecord,
+                ):  # the trainer may be of another kind now
                     with suppress(ValidationError):
                         other.model_validate_json(data)
                         return []

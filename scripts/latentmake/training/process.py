@@ -30,7 +30,7 @@ from latentmake.files.watchdog import Watchdog, signals_call
 ERROR = "LATENTMAKE_ERROR"
 """Environment variable: path of a file to which a child writes its error instead of to stderr."""
 
-_GRACE = 20.0  # seconds between a polite signal and SIGKILL: a training saves its state
+_GRACE = 20.0  # seconds between a signal and SIGKILL, in which a training saves its state
 _ENDS, _POLL = 10.0, 0.1  # seconds to wait for a training that is ending; between two checks
 _TAIL = 1 << 16  # last bytes of the output, in which the error is searched
 _CAPACITY = 1 << 16  # bytes that a pipe holds
@@ -53,7 +53,7 @@ def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         while not (free := lock.acquire()) and time.monotonic() < until:
             time.sleep(_POLL)  # the training of a killed build may still be saving its state
     except OSError as error:
-        # A file system without locks: train anyway.
+        # Locks do not work here: train anyway, with a warning.
         say(f"warning: {lock.path}: {error.strerror}: begin no second training of this run")
         free = True
     if not free:
@@ -240,7 +240,7 @@ def _environment(threads: int) -> dict[str, str]:
         **(spin if is_free else {}),
         **os.environ,
         "PYTHONPATH": os.pathsep.join([package, path] if path else [package]),
-        "PYTHONSAFEPATH": "1",  # the working folder may be another clone's, with its own package
+        "PYTHONSAFEPATH": "1",  # keeps out a package of the same name in the working folder
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",

@@ -93,7 +93,7 @@ class Row(BaseModel, extra="allow"):
     """
 
     dataset: str
-    stem: str  # path below the dataset's folder, without the last ending
+    stem: str  # path below the dataset's folder, without the file extension
     source: str  # path of the image or video
     repeats: int = Field(1, ge=1)
     latents: dict[str, str | list[str]] = {}  # resolution -> path, or paths of clips

@@ -56,7 +56,7 @@ def train(
     order = read(order_path, kind)
     files, want = RunFiles(order), wanted(order)
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")  # in place: the caller has it open
+    log.write_bytes(b"")  # emptied in place, because the caller has it open
     if order.forced:
         states = (checkpoint.folder for checkpoint in resumable(order, want))
         previous.anew(files, want, order.planned, states)

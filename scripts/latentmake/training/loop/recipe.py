@@ -263,7 +263,7 @@ class Objective:
     def target(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return the network's target, of the latents' shape."""
+        """Return the target of the network's prediction, of the latents' shape."""
         return noise - latents
 
     def in_turns(self, parts: Iterable[Part], step: int) -> Iterable[Part]:
