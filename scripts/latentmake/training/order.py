@@ -397,10 +397,8 @@ class _Recorded(JsonFile):
             try:
                 return [cls.model_validate_json(data)]
             except ValidationError:
-                for other in (
-                    Record,
-                    LaunchedRecord,
-                ):  # the trainer may be of another kind now
+                # Another kind of trainer may have written the record: then it is not damaged.
+                for other in (Record, LaunchedRecord):
                     with suppress(ValidationError):
                         other.model_validate_json(data)
                         return []
