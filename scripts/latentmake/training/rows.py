@@ -194,16 +194,7 @@ def write_manifest(
         read |= {name: str(source[_CONTENT]) for name, source in receipt.sources.items()}
         for fault in receipt.faults:
             skipped.setdefault(fault["dataset"], []).append(fault)
-    lines = [
-        fault["line"]
-        for name, faults in skipped.items()
-        if name not in order.skip
-        for fault in faults
-    ]
-    if lines:
-        what = f"{len(lines)} faulty: {joined(lines, say)}"
-        hint = "all other items are done; set on_error: skip to train without these"
-        raise DatasetError(what, where=f"run {order.run}", hint=hint)
+    _refuse_faulty(order, skipped, say)
     check_listed(made)
     without = {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
     layout = layout_of(order.layout)
@@ -276,6 +267,24 @@ def write_manifest(
     text = json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)
     atomic.write(folder / "dataset.lock", f"{text}\n".encode())
     return lock
+
+
+def _refuse_faulty(
+    order: ManifestOrder,
+    skipped: Mapping[str, Sequence[Mapping[str, str]]],
+    say: Callable[[str], None],
+) -> None:
+    """Raise a DatasetError if a dataset without `on_error: skip` has faulty items."""
+    lines = [
+        fault["line"]
+        for name, faults in skipped.items()
+        if name not in order.skip
+        for fault in faults
+    ]
+    if lines:
+        what = f"{len(lines)} faulty: {joined(lines, say)}"
+        hint = "all other items are done; set on_error: skip to train without these"
+        raise DatasetError(what, where=f"run {order.run}", hint=hint)
 
 
 def _dropped(order: ManifestOrder, without: Collection[tuple[str, str]]) -> dict[str, list[str]]:
