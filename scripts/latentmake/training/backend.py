@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Backend(ABC):
-    """A trainer; all but `plan` and `train` are optional.
+    """A trainer. A subclass must define `plan` and `train`; its other methods are optional.
 
-    A subclass imports no torch outside its methods: planning loads no trainer.
+    A subclass imports torch inside its methods only, so that planning loads no trainer.
 
     Attributes:
         publishes: whether its runs have a target `publish_{run}`.
@@ -33,28 +33,31 @@ class Backend(ABC):
         """Write the order of a run, and decide whether there is anything to train.
 
         Args:
-            facts: what is known of files.
-            plan: of the run; gets the orders. Its `lock` is the digest of its caches.
-            train: whether its training is asked for, so that it is refused if something is missing.
+            facts: facts about the configuration, datasets and models.
+            plan: plan of the run, which gets the orders. Its `lock` is the digest of its caches.
+            train: whether the user wants this training; it is refused if something is missing.
 
         Raises:
             UserError: the training could not be carried out.
         """
 
     def check_network(self, config: Config, run: str) -> str:
-        """Return what the files of a network tell, whose content is not read; "" for nothing.
+        """Return what the network predicts, as its files say; "" if there is nothing to report.
+
+        Only metadata and configuration files are read, not the weights.
 
         Raises:
-            UserError: they tell less than the training needs; names the key to set.
+            UserError: the files say less than the training needs; the error names the key to set.
         """
         return ""
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
-        """Check what a run needs besides its caches; files of a `current` manifest too.
+        """Check everything that a run needs besides its caches.
 
         Args:
-            order: the trainer's, as `plan` made it.
-            current: whether manifest and caches are up to date.
+            order: order of the trainer, as `plan` made it.
+            current: whether manifest and caches are up to date. If so, the files that the manifest
+                names are checked too.
         """
         return ()
 
@@ -65,39 +68,48 @@ class Backend(ABC):
         """Bring the trained weights of an order file up to date; raises UserError.
 
         Args:
-            order: its path.
-            log: gets all output.
-            receipt: a JSON file that says where the result lies; written last.
+            order: path of the order file.
+            log: file that gets all output.
+            receipt: JSON file that says where the result lies. It is written last.
             processes: how many devices train together.
             threads: CPU threads of the trainer.
         """
 
     def outputs(self, order: Any, word: str, *, finished: bool) -> dict[Path, str]:
-        """Return the files that `train`, `generate` or `evaluate` surely makes of an order.
+        """Return the files that `train`, `generate` or `evaluate` makes, with their captions.
 
-        If it is `finished`, return all that it has made. Files that a report shows have the name of
-        their caption. `pages` are the files that a report shows besides these.
+        Args:
+            order: order of the training.
+            word: `train`, `generate` or `evaluate`; `pages` for further files that a report shows.
+            finished: whether the job has ended. If so, all files that it made are returned, else
+                only the files that it makes in any case.
+
+        Returns:
+            Path -> caption in Snakemake's report; "" for files that the report does not show.
         """
         return RunFiles(order).outputs(word, finished=finished)
 
     def check_publication(self, facts: Facts, run: str) -> None:
-        """Refuse a publication whose files the trainer would refuse; raises UserError."""
+        """Raise a UserError if the trainer would refuse the files of a publication."""
         del facts, run
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
-        """Write the order of a publication of items of another manifest than the run's."""
+        """Write the order of a publication, whose items may be from another manifest."""
         raise NotImplementedError
 
     def plan_following(
         self, facts: Facts, plan: RunPlan, word: str
     ) -> tuple[Path, list[Difference]]:
-        """Write the order of what follows a training; tell why its result is not there already.
+        """Write the order of the clips or the evaluation of a run.
 
-        Asked after `plan`, with `generate` of a trainer whose settings say that it `generates`, and
-        with `evaluate` of one that `evaluates`.
+        It is called after `plan`: with `generate` if the trainer's settings say that it
+        `generates`, and with `evaluate` if they say that it `evaluates`.
+
+        Returns:
+            Path of the order, and the reasons why its result is missing or outdated.
 
         Raises:
-            UserError: it could not be carried out.
+            UserError: the order could not be carried out.
         """
         raise NotImplementedError
 
@@ -105,7 +117,7 @@ class Backend(ABC):
         """Bring clips and their index, or the results of an evaluation, up to date.
 
         Returns:
-            Their folder.
+            Folder of the result.
         """
         raise NotImplementedError
 

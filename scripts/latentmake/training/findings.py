@@ -1,7 +1,8 @@
-"""Checklist of a training: what its settings, networks and images lack.
+"""Checklist of a training: faults of its settings, networks and images.
 
-A finding is `failed` where the training would surely end or learn from the wrong files, `warning`
-where that depends. Nothing here imports torch or reads tensors: planning runs these checks too.
+A finding is `failed` if the training would certainly end with an error or learn from the wrong
+files, and `warning` if it might. This module does not import torch or read tensors, because
+planning runs these checks too.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ from latentmake.models.parameterization import Parameterization, scale_of
 Say = Callable[[str], None]
 Verdict = Literal["ok", "warning", "failed"]
 
-_SHOWN = 3  # faults or images of one check that are named
+_SHOWN = 3  # most faults or images that one finding names
 
 
 class Finding(NamedTuple):
-    """One line of the checklist: subject, verdict, reason."""
+    """One line of the checklist.
+
+    Attributes:
+        what: subject of the check.
+        verdict: result of the check.
+        note: explanation of the verdict.
+    """
 
     what: str
     verdict: Verdict
@@ -40,11 +47,11 @@ class Finding(NamedTuple):
 
 
 def checklist(findings: Iterable[Finding], shown: Callable[[str], str] = str) -> str:
-    """Return the checklist as a table, a verdict each, as it is to be `shown`."""
-    from tabulate import tabulate  # which the environment of encoding lacks
+    """Return the checklist as a table; `shown` formats a verdict, for example in colour."""
+    from tabulate import tabulate  # the environment of encoding does not have it
 
     return tabulate(
-        [[each.what, shown(each.verdict), each.note] for each in findings],
+        [[finding.what, shown(finding.verdict), finding.note] for finding in findings],
         headers=["checked", "verdict", "note"],
         disable_numparse=True,
         colalign=["left"] * 3,
@@ -59,20 +66,24 @@ def model_finding(file: ModelFile) -> Finding:
 
 
 def parameterization_findings(
-    model: Model, asked: Callable[[bool], Parameterization | None]
+    model: Model, read: Callable[[bool], Parameterization | None]
 ) -> Iterator[Finding]:
-    """Tell what a network predicts, by which schedule, and at which scale its latents lie.
+    """Yield findings about the network's prediction, noise schedule and scale of latents.
 
-    `asked` returns the first two, by the user's keys or by the model's files alone.
+    Args:
+        model: model of the run.
+        read: returns prediction and schedule. With True, the user's keys count; with False, only
+            the files of the model do.
     """
     try:
-        found, own = asked(True), None
-        with contextlib.suppress(ModelError):  # files that need the keys
-            own = asked(False)
-        if found is not None and own is not None and found.schedule == own.schedule:
-            found = own
-        if found is not None:
-            yield Finding("prediction", "warning" if found.against else "ok", str(found))
+        used, own = read(True), None
+        with contextlib.suppress(ModelError):  # files that say too little without the keys
+            own = read(False)
+        # Keys that change nothing are not shown as the source.
+        if used is not None and own is not None and used.schedule == own.schedule:
+            used = own
+        if used is not None:
+            yield Finding("prediction", "warning" if used.against else "ok", str(used))
         if model.vae.hub is None:
             scale = scale_of(model)
             others = {row.scaling_factor for row in ARCHITECTURES.values()}
@@ -91,23 +102,25 @@ def failed(findings: Iterable[Finding]) -> bool:
 
 
 def refuse_failed(findings: Iterable[Finding]) -> None:
-    """Refuse if a finding has failed; the TrainingError names all that have."""
-    lines = [f"{each.what}: {each.note}" for each in findings if each.verdict == "failed"]
+    """Raise a TrainingError that names all failed findings, if there are any."""
+    lines = [
+        f"{finding.what}: {finding.note}" for finding in findings if finding.verdict == "failed"
+    ]
     if lines:
         raise TrainingError(f"{len(lines)} failed in the checklist: {' | '.join(lines)}")
 
 
 def of_faults(what: str, faults: Iterable[str], sound: str) -> Finding:
-    """Return a finding that has failed if there are faults; the first ones are named."""
-    found = list(faults)
-    if not found:
+    """Return a finding, which is `failed` if there are faults, and names the first of them."""
+    listed = list(faults)
+    if not listed:
         return Finding(what, "ok", sound)
-    rest = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return Finding(what, "failed", "; ".join(found[:_SHOWN]) + rest)
+    rest = f"; and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return Finding(what, "failed", "; ".join(listed[:_SHOWN]) + rest)
 
 
 def accelerate_config(path: str | None) -> Iterator[Finding]:
-    """Check that accelerate's configuration file exists, where one is set."""
+    """Check that accelerate's configuration file exists, if one is set."""
     if path is not None and not Path(path).is_file():
         yield Finding(
             "accelerate_config", "failed", f"{path} does not exist: correct `accelerate_config`"
@@ -115,21 +128,27 @@ def accelerate_config(path: str | None) -> Iterator[Finding]:
 
 
 def image_findings(paths: Iterable[str], alpha: Container[str] = ()) -> Iterator[Finding]:
-    """Warn of images that musubi-tuner and sd-scripts read otherwise than a viewer does.
+    """Warn about images that musubi-tuner and sd-scripts read differently from an image viewer.
 
-    Pillow's conversion to RGB, which both call, cuts 16-bit greyscale off at 255, and drops the
-    alpha channel. `alpha` are images whose alpha channel they read.
+    Both call Pillow's conversion to RGB. It cuts 16-bit greyscale off at 255 and drops the alpha
+    channel.
+
+    Args:
+        paths: files of the images.
+        alpha: images whose alpha channel the trainer reads.
     """
     turned, clear, white = 0, 0, []
     for path in paths:
         with (
-            contextlib.suppress(SourceError),  # said elsewhere
+            contextlib.suppress(SourceError),  # reported elsewhere
             opened(path) as file,
             opened_image(file, path, None) as image,
         ):
-            white += [path] * image.mode.startswith("I")
+            if image.mode.startswith("I"):
+                white.append(path)
             clear += image.has_transparency_data and path not in alpha
-            # Pillow turns a TIFF itself, and the EXIF of a PNG may follow its pixels.
+            # Pillow rotates a TIFF itself. EXIF after the pixels of a PNG is not read, because that
+            # would decode the image.
             turned += image.format != "TIFF" and orientation(image, decodes=False) > 1
     if turned:
         note = f"{turned} images are stored turned (EXIF), and are trained on as they are stored"
@@ -140,27 +159,27 @@ def image_findings(paths: Iterable[str], alpha: Container[str] = ()) -> Iterator
         yield Finding("transparency", "warning", f"{note}stored under it, often black")
     if white:
         many = "1 image is" if len(white) == 1 else f"{len(white)} images are"
-        names = ", ".join(white[:_SHOWN]) + ", ..." * (len(white) > _SHOWN)
+        names = ", ".join(white[:_SHOWN]) + (", ..." if len(white) > _SHOWN else "")
         note = f"{many} 16-bit greyscale, of which nearly every pixel becomes white: {names}"
         yield Finding("16-bit images", "warning", f"{note}; save with 8 bits")
 
 
 def passed(findings: Iterable[Finding], say: Callable[[str], object]) -> None:
-    """Show a checklist, and refuse if a finding has failed; see `refuse_failed`."""
-    found = list(findings)
-    say(checklist(found))
-    refuse_failed(found)
+    """Show a checklist, then raise a TrainingError if a finding has failed."""
+    listed = list(findings)
+    say(checklist(listed))
+    refuse_failed(listed)
 
 
 def check_settings(
     trainer: LoopTrainer, *, here: bool = True, local: bool = True
 ) -> Iterator[Finding]:
-    """Check files that the settings need, and this machine if it trains.
+    """Check the files that the settings need, and this machine if it trains.
 
     Args:
-        trainer: the settings.
-        here: whether it is trained in this environment.
-        local: whether it is trained on this machine, not on one of a cluster.
+        trainer: settings of the trainer.
+        here: whether the training runs in this environment.
+        local: whether the training runs on this machine, not on a node of a cluster.
     """
     lacks = here and trainer.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None
     faults = ["bitsandbytes is not installed, which these settings need"] if lacks else []
@@ -171,9 +190,10 @@ def check_settings(
 
 
 def gpu_findings(*, here: bool = True) -> Iterator[Finding]:
-    """Note that this machine has no GPU to train on, unless it belongs to a cluster.
+    """Warn if this machine has no GPU to train on, unless it belongs to a cluster.
 
-    `here`: whether torch of this environment trains, whose build may know no GPU.
+    `here` says whether this environment's torch trains. Its build may lack CUDA, which the warning
+    then mentions.
     """
     if sys.platform != "linux" or visible() or which("sbatch") is not None:
         return
@@ -184,7 +204,7 @@ def gpu_findings(*, here: bool = True) -> Iterator[Finding]:
 
 
 def _torch_knows_gpus() -> bool:
-    """Return whether the build of torch has CUDA or ROCm; torch is not imported."""
+    """Return whether the build of torch has CUDA or ROCm, without importing torch."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -195,7 +215,7 @@ def _torch_knows_gpus() -> bool:
 
 
 def _precision(name: str) -> Iterator[Finding]:
-    """Check that this machine computes in a precision; on a CPU accelerate refuses float16."""
+    """Check that this machine can compute in a precision; accelerate refuses float16 on a CPU."""
     what, hint = "mixed precision", "or leave it out: `auto` chooses"
     if name == "fp16" and not visible() and which("sbatch") is None:
         note = f"fp16 needs a GPU, and this machine has none: set `mixed_precision: bf16`, {hint}"

@@ -1,4 +1,4 @@
-"""A LoRA of peft in a network, and its files: diffusers', and those in kohya's names."""
+"""LoRA of a network, by peft, and its files in the names of diffusers and of kohya's scripts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from latentmake.files import cachefile
 from latentmake.training.init_lora import Place, misfit, sizes_of, tensor_names
 
 ADAPTER = "default"
-"""Name of the LoRA in its network: peft's own."""
+"""Name of the LoRA in its network; peft's default."""
 
 _MATRICES = {"lora_A": "lora_down", "lora_B": "lora_up"}  # peft's names, and kohya's
 _FAULTS = (
@@ -39,17 +39,19 @@ def add_adapter(
     autocast: bool = False,
     dropout: float = 0.0,
 ) -> None:
-    """Freeze a network and add a float32 LoRA to it, by peft; it changes nothing yet.
+    """Freeze a network and add a float32 LoRA to it, by peft.
 
-    New weights are drawn from torch's global generator.
+    The new LoRA does not change the network's output yet. Its weights are drawn from torch's global
+    random generator.
 
     Args:
-        network: changed in place.
-        rank: of the LoRA.
-        alpha: the LoRA's output is multiplied by alpha / rank; None for the rank.
-        target_modules: layers, by their names or the ends of these.
-        autocast: whether the network is called under autocast alone, which casts what layers get:
-            peft's own cast to float32 then changes no bit, and takes memory and time.
+        network: network, which is changed in place.
+        rank: rank of the LoRA.
+        target_modules: layers that get a LoRA, by their names or the ends of their names.
+        alpha: scale of the LoRA, whose output is multiplied by alpha / rank; None for the rank.
+        autocast: whether the network is only called under autocast, which casts the inputs of
+            layers. peft's own cast to float32 is then turned off: it would cost memory and time
+            and not change a bit.
         dropout: share of a layer's inputs that its LoRA does not see in training.
 
     Raises:
@@ -70,12 +72,13 @@ def add_adapter(
             if isinstance(module, BaseTunerLayer):
                 module.cast_input_dtype_enabled = False
     for parameter in network.parameters():
-        if parameter.requires_grad:  # the optimizer needs small differences
+        # A half-precision weight would lose the optimizer's small steps.
+        if parameter.requires_grad:
             parameter.data = parameter.data.float()
 
 
 def new_adapter(network: Any, trainer: LoopTrainer, dtype: torch.dtype) -> None:
-    """Add the LoRA that a trainer's settings name to a network that computes in a dtype."""
+    """Add the LoRA that a trainer's settings describe to a network that computes in a dtype."""
     add_adapter(
         network,
         rank=trainer.rank,
@@ -87,22 +90,23 @@ def new_adapter(network: Any, trainer: LoopTrainer, dtype: torch.dtype) -> None:
 
 
 def lora_tensors(network: Any) -> dict[str, torch.Tensor]:
-    """Return the LoRA's own tensors, not copies, by peft's names."""
-    found: dict[str, torch.Tensor] = get_peft_model_state_dict(network)
-    return found
+    """Return the LoRA's tensors by peft's names; they are no copies."""
+    tensors: dict[str, torch.Tensor] = get_peft_model_state_dict(network)
+    return tensors
 
 
 def lora_bytes(network: Any, prefix: str) -> bytes:
-    """Return the file that a pipeline's `load_lora_weights` reads; the same LoRA, the same bytes.
+    """Return the content of a file for a pipeline's `load_lora_weights`.
 
-    Names and metadata (without which a loader takes the rank for alpha) are those of diffusers'
-    `LoraBaseMixin._save_lora_weights`.
+    The same LoRA gives the same bytes. Names and metadata are as diffusers'
+    `LoraBaseMixin._save_lora_weights` writes them. Without the metadata, a loader takes the rank
+    for alpha.
 
     `prefix` is the pipeline's name for the network, `unet` or `transformer`.
     """
     tensors, config = lora_tensors(network), network.peft_config[ADAPTER]
-    named = {f"{prefix}.{name}": each.detach().cpu().float() for name, each in tensors.items()}
-    # What differs from peft's defaults, and no more: another version knows other fields.
+    named = {f"{prefix}.{name}": value.detach().cpu().float() for name, value in tensors.items()}
+    # Only settings that differ from peft's defaults: other versions of peft have other fields.
     described = {
         f"{prefix}.r": config.r,
         f"{prefix}.lora_alpha": config.lora_alpha,
@@ -122,10 +126,14 @@ def kohya_bytes(
     *,
     scaled: str = "",
 ) -> bytes:
-    """Return the file in the names of kohya's scripts and those that follow them.
+    """Return the content of a file in the names of kohya's scripts.
 
-    `place` returns the name there of a layer, of peft's name. The layer `scaled` has no alpha, and
-    is scaled by it: readers take the rank for a missing one.
+    Args:
+        network: network with the LoRA.
+        place: function from peft's name of a layer to its name in the file.
+        metadata: further metadata of the file.
+        scaled: name of a layer that is written without an alpha. Its weights are multiplied by
+            alpha / rank instead, because readers take the rank for a missing alpha.
     """
     config = network.peft_config[ADAPTER]
     alpha = float(config.lora_alpha)
@@ -142,18 +150,22 @@ def kohya_bytes(
 
 
 def load_lora(network: Any, file: Path, prefix: str, strength: float = 1.0) -> None:
-    """Put back a LoRA from the file of `lora_bytes`, or one in older names of diffusers.
+    """Load a LoRA from a file of `lora_bytes`, or from one in older names of diffusers.
 
-    A network without a LoRA gets one of its sizes. `strength` is a factor of what it adds to the
-    weights. See `lora_bytes` for the prefix.
+    Args:
+        network: network, which gets a LoRA of the file's rank and layers if it has none yet.
+        file: file of the LoRA.
+        prefix: the pipeline's name for the network, as in `lora_bytes`.
+        strength: factor of the LoRA's effect.
 
     Raises:
-        TrainingError: it is missing or damaged, or of another network.
+        TrainingError: the file is missing or damaged, or belongs to another network.
     """
     try:
         rank, alpha, layers = sizes_of(file, prefix)
         if ADAPTER not in (getattr(network, "peft_config", None) or {}):
-            with torch.random.fork_rng(devices=[]):  # the next noise is the same as without it
+            # Drawing the weights must not change the noise that is drawn next.
+            with torch.random.fork_rng(devices=[]):
                 add_adapter(network, rank=rank, alpha=alpha, target_modules=layers)
         config = network.peft_config[ADAPTER]
         if (rank, alpha) != (config.r, config.lora_alpha):
@@ -167,7 +179,10 @@ def load_lora(network: Any, file: Path, prefix: str, strength: float = 1.0) -> N
 
 
 def begin_lora(network: Any, file: Path, places: Sequence[Place]) -> None:
-    """Give a new LoRA the weights of a file, in names of one of `places`; raises TrainingError."""
+    """Copy a file's weights into a new LoRA; raises TrainingError.
+
+    `places` are functions that name layers, one for each program that may have written the file.
+    """
     try:
         _copy(network, file, places)
     except _FAULTS as error:
@@ -175,7 +190,10 @@ def begin_lora(network: Any, file: Path, places: Sequence[Place]) -> None:
 
 
 def _copy(network: Any, file: Path, places: Sequence[Place]) -> None:
-    """Copy a file's LoRA into the network's; one of another alpha keeps its effect."""
+    """Copy a file's LoRA into the network's LoRA.
+
+    If their alphas differ, the weights are scaled, so that the LoRA has the same effect.
+    """
     config, tensors = network.peft_config[ADAPTER], lora_tensors(network)
     layers = {name.rsplit(".", 2)[0] for name in tensors}
     names, alpha = tensor_names(file, layers, config.r, places)
@@ -189,7 +207,7 @@ def _copy(network: Any, file: Path, places: Sequence[Place]) -> None:
 
 
 def unreadable(error: Exception, file: Path) -> TrainingError:
-    """Return the error of trained weights that cannot be read."""
+    """Return the error for trained weights that cannot be read."""
     what = f"these trained weights cannot be read ({first_line(error)})"
     hint = "delete them and run the same command again, which trains them anew"
     return TrainingError(what, where=file, hint=hint)

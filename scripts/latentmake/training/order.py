@@ -1,9 +1,9 @@
-"""Order, lock, captions, files and records of a training, as every trainer reads them.
+"""Order, lock, captions, files and records of a training, for all trainers.
 
-The planner writes the order without importing torch; the trainer reads nothing else but the
-manifest and lock named in it. The digests of what trained weights came from are kept beside them:
-as long as they equal those of the order, there is nothing to train. No torch here: launcher and
-planner compare them.
+The planner writes the order without importing torch. The trainer reads the order, and the manifest
+and lock that it names, and no other file of the plan. A record beside the trained weights has the
+digests of everything that shaped them. While they equal the digests of the order, there is nothing
+to train. This module does not import torch, because launcher and planner compare these digests.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ BASIS = "trained_on.json"
 _RECEIPT = "trained.json"
 _FOLDERS = {"generate": "generated", "evaluate": "evaluation"}
 _PAGES = ("report", "captions", "compare", "evaluate")
-_VALUES = TypeAdapter(dict[str, Any])  # of a receipt, see `finish`
+_VALUES = TypeAdapter(dict[str, Any])  # content of a receipt, see `finish`
 _Order = TypeVar("_Order", bound=BaseModel)
 
 
 class JsonFile(BaseModel):
-    """A JSON file with known keys."""
+    """A JSON file with a fixed set of keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    quiet: ClassVar[bool] = False  # whether its reader names a damaged one
+    quiet: ClassVar[bool] = False  # whether the caller reports a damaged file itself
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Return the content of a file; None where it is missing or damaged."""
+        """Return the content of a file; None if it is missing or damaged."""
         return read_state(path, cls.model_validate_json, quiet=cls.quiet)
 
     def write(self, path: Path) -> None:
@@ -59,12 +59,12 @@ class Wanted(JsonFile):
     """Digests of everything that shapes trained weights.
 
     Attributes:
-        data: of the manifest's caches.
-        settings: of all settings that shape the weights.
-        weights: of the network that is trained, and its noise schedule.
-        resumed: of the checkpoint of another training that it began with, as those of earlier
-            releases could; "" for none.
-        version: of the trainer; a record without it is of version 1.
+        data: digest of the manifest's caches.
+        settings: digest of all settings that shape the weights.
+        weights: digest of the network that is trained, and of its noise schedule.
+        resumed: digest of another training's checkpoint, from which a training of an earlier
+            release began; "" for none.
+        version: version of the trainer; a record without it has version 1.
     """
 
     data: str
@@ -75,24 +75,30 @@ class Wanted(JsonFile):
 
 
 class Origin(JsonFile, extra="ignore"):
-    """The digests in a record, an index of pictures or a note on states, whoever wrote it."""
+    """Digests in any record, index of pictures or note on states; other keys are ignored."""
 
     wanted: Wanted
 
 
 class Forced(Origin):
-    """Mark in a run's folder: a forced training, by an order planned then, has not ended."""
+    """Mark in a run's folder that a forced training has not ended.
+
+    Attributes:
+        planned: time of its order, see `RunOrder`.
+    """
 
     planned: int
 
 
 class Basis(JsonFile):
-    """What trained weights came from, by name; a file beside them, which nothing depends on.
+    """Named values that shaped trained weights, in a file beside them.
+
+    They explain why a run is trained again; only the digests decide whether it is.
 
     Attributes:
-        wanted: the digests that decide.
-        settings: of the trainer, all that shape the weights.
-        data: of the lock.
+        wanted: digests that decide.
+        settings: settings of the trainer that shape the weights, by name.
+        data: digests in the lock, by name.
         network: place of the network.
     """
 
@@ -104,30 +110,35 @@ class Basis(JsonFile):
     def differences(
         self, folder: Path, was: Wanted | None, chosen: Iterable[str] = ()
     ) -> list[Difference]:
-        """Return what differs from the last training, whose record is in a folder.
+        """Return the differences from the last training.
 
-        Records of earlier releases have digests alone, or lack settings of today; of these, only
-        the ones that are `chosen`, and so differ from their defaults, can be a reason.
+        Records of earlier releases may have only digests, or lack today's settings. A setting that
+        the record lacks is a difference only if it is `chosen`.
+
+        Args:
+            folder: folder of the last result.
+            was: digests in its record; None if there is no record.
+            chosen: names of the settings that are not at their defaults.
         """
         if was is None:
             return [Difference("it has not been trained yet")]
-        now, known = self.wanted, Basis.read(folder / BASIS)
-        old = known if known and known.wanted == was else self.model_copy(update={"network": ""})
+        now, last = self.wanted, Basis.read(folder / BASIS)
+        old = last if last and last.wanted == was else self.model_copy(update={"network": ""})
         gone = {key: value for key, value in old.settings.items() if key not in self.settings}
         named = {*old.settings, *chosen}
         settings = {key: value for key, value in self.settings.items() if key in named} | gone
-        found = []
+        reasons = []
         if was.data != now.data:
             digests = Difference("dataset's digest", short(was.data), short(now.data))
-            found += value_differences(old.data, self.data) or [digests]
+            reasons += value_differences(old.data, self.data) or [digests]
         if was.settings != now.settings:
             digests = Difference("settings' digest", short(was.settings), short(now.settings))
-            found += value_differences(old.settings, settings) or [digests]
+            reasons += value_differences(old.settings, settings) or [digests]
         if was.weights != now.weights:
             ends = [f" ({place})" if place else "" for place in (old.network, self.network)]
             networks = short(was.weights) + ends[0], short(now.weights) + ends[1]
-            found.append(Difference("network's digest", *networks))
-        return found + value_differences(
+            reasons.append(Difference("network's digest", *networks))
+        return reasons + value_differences(
             {"version of the trainer": was.version}, {"version of the trainer": now.version}
         )
 
@@ -136,13 +147,14 @@ class RunOrder(BaseModel, ABC):
     """Order of a training; paths are relative to the working directory.
 
     Attributes:
-        kind: of the trainer.
+        kind: kind of the trainer.
         run: name of the run.
-        manifest: JSONL file; one line an item with the paths of its caches.
-        lock: file with the digest of the caches that the manifest names, see `Lock`.
-        output: folder of all that the training writes.
-        planned: time in nanoseconds: no two orders are the same file to Snakemake.
-        forced: whether the run is trained from the start, though it is trained on just that.
+        manifest: path of the JSONL file that has one line for each item, with its caches.
+        lock: path of the file with the digest of these caches, see `Lock`.
+        output: folder of all files that the training writes.
+        planned: time of the plan in nanoseconds; because of it, Snakemake takes no two orders for
+            the same file.
+        forced: whether the run is trained from the start even if its weights are up to date.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -157,7 +169,7 @@ class RunOrder(BaseModel, ABC):
     @property
     @abstractmethod
     def results(self) -> list[str]:
-        """Paths of all weights that are trained together, below `output`."""
+        """Paths of all files of weights that the training writes, below `output`."""
 
     @abstractmethod
     def settings_digest(self) -> str:
@@ -165,14 +177,17 @@ class RunOrder(BaseModel, ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
-        """Return the same by name."""
+        """Return all settings that shape the trained weights, by name."""
 
     @abstractmethod
     def networks(self) -> Iterable[object]:
-        """Return the places of what is trained, for people."""
+        """Return the places of the networks that are trained, for messages."""
 
     def force(self, forced: Collection[str]) -> tuple[Self, list[Difference]]:
-        """Return the order, and why it trains if a command forces that; see `Facts.forced`."""
+        """Return the order, and the reason to train if the command forces it.
+
+        `forced` is `Facts.forced`.
+        """
         if f"train_{self.run}" not in forced:
             return self, []
         last = AnyRecord.read(RunFiles(self).finished.record)
@@ -180,24 +195,27 @@ class RunOrder(BaseModel, ABC):
         return self.model_copy(update={"forced": True}), [Difference(f"forced{took}")]
 
     def basis(self, wanted: Wanted) -> Basis:
-        """Return what weights of these digests come from, by the run's lock as it is now."""
+        """Return the named values behind these digests, with the run's lock as it is now."""
         settings, data = (
-            {name: text_of(value) for name, value in each.items()}
-            for each in (self.settings(), read_lock(self.run).data_values())
+            {name: text_of(value) for name, value in values.items()}
+            for values in (self.settings(), read_lock(self.run).data_values())
         )
         network = ", ".join(map(str, self.networks()))
         return Basis(wanted=wanted, settings=settings, data=data, network=network)
 
     @property
     def path(self) -> Path:
-        """Path of its file."""
+        """Path of the order's file."""
         return run_order(self.run, "train", self.planned)
 
     def write(self) -> Path:
-        """Write the order, and return its path; a damaged record that is known is made anew."""
+        """Write the order, and return its path.
+
+        A damaged record of trained weights is repaired from the receipt, if possible.
+        """
         place = RunFiles(self).record
         for kind in (Record, LaunchedRecord):
-            # Before the job, for Snakemake deletes the receipt that has the record, too.
+            # Now, not in the job: Snakemake deletes the receipt before the job starts.
             if (record := kind.read(place)) is not None and is_damaged(place):
                 record.write(place)
         atomic.write(self.path, self.model_dump_json().encode())
@@ -205,7 +223,7 @@ class RunOrder(BaseModel, ABC):
 
 
 def run_values(run: str) -> dict[str, Any]:
-    """Return the values of a `RunOrder` that is planned now, but its kind."""
+    """Return the fields of a `RunOrder` that is planned now, except its kind."""
     folder = run_folder(run)
     return {
         "run": run,
@@ -217,10 +235,10 @@ def run_values(run: str) -> dict[str, Any]:
 
 
 def read_order(path: Path, kind: type[_Order]) -> _Order:
-    """Read an order of a training, or of what follows one, that a user may have touched.
+    """Read the order of a training, of clips or of an evaluation.
 
     Raises:
-        StorageError: it is missing, or not an order.
+        StorageError: the file is missing, or a user has changed it so that it is no order.
     """
     return state_file.read_order(path, kind.model_validate_json)
 
@@ -234,7 +252,7 @@ def lock_of(path: str) -> Lock:
 
 
 def caption_in(path: str) -> str:
-    """Return the caption in the header of a cache file of text, in our layout or musubi-tuner's."""
+    """Return the caption in the header of a text cache, in our layout or musubi-tuner's."""
     try:
         metadata = read_head(Path(path)).metadata
     except (OSError, ValueError) as error:
@@ -245,40 +263,41 @@ def caption_in(path: str) -> str:
 
 
 def taken_back(run: str) -> str:
-    """Return the line on a training whose result is a previous one."""
+    """Return the message about a training whose result is a previous one."""
     return f"training of {run}: takes back the previous result, which was trained on exactly this"
 
 
 COPIED = "wanted.json"
-"""In a copy of the trained weights: the digests that they came from."""
+"""File in a copy of trained weights that has the digests of what shaped them."""
 
 
 class RunFiles:
-    """The files below a run's output folder, or of a result in another `folder`."""
+    """Paths of the files of a run, below its output folder or another `folder` with a result."""
 
     def __init__(self, order: RunOrder, folder: Path | None = None) -> None:
         self._order = order
         self.run, self.output = order.run, folder or Path(order.output)
-        # Trained weights have these names only once they are complete; the record comes after them.
+        # Weights get these names when they are complete, and the record is written after them. So
+        # a record means that the weights beside it are complete.
         self.names = order.results
         self.results = [self.output / name for name in self.names]
         self.weights = self.results[0]
         self.record = self.output / "training.json"  # a `Record` or `LaunchedRecord`
-        self.receipt = self.output / _RECEIPT  # of the build, written last
+        self.receipt = self.output / _RECEIPT  # the build's receipt, written last
         self.basis = self.output / BASIS
         self.logs = self.output / "logs"  # TensorBoard's files
         self.samples = self.output / "samples"  # sample pictures and their index
-        self.grid = self.output / "samples.png"  # all of them as one
-        self.curves = self.output / "curves.png"  # of loss, learning rate and so on
-        self.checkpoints = self.output / "checkpoints"  # a folder each
-        self.saved = self.output / "saved"  # copies of the weights along the way, a folder a step
-        self.save = self.output / "save"  # a file by which a user asks for such a copy at once
-        self.prompts = self.output / "prompts.txt"  # of the samples of a launched trainer
-        self.work = self.output / "output"  # a launched trainer's own: weights, states of epochs
-        self.last = self.work / self.weights.name  # its last weights
-        self.progress = self.work / "wanted.json"  # what the states there belong to
-        self.resumed = self.work / "resumed"  # the states that a training was resumed from
-        self.previous = self.output / PREVIOUS  # the result of before, see `training.previous`
+        self.grid = self.output / "samples.png"  # all sample pictures in one
+        self.curves = self.output / "curves.png"  # curves of loss, learning rate and so on
+        self.checkpoints = self.output / "checkpoints"  # one folder for each
+        self.saved = self.output / "saved"  # copies of the weights, one folder for each step
+        self.save = self.output / "save"  # file by which a user requests such a copy at once
+        self.prompts = self.output / "prompts.txt"  # sample prompts for a launched trainer
+        self.work = self.output / "output"  # a launched trainer's own weights and states
+        self.last = self.work / self.weights.name  # the launched trainer's last weights
+        self.progress = self.work / "wanted.json"  # digests of the training of those states
+        self.resumed = self.work / "resumed"  # states from which a training was resumed
+        self.previous = self.output / PREVIOUS  # the previous result, see `training.previous`
         self.forced = self.output / "forced.json"  # a `Forced`
 
     def at(self, folder: Path) -> RunFiles:
@@ -286,7 +305,7 @@ class RunFiles:
         return RunFiles(self._order, folder)
 
     def before(self) -> Iterator[RunFiles]:
-        """Yield the files of the previous result, and of the one before it, if it is there."""
+        """Yield the files of the previous result, then of the one before it, if they exist."""
         place = self.previous
         while place.is_dir():
             yield self.at(place)
@@ -295,32 +314,35 @@ class RunFiles:
     @property
     def finished(self) -> RunFiles:
         """Files of the last finished result, see `plan.manifest.result_folder`."""
-        found = self, self.at(self.output / LEAVING), self.at(self.previous)
-        return next((each for each in found if each.record.is_file()), self)
+        places = self, self.at(self.output / LEAVING), self.at(self.previous)
+        return next((files for files in places if files.record.is_file()), self)
 
     def holder(self, want: Wanted) -> RunFiles | None:
-        """Return the files of the result that came from `want`: the present or a previous one."""
+        """Return the files of a present or previous result with the digests `want`, else None."""
         before = () if self.is_forced(want) else self.before()
-        return next((each for each in (self, *before) if each.came_from(want)), None)
+        return next((files for files in (self, *before) if files.came_from(want)), None)
 
     def is_forced(self, want: Wanted) -> bool:
-        """Whether a forced training from `want` goes on, so that no previous result is wanted."""
+        """Whether a forced training with the digests `want` has not ended.
+
+        A previous result then does not replace it.
+        """
         mark = Origin.read(self.forced)
         return mark is not None and mark.wanted == want
 
     def came_from(self, want: Wanted) -> bool:
-        """Whether the result is there and came from `want`."""
+        """Whether the result is complete and has the digests `want`."""
         origin = Origin.read(self.record)
         fits = origin is not None and origin.wanted == want
         return fits and all(path.is_file() for path in self.results)
 
     def trained(self, want: Wanted) -> Record | None:
-        """Return the record of the trained weights, if they are there and came from `want`."""
+        """Return the record of the trained weights if they have the digests `want`, else None."""
         return Record.read(self.record) if self.came_from(want) else None
 
     def outputs(self, word: str, *, finished: bool) -> dict[Path, str]:
-        """Return files and their captions; see `Backend.outputs`."""
-        surely = [*self.results, self.record, self.basis] if word == "train" else []
+        """Return files and their captions, see `Backend.outputs`."""
+        always = [*self.results, self.record, self.basis] if word == "train" else []
         captions = {self.grid: "samples", self.curves: "curves"}
         captions |= dict.fromkeys((self.record, self.basis), "provenance")
         made: list[Path] = []
@@ -337,58 +359,62 @@ class RunFiles:
             made += captions
         elif finished:
             made += sorted((self.output / _FOLDERS[word]).rglob("*"))
-        there = [path for path in dict.fromkeys([*surely, *made]) if path.is_file() or not finished]
+        there = [path for path in dict.fromkeys([*always, *made]) if path.is_file() or not finished]
         return {path: captions.get(path, "") for path in there}
 
     def missing(self) -> list[Difference]:
-        """Return a reason to train for each file that is missing after a training, or damaged.
+        """Return a reason to run the training's job for each missing or damaged file of the result.
 
-        A training that has its weights writes no more than these files.
+        If the weights are up to date, the job does not train: it only writes these files.
         """
         needed = (*self.results, self.receipt)
-        found = [Difference(f"{path} is missing") for path in needed if not path.is_file()]
-        Basis.read(self.basis)
+        missing = [Difference(f"{path} is missing") for path in needed if not path.is_file()]
+        Basis.read(self.basis)  # so that `is_damaged` knows about it
         damaged = filter(is_damaged, (self.record, self.basis))
-        return found + [Difference(f"{path} is damaged") for path in damaged]
+        return missing + [Difference(f"{path} is damaged") for path in damaged]
 
 
 def last_place(path: Path) -> Path:
-    """Return where a file of a result lies: at its path, or moved to `previous` from there."""
+    """Return the present path of a result's file, which may have been moved to `previous`."""
     if path.exists():
         return path
-    runs = (each for each in path.parents if (each / PREVIOUS / "training.json").is_file())
-    moved = (each / PREVIOUS / path.relative_to(each) for each in runs)
-    return next((each for each in moved if each.exists()), path)
+    runs = (folder for folder in path.parents if (folder / PREVIOUS / "training.json").is_file())
+    moved = (folder / PREVIOUS / path.relative_to(folder) for folder in runs)
+    return next((place for place in moved if place.exists()), path)
 
 
 class _Recorded(JsonFile):
-    """A record beside trained weights, whose content the receipt of its build has as well."""
+    """A record beside trained weights; the receipt of its build has the same content."""
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Return a record; where it is damaged, that of the receipt, if it is of these weights."""
+        """Return a record. If it is damaged, return its copy in the receipt.
+
+        The copy counts only if the files of the weights have the digests that it names.
+        """
 
         def parse(data: bytes) -> list[Self]:
             try:
                 return [cls.model_validate_json(data)]
             except ValidationError:
-                for other in (Record, LaunchedRecord):  # a trainer of another kind may be set now
+                # Another kind of trainer may have written the record: then it is not damaged.
+                for other in (Record, LaunchedRecord):
                     with suppress(ValidationError):
                         other.model_validate_json(data)
                         return []
                 raise
 
-        known: list[Self] | None = read_state(path, parse)
-        if known is not None or not is_damaged(path):
-            return known[0] if known else None
+        parsed: list[Self] | None = read_state(path, parse)
+        if parsed is not None or not is_damaged(path):
+            return parsed[0] if parsed else None
         values = read_state(path.with_name(_RECEIPT), _VALUES.validate_json) or {}
         try:
-            found = cls(**{name: values[name] for name in cls.model_fields if name in values})
-            files = found.model_dump()["files"].items()
-            same = [digest.of_file(path.parent / name) == known for name, known in files]
+            copy = cls(**{name: values[name] for name in cls.model_fields if name in values})
+            files = copy.model_dump()["files"].items()
+            same = [digest.of_file(path.parent / name) == recorded for name, recorded in files]
         except (OSError, ValueError):
             return None
-        return found if same and all(same) else None
+        return copy if same and all(same) else None
 
 
 class Record(_Recorded, extra="ignore"):  # earlier releases write more
@@ -396,9 +422,9 @@ class Record(_Recorded, extra="ignore"):  # earlier releases write more
 
     Attributes:
         loss_start: mean squared error over fixed noise and timesteps, before the training.
-        loss_end: the same afterwards.
-        seconds: time spent on steps, without what a killed training lost.
-        mixed_precision: that it trained in; "" in records of earlier releases.
+        loss_end: the same error after the training.
+        seconds: time spent on steps, without steps that a killed training lost.
+        mixed_precision: precision of the training; "" in records of earlier releases.
         files: path of each file of trained weights below the run's folder -> its SHA-256; empty in
             records of earlier releases.
     """
@@ -422,7 +448,7 @@ class LaunchedRecord(_Recorded):
 
 
 class AnyRecord(_Recorded, extra="ignore"):
-    """What pages and checks read of a `Record` or `LaunchedRecord`."""
+    """Fields of a `Record` or `LaunchedRecord` that pages and checks read."""
 
     steps: int | None = None
     loss_start: float | None = None
@@ -432,14 +458,20 @@ class AnyRecord(_Recorded, extra="ignore"):
 
 
 def trained_files(run: str) -> tuple[Path, dict[str, str]]:
-    """Return the path of a run's record, and its files: name below the run's folder -> digest."""
+    """Return the path of a run's record, and its files.
+
+    The files are a dictionary: path below the run's folder -> digest.
+    """
     path = run_folder(run) / "training.json"
     record = AnyRecord.read(path)
     return path, {} if record is None else record.files
 
 
 def finish(order: RunOrder, record: Record | LaunchedRecord, receipt: Path, **more: object) -> None:
-    """Write what trained weights came from, and the receipt: their record and `more`."""
+    """Write the items and values that shaped the trained weights, and the receipt.
+
+    The receipt has the content of the record, and `more`.
+    """
     files = RunFiles(order)
     write_seen(Path(order.manifest), files.output)
     order.basis(record.wanted).write(files.basis)
@@ -453,12 +485,17 @@ def write_trained(
 ) -> None:
     """Write the trained weights, then their record with the digests of their files.
 
-    `write` fills a new folder; `names` are those of all files and folders that any training of this
-    kind may write there: what is left of an incomplete result is replaced.
+    Args:
+        write: function that writes the weights into a new folder.
+        record: record, still without the digests.
+        files: files of the run.
+        names: names of all files and folders that a training of this kind may write there. They are
+            all replaced, also those of an incomplete result.
     """
     new = files.output / f".new{atomic.TEMPORARY_SUFFIX}"
     try:
         write(new)
+        # A killed process must not leave the old record beside new weights.
         files.record.unlink(missing_ok=True)
         for name in names:
             path = files.output / name
@@ -469,10 +506,10 @@ def write_trained(
         raise storage_error(error, files.output) or error from None
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    found = {}
+    digests = {}
     for place in (files.output / name for name in sorted(names)):
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if path.is_file():
                 name = path.relative_to(files.output).as_posix()
-                found[name] = digest.of_file(path, quiet=True)
-    record.model_copy(update={"files": found}).write(files.record)
+                digests[name] = digest.of_file(path, quiet=True)
+    record.model_copy(update={"files": digests}).write(files.record)

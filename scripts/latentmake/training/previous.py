@@ -1,15 +1,17 @@
-"""The previous result of a run: moved away as a new training begins, back where it is wanted again.
+"""Previous result of a run: moved away when a new training begins, and back when wanted again.
 
-A result is the trained weights in all their forms, their records, clips and evaluation, and the
-course of the training: samples, curves, logs, a launched trainer's folder. Each move is a rename.
-The record leaves a run's folder first and comes back last, so that it never lies beside weights of
-another training. A move that was killed is completed by the next job.
+A result consists of the trained weights in all their forms, their records, clips and evaluation,
+and the course of the training: samples, curves, logs and a launched trainer's folder.
+
+Each move is a rename. The record leaves a run's folder first and comes back last, so that it never
+lies beside weights of another training. If a process is killed amid a move, the next job completes
+the move.
 
 | below `runs/{run}/` | content |
 |---|---|
 | `previous/` | the last finished result, while a new training runs and after it |
-| `previous/previous/` | the one before, until the new training is finished |
-| `unfinished/` | the course of a killed training, until another one is finished |
+| `previous/previous/` | the result before it, until the new training is finished |
+| `unfinished/` | the course of a killed training, until another training is finished |
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from latentmake.training.seen import SEEN
 _RETURNING = f".returning{atomic.TEMPORARY_SUFFIX}"
 _UNFINISHED = "unfinished"
 _MADE = (BASIS, SEEN, "trained.json", "generated.json", "generated", "evaluation")
-# The last two say of which training all of these are; they are moved last.
+# The last two have the digests of their training. They are moved last, so that after a kill the
+# folder does not claim files that are still elsewhere.
 _COURSE = ("samples.png", "curves.png", "logs", "samples", "output")
 
 _Given = ParamSpec("_Given")
@@ -42,13 +45,16 @@ _OfFiles = Callable[Concatenate[RunFiles, _Given], _Result]
 
 
 class _Weights(Origin):
-    """The record of a result; `files` as in `Record`."""
+    """Record of a result, with `files` as in `Record`."""
 
     files: dict[str, str] = Field({})
 
 
 def _moving(function: _OfFiles[_Given, _Result]) -> _OfFiles[_Given, _Result]:
-    """Complete a move that was killed before a function moves files; a full disk has its line."""
+    """Wrap a function that moves files: first complete a move that was killed.
+
+    An error of the disk becomes a StorageError.
+    """
 
     @wraps(function)
     def wrapped(files: RunFiles, /, *given: _Given.args, **named: _Given.kwargs) -> _Result:
@@ -68,13 +74,15 @@ def _moving(function: _OfFiles[_Given, _Result]) -> _OfFiles[_Given, _Result]:
 def begin(
     files: RunFiles, want: Wanted, weights: Collection[str], continued: Collection[Wanted] = ()
 ) -> None:
-    """Make the folder of a run ready for a training from `want`: of others, it keeps no result.
+    """Prepare a run's folder for a training with the digests `want`.
+
+    Results of other trainings are moved away.
 
     Args:
-        files: of the run.
-        want: what is to be trained.
+        files: files of the run.
+        want: digests of the training that begins.
         weights: names of all files and folders that may hold its trained weights.
-        continued: trainings whose samples and logs this one continues, besides its own.
+        continued: digests of other trainings whose samples and logs this training continues.
     """
     kept, unfinished = (want, *continued), files.at(files.output / _UNFINISHED)
     _leave_to(want, files, weights)
@@ -84,7 +92,7 @@ def begin(
         unfinished.output.rename(files.output / _RETURNING)
         _return(files)
         return
-    _put_aside(files, weights)
+    _keep_unfinished(files, weights)
     if _course(files.at(files.previous)) in continued:
         for folder in (files.logs, files.samples):
             _link(files.previous / folder.name, folder)
@@ -92,13 +100,17 @@ def begin(
 
 @_moving
 def take_back(files: RunFiles, want: Wanted) -> bool:
-    """Exchange the present result for a previous one that came from `want`, where there is one."""
+    """Exchange the present result for a previous one with the digests `want`.
+
+    Returns:
+        False if there is no such previous result.
+    """
     holder = files.holder(want)
     if holder is None or holder is files:
         return False
     _leave_to(want, files, files.names)
-    _put_aside(files, files.names)
-    holder = files.holder(want)
+    _keep_unfinished(files, files.names)
+    holder = files.holder(want)  # it may have moved one folder down
     assert holder is not None
     holder.output.rename(files.output / _RETURNING)
     _return(files)
@@ -107,10 +119,16 @@ def take_back(files: RunFiles, want: Wanted) -> bool:
 
 @_moving
 def anew(files: RunFiles, want: Wanted, planned: int, states: Iterable[Path] = ()) -> None:
-    """Make the folder of a run ready for a forced training, which begins from the start.
+    """Prepare a run's folder for a forced training, which begins from the start.
 
-    The result leaves, whatever it came from, and `states` are removed. If the job is tried again,
-    which the time when its order was `planned` tells, or the build after a kill, it goes on.
+    The present result is moved away, whatever its digests. If the job is tried again, or the build
+    is started again after a kill, the training goes on instead: the mark in the folder is equal.
+
+    Args:
+        files: files of the run.
+        want: digests of the training.
+        planned: time of its order, see `RunOrder`.
+        states: checkpoints that the training could resume from; they are removed.
     """
     mark = Forced(wanted=want, planned=planned)
     if Forced.read(files.forced) == mark:
@@ -118,24 +136,30 @@ def anew(files: RunFiles, want: Wanted, planned: int, states: Iterable[Path] = (
     if Origin.read(files.record):
         _leave(files)
     unfinished = files.at(files.output / _UNFINISHED)
-    of_want = [each for each in (files, unfinished) if _course(each) == want]
-    course = [each.output / name for each in of_want for name in _COURSE]
-    for place in (*states, *course, *[unfinished.output] * (unfinished in of_want)):
-        atomic.remove(place)
-    mark.write(files.forced)
+    of_want = [place for place in (files, unfinished) if _course(place) == want]
+    course = [place.output / name for place in of_want for name in _COURSE]
+    removed = [*states, *course]
+    if unfinished in of_want:
+        removed.append(unfinished.output)
+    for path in removed:
+        atomic.remove(path)
+    mark.write(files.forced)  # last: a killed preparation is done again
 
 
 def settle(files: RunFiles) -> None:
-    """Remove what was kept until a training is finished."""
+    """Remove the files that are only kept until a training is finished."""
     atomic.remove(files.previous / PREVIOUS)
     atomic.remove(files.output / _UNFINISHED)
     for place in files.previous.glob("output/*"):
         if place.name.endswith("-state") or place.name == files.resumed.name:
-            atomic.remove(place)  # states of a finished training, which none resumes from
+            atomic.remove(place)  # no training resumes from the states of a finished one
 
 
 def reuse(folder: Path) -> None:
-    """Link clips of the previous result into a folder that has none: some may need no LoRA."""
+    """Link clips of the previous result into a folder that does not exist yet.
+
+    Clips that were drawn without the LoRA may still be up to date.
+    """
     before = folder.parent / PREVIOUS / folder.name
     if before.is_dir() and not folder.exists():
         _link(before, folder)
@@ -145,20 +169,21 @@ def reuse(folder: Path) -> None:
 
 
 def _course(files: RunFiles) -> Wanted | None:
-    """Return the training whose samples and states a folder holds; None where it is not known."""
-    found = Origin.read(files.progress) or Origin.read(files.samples / "index.json")
-    return None if found is None else found.wanted
+    """Return the digests of the training whose samples and states a folder holds; else None."""
+    origin = Origin.read(files.progress) or Origin.read(files.samples / "index.json")
+    return None if origin is None else origin.wanted
 
 
 def _leave_to(want: Wanted, files: RunFiles, weights: Collection[str]) -> None:
-    """Move the finished result away if it is of another training than `want`."""
+    """Move the finished result away if its digests are not `want`."""
     record = Origin.read(files.record)
     if record is not None and record.wanted != want:
         _leave(files, weights)
 
 
 def _leave(files: RunFiles, weights: Collection[str] = ()) -> None:
-    """Move a result to `previous`, and what is there to `previous/previous`."""
+    """Move the present result to `previous`, and the previous one to `previous/previous`."""
+    # The rename to `previous` comes last: until then, LEAVING says that the move is incomplete.
     leaving = files.at(files.output / LEAVING)
     leaving.output.mkdir(exist_ok=True)
     _move(files.record, leaving.record)
@@ -172,18 +197,18 @@ def _leave(files: RunFiles, weights: Collection[str] = ()) -> None:
     for copy in files.saved.glob("*"):
         if record and Wanted.read(copy / COPIED) == record.wanted:
             _move(copy, leaving.saved / copy.name)
-    with suppress(OSError):  # others stay
+    with suppress(OSError):  # copies of other trainings stay
         files.saved.rmdir()
     _move(files.previous, leaving.previous)
     leaving.output.rename(files.previous)
 
 
 def _return(files: RunFiles) -> None:
-    """Move all that lies in the folder of what returns into the run's."""
+    """Move all files of the returning result into the run's folder."""
     returning = files.at(files.output / _RETURNING)
     course = _course(returning)
     if course is not None and _course(files) not in (None, course):
-        _put_aside(files)
+        _keep_unfinished(files)
     free = files.previous
     while free.exists():
         free /= PREVIOUS
@@ -198,24 +223,26 @@ def _return(files: RunFiles) -> None:
     returning.output.rmdir()
 
 
-def _put_aside(files: RunFiles, weights: Collection[str] = ()) -> None:
-    """Move what a training that did not finish has left to `unfinished`."""
+def _keep_unfinished(files: RunFiles, weights: Collection[str] = ()) -> None:
+    """Move the files of a training that did not finish to `unfinished`."""
     names = [] if Origin.read(files.record) else [files.record.name, *_first(weights)]
-    found = [files.output / name for name in (*names, *_COURSE)]
+    paths = [files.output / name for name in (*names, *_COURSE)]
     unfinished = files.output / _UNFINISHED
-    if any(map(os.path.lexists, found)) and _course(files.at(unfinished)):
-        atomic.remove(unfinished)  # of another one; what was moved before a kill says of none yet
-    for path in found:
+    # If the folder names its training, it is complete and another one's. A move that was killed
+    # has not brought that name there yet: its files stay.
+    if any(map(os.path.lexists, paths)) and _course(files.at(unfinished)):
+        atomic.remove(unfinished)
+    for path in paths:
         _move(path, unfinished / path.name)
 
 
 def _first(names: Iterable[str]) -> Iterator[str]:
-    """Yield what lies in the run's folder itself: the files, and the folders of others."""
+    """Yield the first part of each path: a file in the run's folder, or a folder with files."""
     return (Path(name).parts[0] for name in names)
 
 
 def _move(path: Path, to: Path) -> None:
-    """Move a file or folder, if it is there, in place of another."""
+    """Move a file or folder, if it exists, and replace its target."""
     if os.path.lexists(path):
         to.parent.mkdir(parents=True, exist_ok=True)
         atomic.remove(to)
@@ -223,7 +250,10 @@ def _move(path: Path, to: Path) -> None:
 
 
 def _link(folder: Path, to: Path) -> None:
-    """Make a folder of links to the files of another, whose files are never written in place."""
+    """Make a folder of hard links to the files of another folder.
+
+    The files are never written in place, so a change cannot reach the other folder.
+    """
     if folder.is_dir():
         with atomic.replacing_folder(to) as new:
             shutil.copytree(

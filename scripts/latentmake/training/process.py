@@ -1,6 +1,7 @@
 """Child processes of a job, with live and logged output; all their descendants end with them.
 
-With them ends the lock of a run, for two trainings must not write the same checkpoints.
+The lock of a run is held until the last of these processes has ended, because two trainings must
+not write the same checkpoints.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from latentmake.files.signals import signals_call
 from latentmake.files.watchdog import Watchdog
 
 ERROR = "LATENTMAKE_ERROR"
-"""Environment variable: a file that gets a child's last line, an error, in place of its stderr."""
+"""Environment variable: path of a file to which a child writes its error instead of to stderr."""
 
-_GRACE = 20.0  # seconds between a polite signal and SIGKILL: a training saves its state
-_ENDS, _POLL = 10.0, 0.1  # seconds to wait for a training that is ending, and between two looks
-_TAIL = 1 << 16  # bytes of output in which the error is looked for
+_GRACE = 20.0  # seconds between a signal and SIGKILL, in which a training saves its state
+_ENDS, _POLL = 10.0, 0.1  # seconds to wait for a training that is ending; between two checks
+_TAIL = 1 << 16  # last bytes of the output, in which the error is searched
 _CAPACITY = 1 << 16  # bytes that a pipe holds
-# The launchers' own words about a child that failed say less than the child's.
+# A launcher's error about a child that failed says less than the child's own error.
 _LAUNCHERS = re.compile(r"CalledProcessError|ChildFailedError|SignalException")
 _ERROR = re.compile(
     r"^(?:\[?rank\d+\]?:\s*)?"
-    # argparse puts the program's name before it.
+    # argparse writes the program's name before the error.
     r"(?:\S+\.py: (?=error: ))?(error: .+|[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)"
 )
 
@@ -51,8 +52,9 @@ def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     until = time.monotonic() + _ENDS
     try:
         while not (free := lock.acquire()) and time.monotonic() < until:
-            time.sleep(_POLL)  # that of a build which was killed is ending
+            time.sleep(_POLL)  # the training of a killed build may still be saving its state
     except OSError as error:
+        # Locks do not work here: train anyway, with a warning.
         say(f"warning: {lock.path}: {error.strerror}: begin no second training of this run")
         free = True
     if not free:
@@ -66,8 +68,8 @@ class Stopped(KeyboardInterrupt):
     """A signal told this process to stop.
 
     Attributes:
-        number: of the signal.
-        said: a line about what was stopped; "" where there is nothing to say.
+        number: number of the signal.
+        said: message about the process that was stopped; "" for none.
     """
 
     def __init__(self, number: int) -> None:
@@ -83,16 +85,18 @@ def run_program(
 ) -> tuple[int, str]:
     """Run a command; show its output on stderr as it comes, and append it to a log.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to it and all its descendants, and its output from then
-    on goes to the log alone; who is left after some seconds of grace is killed. All are killed at
-    once if this process ends in another way, also by SIGKILL, and hold its locks until then.
+    SIGINT, SIGTERM and SIGHUP are passed on to the command and all its descendants. From then on
+    their output goes to the log only. Processes that still run after some seconds are killed.
+
+    If this process ends in another way, also by SIGKILL, they are all killed at once. They hold the
+    locks of this process until they have ended.
 
     Returns:
         The exit status (negative for a signal), and the end of the output.
 
     Raises:
-        Stopped: after one of these signals.
-        OSError: the log cannot be written, or the command not be started.
+        Stopped: this process got one of these signals.
+        OSError: the log cannot be written, or the command cannot be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     tail, muted = bytearray(), threading.Event()
@@ -128,7 +132,8 @@ def run_program(
 def _show(output: IO[bytes], log: IO[bytes], tail: bytearray, muted: threading.Event) -> None:
     """Copy a child's output to the log and to the terminal as it comes."""
     terminal = getattr(sys.stderr, "buffer", None)
-    with suppress(OSError, ValueError):  # closed under us: a grandchild holds it open for too long
+    # `run_program` closes the pipe under us if a grandchild holds it open for too long.
+    with suppress(OSError, ValueError):
         while data := os.read(output.fileno(), _CAPACITY):
             with suppress(OSError, ValueError):
                 log.write(data)
@@ -147,32 +152,37 @@ def _stop(number: int) -> None:
 
 
 def _end(child: subprocess.Popen[bytes], number: int, watchdog: Watchdog) -> None:
-    """End a child and all its descendants: politely first."""
+    """End a child and all its descendants: first by a signal, after some seconds by SIGKILL."""
     if child.poll() is None:
         deadline = time.monotonic() + _GRACE
         watchdog.signal(number)
         with suppress(subprocess.TimeoutExpired):
             child.wait(_GRACE)
-        # A launcher may end before those that it launched, which save their state.
+        # A launcher may end before its children, which are saving their state.
         watchdog.close(deadline - time.monotonic())
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)  # also those that have cleared their environment
+        # The watchdog does not find processes that have cleared their environment.
+        os.killpg(child.pid, signal.SIGKILL)
     watchdog.close()
     child.wait()
 
 
 def say_error(error: UserError) -> None:
-    """Tell a user's mistake to whoever started this process, or write it to stderr."""
+    """Pass a user's mistake on to the process that started this one, or write it to stderr."""
     if not tell(str(error)):
         sys.stderr.write(f"error: {error}\n")
 
 
 def tell(line: str) -> bool:
-    """Tell how this process ends to whoever started it; return whether that is possible."""
+    """Pass a line about this process's end on to the process that started it.
+
+    Returns:
+        False if that is not possible.
+    """
     if place := os.environ.get(ERROR):
         try:
             Path(place).write_text(line, encoding="utf-8")
-        except OSError:  # the disk is full: the starter finds the line in the output
+        except OSError:  # the disk is full: the starting process finds the line in the output
             with suppress(OSError):
                 os.truncate(place, 0)
         else:
@@ -181,7 +191,7 @@ def tell(line: str) -> bool:
 
 
 def last_error(output: str, status: int) -> str:
-    """Return the line of a failed command's output that says most about its failure."""
+    """Return the line of a failed command's output that best explains the failure."""
     lines = [line.strip() for line in re.split(r"[\r\n]+", output)]
     errors = [match[1] for line in lines if (match := _ERROR.match(line))]
     ours = [line.removeprefix("error: ") for line in errors if line.startswith("error: ")]
@@ -198,7 +208,7 @@ def last_error(output: str, status: int) -> str:
 
 
 RUN = ("-m", "latentmake.training.run")
-"""Arguments of Python before the path of an order and what to do with it."""
+"""Arguments of Python before the path of an order and `train`, `generate` or `evaluate`."""
 
 
 def accelerate_arguments(
@@ -207,9 +217,9 @@ def accelerate_arguments(
     """Return the arguments between `accelerate launch` and the training script.
 
     Args:
-        precision: number format in which it computes.
+        precision: precision of the training.
         processes: how many devices train together.
-        config: path of accelerate's configuration file, which then says all of it.
+        config: path of accelerate's configuration file; if given, the other arguments are ignored.
         compiler: torch's backend that compiles the network.
     """
     if config is not None:
@@ -220,18 +230,18 @@ def accelerate_arguments(
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return the environment of a child that computes with a number of threads."""
+    """Return the environment of a child that computes with a number of CPU threads."""
     package = str(Path(latentmake.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
-    # To wake a thread takes longer than a layer of a small network: threads spin for 0.1 ms, then
-    # sleep. OpenMP of macOS would spin for ever.
+    # Waking a thread takes longer than a layer of a small network. Threads therefore spin for
+    # 0.1 ms before they sleep. OpenMP on macOS would spin for ever.
     spin = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "10000"}
     is_free = sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ
     return {
         **(spin if is_free else {}),
         **os.environ,
         "PYTHONPATH": os.pathsep.join([package, path] if path else [package]),
-        "PYTHONSAFEPATH": "1",  # the working folder may be another clone's, with its own package
+        "PYTHONSAFEPATH": "1",  # keeps out a package of the same name in the working folder
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
@@ -248,22 +258,32 @@ def run_child(
     online: bool,
     gpus: int = 1,
 ) -> None:
-    """Run a command whose mistakes are told by `say_error`; raises TrainingError.
+    """Run a command that reports its errors by `say_error`.
 
-    The command is Python with `RUN`, perhaps behind a launcher. `gpus` says how many it uses, see
-    `lease.hold`. Where a signal ends it, `Stopped` has its last line.
+    Args:
+        command: Python with `RUN`, perhaps behind a launcher.
+        run: name of the run, for messages.
+        folder: folder of a temporary file for the error.
+        threads: CPU threads of the command.
+        log: file that gets all output.
+        online: whether the command may download weights.
+        gpus: number of GPUs to lock, see `lease.hold`.
+
+    Raises:
+        TrainingError: the command failed.
+        Stopped: a signal ended it; the exception has the command's last line.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    told = {**_environment(threads), **({} if online else {"HF_HUB_OFFLINE": "1"})}
-    # One file for all processes of a training: of the same error that each of them has, one line.
+    environment = {**_environment(threads), **({} if online else {"HF_HUB_OFFLINE": "1"})}
+    # All processes of a training write to one file, so that an error of all is shown once.
     with (
         lease.hold(gpus, f"run {run}", partial(say, log)),
         tempfile.NamedTemporaryFile(dir=folder, prefix=".error-") as file,
     ):
-        told |= gpu.chosen()
-        told[ERROR] = str(Path(file.name).absolute())
+        environment |= gpu.chosen()
+        environment[ERROR] = str(Path(file.name).absolute())
         try:
-            status, output = run_program(command, environment=told, log=log)
+            status, output = run_program(command, environment=environment, log=log)
         except Stopped as stopped:
             if line := _read(file.name):
                 stopped.said = f"run {run}: {line}"
@@ -279,7 +299,7 @@ def _read(file: str) -> str:
 
 
 def say(log: Path, text: str) -> None:
-    """Say a line to the user, and append it to a log."""
+    """Show a line to the user, and append it to a log."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
     # A full disk must not hide the message about it.

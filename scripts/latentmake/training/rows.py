@@ -1,12 +1,15 @@
-"""Rows of a run's manifest: its job writes them beside the lock, and trainers read them.
+"""Rows of a run's manifest: a job writes them beside the lock, and trainers read them.
 
-The job adds the keys of the batch jobs to those of its order, and removes orphans.
+The manifest's job adds the keys from the receipts of the batch jobs to the keys in its order, and
+removes orphaned cache files.
 
 All items of a source (clips, resolutions, variants of its text) and all sources of equal content
-are held out together. The choice depends on contents and on the number alone: not on names, order,
-datasets or other settings. A source that is added or removed moves at most one other.
+are held out together. The choice depends only on the contents and on the number of held-out
+sources. It does not depend on names, order, datasets or other settings. Adding or removing a source
+moves at most one other source in or out.
 
-Regularisation images are never held out. An epoch shows them as often, all together, as the others.
+Regularisation images are never held out. Together, they are shown as often in an epoch as all other
+images.
 """
 
 from __future__ import annotations
@@ -43,37 +46,37 @@ from latentmake.plan.receipts import GONE, check_listed, read_receipt
 
 
 def balanced(repeats: Sequence[int], images: int) -> list[int]:
-    """Return how often an epoch shows each regularisation image, so that they come to `images`.
+    """Return how often an epoch shows each regularisation image, to match `images` other images.
 
-    Each is shown as often as its dataset `repeats` it until there are enough, and the last ones of
-    too many are not shown. Too few are shown once more, in turns.
+    Images are shown as often as their dataset repeats them, until `images` is reached; the
+    remaining ones are not shown. If there are too few, they are shown once more, in turns.
     Source: sd-scripts, `DreamBoothDataset.__init__` (library/train_util.py).
 
     Args:
-        repeats: of each image, in the order of datasets and paths.
+        repeats: repeats of each regularisation image, in the order of datasets and paths.
         images: number of the other images in an epoch, with their repeats.
     """
-    found, left = [0] * len(repeats), images
+    counts, left = [0] * len(repeats), images
     for place, count in enumerate(repeats):
         if left > 0:
-            found[place] = count
+            counts[place] = count
             left -= count
     turns, rest = divmod(max(left, 0), len(repeats) or 1)
-    return [count + turns + (place < rest) for place, count in enumerate(found)]
+    return [count + turns + (place < rest) for place, count in enumerate(counts)]
 
 
 def chosen(contents: Iterable[str], count: int) -> set[str]:
-    """Return those of some digests of sources that are held out: `count` different ones.
+    """Return the `count` different sources to hold out, by the digests of their contents.
 
-    They have the smallest digests of salt and content.
+    These are the sources with the smallest digests of salt and content.
     """
-    ranks = {digest.of_bytes(f"{SALT}\n{each}".encode()): each for each in contents}
-    return {ranks[each] for each in heapq.nsmallest(count, ranks)}
+    ranks = {digest.of_bytes(f"{SALT}\n{content}".encode()): content for content in contents}
+    return {ranks[rank] for rank in heapq.nsmallest(count, ranks)}
 
 
-_CONTENT = 4  # in a receipt, behind the stat of a source
+_CONTENT = 4  # position of the content's digest in a receipt's source, after the file's stat
 
-_OPTIONAL = ("held_out", "trained", "is_reg")  # of a lock
+_OPTIONAL = ("held_out", "trained", "is_reg")  # keys that a lock may lack
 
 _UNUSED = "not used: there are more regularisation images than others"
 
@@ -81,67 +84,69 @@ _HELD_OUT = "not used: an equal image is held out for validation"
 
 
 class Row(BaseModel, extra="allow"):
-    """One line of a manifest; a skipped item has a reason (`aside`) instead of caches.
+    """One line of a manifest. A skipped item has a reason (`aside`) instead of caches.
 
     Attributes:
-        text: path of its embedding, or resolution -> path; None where captions are not cached.
-        variants: likewise the paths of all its texts' embeddings, where there are several.
+        text: path of the embedding, or resolution -> path; None if captions are not cached.
+        variants: paths of the embeddings of all texts, or resolution -> paths; None if there is
+            only one text.
     """
 
     dataset: str
-    stem: str  # path below the dataset's folder, without the last ending
+    stem: str  # path below the dataset's folder, without the file extension
     source: str  # path of the image or video
     repeats: int = Field(1, ge=1)
     latents: dict[str, str | list[str]] = {}  # resolution -> path, or paths of clips
     text: str | dict[str, str] | None = None
     variants: list[str] | dict[str, list[str]] | None = None
-    texts: list[str] | None = None  # the texts, where they are not that of the caption file
+    texts: list[str] | None = None  # texts, unless the caption file has the text
     caption: str | None = None  # path of the caption file; None for the empty caption
     control: str | None = None  # path of the first control image, or of the control video
-    controls: list[str] = []  # all control images, where there are several
+    controls: list[str] = []  # all control images, if there are several
     layers: list[str] = []  # further target images
-    validation: bool = False  # whether it is held out: evaluated, and never trained on
+    validation: bool = False  # whether it is held out: evaluated, but never trained on
     is_reg: bool = False  # whether it is a regularisation image
     row: dict[str, Any] = {}  # further columns of its list
-    aside: str | None = None
+    aside: str | None = None  # reason why the item is skipped
 
     @property
     def group(self) -> str:
-        """Its `label`, or the first folder of its file below the dataset's; "" without both."""
+        """Value of the column `label`; else the first folder below the dataset's; else ""."""
         if (label := self.row.get("label")) not in (None, ""):
             return str(label)
         if "/" in self.stem:
             return self.stem.split("/")[0]
-        path = splitext(self.source)[0]  # the stem of one of several videos has `_` for `/`
+        path = splitext(self.source)[0]  # in the stems of several videos, `_` stands for `/`
         for at in (0, *(place + 1 for place, letter in enumerate(path) if letter == "/")):
             *folders, _ = (below := path[at:]).split("/")
             if folders and self.stem.startswith(below.replace("/", "_")):
-                is_outside = path[:at] == "/"  # the folder of its list: its name has all folders
+                # The stem of a video outside its list's folder has all folders of the path.
+                is_outside = path[:at] == "/"
                 return folders[-1 if is_outside else 0]
         return ""
 
     @property
     def learned(self) -> bool:
-        """Whether it is neither held out nor a regularisation image."""
+        """Whether the item is neither held out nor a regularisation image."""
         return not (self.validation or self.is_reg)
 
     @property
     def control_files(self) -> list[str]:
-        """Paths of all its controls."""
+        """Paths of all control images, or of the control video."""
         return self.controls or ([] if self.control is None else [self.control])
 
     @property
     def first_text(self) -> str:
-        """The embedding of its first text, at its first resolution; "" where there is none."""
+        """Path of the first text's embedding, at the first resolution; "" if there is none."""
         return next((text for size in self.latents for text in self.texts_at(size)), "")
 
     def latents_at(self, resolution: str) -> list[str]:
-        """Return the caches of its latents at a resolution, one a clip."""
-        found = self.latents.get(resolution, [])
-        return [found] if isinstance(found, str) else found
+        """Return the paths of the latents at a resolution, one for each clip."""
+        paths = self.latents.get(resolution, [])
+        return [paths] if isinstance(paths, str) else paths
 
     def texts_at(self, resolution: str) -> list[str]:
-        """Return the embeddings of all its texts at a resolution."""
+        """Return the paths of the embeddings of all texts at a resolution."""
         text = self.text.get(resolution) if isinstance(self.text, dict) else self.text
         several = self.variants
         if isinstance(several, dict):
@@ -150,7 +155,7 @@ class Row(BaseModel, extra="allow"):
 
 
 def rows_of(manifest: Path) -> Iterator[Row]:
-    """Yield the items of a manifest, without skipped ones; raises TrainingError."""
+    """Yield the items of a manifest, except skipped ones; raises TrainingError."""
     what, hint = "cannot be read", "run the build's command, which writes it anew"
     try:
         for number, line in enumerate(manifest.read_bytes().splitlines(), 1):
@@ -167,11 +172,15 @@ def write_manifest(
 ) -> Lock:
     """Remove orphans, and write `manifest.jsonl` and `dataset.lock` into a folder.
 
-    The receipts are of the batch jobs that ran since the order was written.
+    Args:
+        order: order of the manifest.
+        receipts: receipts of the batch jobs that ran since the order was written.
+        folder: folder of the run.
+        say: shows a line to the user.
 
     Raises:
-        DatasetError: a dataset that is not to skip them has faulty items; all are named.
-        ConfigError: more sources are to be held out than half of those that differ.
+        DatasetError: a dataset without `on_error: skip` has faulty items; the error names all.
+        ConfigError: more than half of the different sources would be held out.
         CacheError: a target is missing or damaged.
     """
     made: dict[str, str] = {}
@@ -179,26 +188,22 @@ def write_manifest(
     skipped = {dataset: list(faults) for dataset, faults in order.faults.items()}
     for path in receipts:
         receipt = read_receipt(path)
-        if receipt is None:  # the headers of its targets tell their keys
+        if receipt is None:  # missing or damaged: `_header_of` reads the keys of its targets
             continue
         made |= {name: str(target[-1]) for name, target in receipt.targets.items()}
         read |= {name: str(source[_CONTENT]) for name, source in receipt.sources.items()}
         for fault in receipt.faults:
             skipped.setdefault(fault["dataset"], []).append(fault)
-    lines = [f["line"] for name, each in skipped.items() if name not in order.skip for f in each]
-    if lines:
-        what = f"{len(lines)} faulty: {joined(lines, say)}"
-        hint = "all other items are done; set on_error: skip to train without these"
-        raise DatasetError(what, where=f"run {order.run}", hint=hint)
+    _refuse_faulty(order, skipped, say)
     check_listed(made)
-    without = {(name, fault["stem"]) for name, each in skipped.items() for fault in each}
+    without = {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
     layout = layout_of(order.layout)
     keys: dict[str, list[tuple[str, str]]] = {}
     trained: dict[str, list[tuple[str, str]]] = {}
     images: dict[str, list[str]] = {}
     rows: list[dict[str, Any]] = []
-    sources = {(each.dataset, each.item.stem): each.item.image for each in order.items}
-    kept = [each for each in order.items if (each.dataset, each.item.stem) not in without]
+    sources = {(member.dataset, member.item.stem): member.item.image for member in order.items}
+    kept = [member for member in order.items if (member.dataset, member.item.stem) not in without]
     dropped = _dropped(order, without) if layout.flat else {}
     held = _held_out(order, kept, read)
     shown = _shown(order, kept, held)
@@ -206,17 +211,17 @@ def write_manifest(
         dataset, item = member.dataset, member.item
         pairs = {
             f"{dataset}/{part}": [
-                (layout.identity(item.stem, path), made.get(path) or known or _header_of(path).key)
-                for path, known in targets
+                (layout.identity(item.stem, path), made.get(path) or key or _header_of(path).key)
+                for path, key in targets
             ]
             for part, targets in member.targets.items()
         }
         if member.text is not None:
             part, content = member.text
             pairs[part] = [(item.stem, content)]
-        for side in (keys,) if item.image in held else (keys, trained):
-            for part, found in pairs.items():
-                side.setdefault(part, []).extend(found)
+        for digests in (keys,) if item.image in held else (keys, trained):
+            for part, added in pairs.items():
+                digests.setdefault(part, []).extend(added)
         images.setdefault(dataset, []).append(place_of(item, layout))
         rows.append(_row(order, member, held=item.image in held, shown=shown))
     if unused := sum("aside" in row for row in rows):
@@ -226,12 +231,13 @@ def write_manifest(
     for name, faults in skipped.items():
         for fault in faults:
             say(f"skipped: {fault['line']}")
-            source = fault["path"] or sources.get((name, fault["stem"]), "")  # of a text: no file
-            rows.append(_aside(name, fault["stem"], source, fault["line"]))
+            # A fault of a text names no file.
+            source = fault["path"] or sources.get((name, fault["stem"]), "")
+            rows.append(_skipped(name, fault["stem"], source, fault["line"]))
     used = {key for pairs in keys.values() for _, key in pairs}
     vanished = {*order.vanished}
     for name, paths in dropped.items():
-        there = sum(len(found) for part, found in keys.items() if part.startswith(f"{name}/"))
+        there = sum(len(pairs) for part, pairs in keys.items() if part.startswith(f"{name}/"))
         if store.is_bulk(len(paths), there + len(paths)):
             vanished.update(paths)
     _remove([*order.orphans, *chain(*dropped.values())], used, vanished, say)
@@ -240,8 +246,8 @@ def write_manifest(
     if held:
         away = sum("validation" in row for row in rows)
         say(f"held out for validation: {order.validation} sources, {away} of {len(kept)} items")
-    parts = {part: keys_digest(found) for part, found in keys.items()}
-    training = {part: keys_digest(found) for part, found in trained.items()}
+    parts = {part: keys_digest(pairs) for part, pairs in keys.items()}
+    training = {part: keys_digest(pairs) for part, pairs in trained.items()}
     lock = Lock(
         digest=lock_digest(parts, order.repeats, order.validation, order.is_reg),
         counts={part: len(pairs) for part, pairs in keys.items()},
@@ -254,35 +260,58 @@ def write_manifest(
         trained=lock_digest(training, order.repeats, is_reg=order.is_reg) if held else "",
         is_reg=order.is_reg,
     )
+    # The lock has the manifest's digest, so it is written last.
     atomic.write(folder / "manifest.jsonl", listed)
-    # What a run has none of is left out: locks of former releases do not have it.
-    values = {x: y for x, y in vars(lock).items() if y or x not in _OPTIONAL}
+    # Keys without a value are left out, so that the lock is the one that earlier releases wrote.
+    values = {key: value for key, value in vars(lock).items() if value or key not in _OPTIONAL}
     text = json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)
     atomic.write(folder / "dataset.lock", f"{text}\n".encode())
     return lock
 
 
+def _refuse_faulty(
+    order: ManifestOrder,
+    skipped: Mapping[str, Sequence[Mapping[str, str]]],
+    say: Callable[[str], None],
+) -> None:
+    """Raise a DatasetError if a dataset without `on_error: skip` has faulty items."""
+    lines = [
+        fault["line"]
+        for name, faults in skipped.items()
+        if name not in order.skip
+        for fault in faults
+    ]
+    if lines:
+        what = f"{len(lines)} faulty: {joined(lines, say)}"
+        hint = "all other items are done; set on_error: skip to train without these"
+        raise DatasetError(what, where=f"run {order.run}", hint=hint)
+
+
 def _dropped(order: ManifestOrder, without: Collection[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return dataset -> the cache files of its items that a run goes `without`."""
-    found: dict[str, list[str]] = {}
+    """Return dataset -> existing cache files of the items that a run goes `without`."""
+    dropped: dict[str, list[str]] = {}
     for dataset, item, targets, _ in order.items:
         if (dataset, item.stem) in without:
             paths = (path for several in targets.values() for path, _ in several)
-            found.setdefault(dataset, []).extend(path for path in paths if Path(path).exists())
-    return found
+            dropped.setdefault(dataset, []).extend(path for path in paths if Path(path).exists())
+    return dropped
 
 
 def _held_out(
     order: ManifestOrder, items: Sequence[Member], read: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return path -> digest of the sources held out of training.
+    """Return path -> digest of content, of the sources held out of training.
 
-    `read` has the digests of the sources that jobs of this build read.
+    `read` has the digests of sources that this build's jobs read.
     """
     if not order.validation:
         return {}
-    contents = {x.item.image: read.get(x.item.image) or _content_of(x) for x in items}
-    learned = [contents[x.item.image] for x in items if x.dataset not in order.is_reg]
+    contents = {
+        member.item.image: read.get(member.item.image) or _content_of(member) for member in items
+    }
+    learned = [
+        contents[member.item.image] for member in items if member.dataset not in order.is_reg
+    ]
     refuse_too_many(order.run, order.validation, learned)
     held = chosen(learned, order.validation)
     return {path: content for path, content in contents.items() if content in held}
@@ -291,51 +320,61 @@ def _held_out(
 def _shown(
     order: ManifestOrder, items: Sequence[Member], held: Collection[str]
 ) -> dict[tuple[str, str], int]:
-    """Return dataset and stem of each regularisation image -> how often an epoch shows it.
+    """Return (dataset, stem) of each regularisation image -> how often an epoch shows it.
 
-    An image with the content of one that is held out is not shown. A program that trains on the
-    files balances them itself.
+    Images that equal a held-out image are not shown. For a program that trains on the image files,
+    the numbers are the repeats: it balances the images itself.
     """
     if not order.is_reg:
         return {}
-    regular = [x for x in items if x.dataset in order.is_reg]
-    found = {(x.dataset, x.item.stem): 0 for x in regular}
+    regular = [member for member in items if member.dataset in order.is_reg]
+    unused = {(member.dataset, member.item.stem): 0 for member in regular}
     places = {name: place for place, name in enumerate(order.repeats)}
-    used = [x for x in regular if x.item.image not in held]
-    used.sort(key=lambda x: (places[x.dataset], x.item.image))
-    counts = [order.repeats[x.dataset] for x in used]
+    used = [member for member in regular if member.item.image not in held]
+    used.sort(key=lambda member: (places[member.dataset], member.item.image))
+    counts = [order.repeats[member.dataset] for member in used]
     if not layout_of(order.layout).external:
-        others = [x for x in items if x.dataset not in order.is_reg and x.item.image not in held]
-        counts = balanced(counts, sum(order.repeats[x.dataset] for x in others))
-    names = [(x.dataset, x.item.stem) for x in used]
-    return found | dict(zip(names, counts, strict=True))
+        others = [
+            member
+            for member in items
+            if member.dataset not in order.is_reg and member.item.image not in held
+        ]
+        counts = balanced(counts, sum(order.repeats[member.dataset] for member in others))
+    names = [(member.dataset, member.item.stem) for member in used]
+    return unused | dict(zip(names, counts, strict=True))
 
 
 def _row(
     order: ManifestOrder, member: Member, *, held: bool, shown: Mapping[tuple[str, str], int]
 ) -> dict[str, Any]:
-    """Return a manifest's row of an item, with the reason if an epoch does not show it.
+    """Return the manifest's row of an item; if no epoch shows it, the row has the reason.
 
     `held` says whether it is held out, `shown` how often an epoch shows regularisation images.
     """
     dataset, item, is_reg = member.dataset, member.item, member.dataset in order.is_reg
     repeats = shown[dataset, item.stem] if is_reg else order.repeats[dataset]
     if not repeats:
-        return _aside(dataset, item.stem, item.image, _HELD_OUT if held else _UNUSED)
+        return _skipped(dataset, item.stem, item.image, _HELD_OUT if held else _UNUSED)
     row = row_of(member, repeats, layout_of(order.layout))
-    row |= {"is_reg": True} if is_reg else {}
-    return row | ({"validation": True} if held else {})
+    if is_reg:
+        row["is_reg"] = True
+    if held:
+        row["validation"] = True
+    return row
 
 
-def _aside(dataset: str, stem: str, source: str, reason: str) -> dict[str, Any]:
+def _skipped(dataset: str, stem: str, source: str, reason: str) -> dict[str, Any]:
     return {"dataset": dataset, "stem": stem, "source": source, "aside": reason}
 
 
 def _content_of(member: Member) -> str:
-    """Return the digest of an item's source, from the header of its latents where that has it."""
+    """Return the digest of an item's source, from the header of its latents if possible."""
     if member.item.controls or member.item.layers:
-        return digest.of_file(Path(member.item.image))  # the header's is of all its files
-    latents = next(x for part, x in member.targets.items() if parsed(part).kind == "latents")
+        # The digest in the header covers all files of the item.
+        return digest.of_file(Path(member.item.image))
+    latents = next(
+        targets for part, targets in member.targets.items() if parsed(part).kind == "latents"
+    )
     return _header_of(latents[0][0]).source
 
 
@@ -355,11 +394,20 @@ def _remove(
     vanished: Collection[str],
     say: Callable[[str], None],
 ) -> None:
-    """Remove cache files that are ours by their header or temporary name.
+    """Remove orphaned cache files. Files that Latentmake did not make stay where they are.
 
-    They go to the store, or are kept apart if they `vanished` in bulk, except those whose keys
-    other files of the run have.
-    An OSError says that one cannot be removed: a trainer that reads the folder would train on it.
+    Removed files go to the store, or to a folder of kept files if they `vanished` in bulk. They are
+    deleted if another file of the run has the same key, or if they were never completed.
+
+    Args:
+        orphans: paths of the files.
+        used: keys of the run's cache files.
+        vanished: paths of files whose items vanished in bulk.
+        say: shows a line to the user.
+
+    Raises:
+        OSError: a file cannot be removed. A trainer that reads the folder would train on it, so
+            the job must fail.
     """
     removed, kept = 0, 0
     for name in orphans:
@@ -381,7 +429,7 @@ def _remove(
         else:
             store.put(path, key)
             removed += 1
-        with contextlib.suppress(OSError):  # a folder that is not empty
+        with contextlib.suppress(OSError):  # the folder is not empty
             for parent in path.parents[:-4]:  # cache/{dataset}/{model} stay
                 parent.rmdir()
     if removed:

@@ -1,7 +1,7 @@
-"""A process of a training, of clips or of an evaluation: an order file in, an exit status out.
+"""Process that carries out the order of a training, of clips or of an evaluation.
 
-`python -m latentmake.training.run ORDER train` trains, perhaps behind `accelerate launch`;
-`generate` and `evaluate` in the place of `train` draw clips, and evaluate held-out items.
+`python -m latentmake.training.run ORDER train` trains, perhaps behind `accelerate launch`. With
+`generate` instead of `train` it draws clips, and with `evaluate` it evaluates held-out items.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ _HINTS = {
 
 
 def _in_thread(failed: threading.ExceptHookArgs) -> None:
-    """Print the traceback of a thread; TensorBoard's hands faults of the disk to the main one."""
+    """Print the traceback of a thread, unless it is an OSError.
+
+    TensorBoard's thread passes errors of the disk on to the main thread, which reports them.
+    """
     if not isinstance(failed.exc_value, OSError):
         threading.__excepthook__(failed)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out an order; tell a user's mistake in a line, and return the exit status."""
-    from latentmake import backends  # whose modules are above this folder's
+    """Carry out an order, report a user's mistake in one line, and return the exit status."""
+    from latentmake import backends  # here, because `backends` imports this folder
 
     path, word = Path(arguments[0]), arguments[1]
     place, threading.excepthook = path, _in_thread
@@ -65,10 +68,10 @@ def main(arguments: Sequence[str]) -> int:
         say_error(TrainingError("the device is out of memory", hint=hint))
         return 1
     except OSError as error:
-        known = storage_error(error, error.filename or place)
-        if known is None:
+        fault = storage_error(error, error.filename or place)
+        if fault is None:
             raise
-        say_error(known)
+        say_error(fault)
         return 1
     except KeyboardInterrupt as stopped:
         tell(str(stopped))
@@ -78,5 +81,6 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
-    gc.freeze()  # or the end of the process searches all that it imported, for a second
+    # Otherwise the garbage collector searches all imported objects at exit, for a second.
+    gc.freeze()
     sys.exit(status)

@@ -1,7 +1,7 @@
-"""Items that a training saw, in a file beside its weights: their texts, and digests of pictures.
+"""Items that a training saw: their texts and digests of pictures, in a file beside the weights.
 
-Captions, pictures and cache files may change afterwards. Pages compare today's items with this
-file, which nothing else depends on.
+Captions, pictures and cache files may change afterwards. Pages, and the reasons to train, compare
+today's items with this file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class SeenItem(BaseModel, extra="ignore", frozen=True):
     """One item that a training saw.
 
     Attributes:
-        source: digest of its picture or video, with its controls; "" where no cache file has it.
-        texts: as they were encoded.
+        source: digest of its picture or video, with its controls; "" if no cache file has it.
+        texts: texts of the item, as they were encoded.
     """
 
     dataset: str
@@ -37,20 +37,25 @@ class SeenItem(BaseModel, extra="ignore", frozen=True):
 
 
 def write_seen(manifest: Path, folder: Path) -> None:
-    """Write the items of a manifest that was trained on into a folder; raises StorageError."""
+    """Write a file with the items of a manifest into a folder; raises StorageError."""
     lines = (f"{item.model_dump_json()}\n" for item in seen_items(manifest))
     atomic.write(folder / SEEN, "".join(lines).encode())
 
 
 def read_seen(folder: Path) -> list[SeenItem] | None:
-    """Return the items that `write_seen` wrote into a folder; None where they are not known."""
+    """Return the items that `write_seen` wrote; None if the file is missing or damaged."""
     return read_state(
-        folder / SEEN, lambda data: [SeenItem.model_validate_json(x) for x in data.splitlines()]
+        folder / SEEN,
+        lambda data: [SeenItem.model_validate_json(line) for line in data.splitlines()],
     )
 
 
 def seen_items(manifest: Path) -> Iterator[SeenItem]:
-    """Yield the items of a manifest, by its cache files as they are now; raises TrainingError."""
+    """Yield the items of a manifest, with the texts and digests in today's cache files.
+
+    Raises:
+        TrainingError: the manifest is missing or damaged.
+    """
     for row in rows_of(manifest):
         latents = next((path for size in row.latents for path in row.latents_at(size)), None)
         header = header_of(Path(latents)) if latents else None
@@ -59,11 +64,11 @@ def seen_items(manifest: Path) -> Iterator[SeenItem]:
 
 
 def _texts(row: Row) -> Iterator[str]:
-    """Yield the texts of a row, by the headers of its embeddings where the row has none."""
+    """Yield the texts of a row. If the row has none, they are in the headers of its embeddings."""
     if row.texts is not None:
         yield from row.texts
         return
-    embeddings = next((found for size in (*row.latents, "") if (found := row.texts_at(size))), [])
+    embeddings = next((paths for size in (*row.latents, "") if (paths := row.texts_at(size))), [])
     headers = [header_of(Path(path)) for path in embeddings]
     captions = [header.caption for header in headers if header and header.caption is not None]
     if not captions and row.caption:  # a trainer that encodes captions itself reads the file

@@ -1,1 +1,1 @@
-"""The training loop that our own trainers share; a recipe knows network, objective and files."""
+"""Training loop of the trainers `sd` and `wan`; their recipes have network and objective."""

@@ -1,4 +1,4 @@
-"""Caches of clips, and cut clips, as torch datasets for training loops of your own."""
+"""Cached clips and cut clips as torch datasets, for your own training loops."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _SPLITS = {"train": [False], "validation": [True], "all": [False, True]}
 
 
 class CachedClipDataset(TorchDataset[dict[str, Any]]):
-    """Latents and embeddings of a run that was built, as its manifest lists them.
+    """Latents and embeddings of a run that has been built, in the order of its manifest.
 
-    Nothing is encoded, and neither VAE nor text encoder is loaded. It can be pickled, and holds no
-    open file.
+    The dataset only reads cache files: it loads no VAE and no text encoder. It can be pickled, and
+    keeps no file open.
 
     Args:
-        manifest: `runs/{run}/manifest.jsonl`, or the folder `runs/{run}`.
-        split: `train`: all items but those held out for validation; `validation`: those;
-            `all`: both.
-        resolution: of the run's resolutions the one to read (`832x480`); by default all of them.
+        manifest: path `runs/{run}/manifest.jsonl`, or the folder `runs/{run}`.
+        split: `train` for all items that are not held out for validation, `validation` for the
+            items that are, `all` for both.
+        resolution: resolution to read, such as `832x480`; by default all resolutions of the run.
 
     Raises:
-        DatasetError: the manifest has no such item, or is of another model.
+        DatasetError: the manifest has no such item, or its model is no Wan model.
         TrainingError: the manifest is missing or damaged.
         CacheError: a cache file is missing or damaged.
     """
@@ -51,7 +51,7 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
             what, hint = f"split={split!r} is unknown", f"use one of {', '.join(_SPLITS)}"
             raise DatasetError(what, where="CachedClipDataset", hint=hint)
         rows = [row for row in rows_of(self.manifest) if row.validation in _SPLITS[split]]
-        # Paths in a manifest are below the folder of the build: that of `runs`.
+        # Paths in a manifest are relative to the folder of the build, in which `runs` lies.
         runs = self.manifest.absolute().parent.parent
         root = str(runs.parent) if runs.name == "runs" else ""
         named = (
@@ -67,7 +67,7 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
             what += f" and resolution={resolution!r}" if resolution else ""
             hint = "see the run's datasets, resolutions and `validation`"
             raise DatasetError(what, where=self.manifest, hint=hint)
-        if _names_in(Path(root, row.first_text)) != [each.name for each in WAN.text]:
+        if _names_in(Path(root, row.first_text)) != [spec.name for spec in WAN.text]:
             what, hint = "is not the manifest of a Wan run", "name one whose model has a `task`"
             raise DatasetError(what, where=self.manifest, hint=hint)
         more = [
@@ -88,9 +88,9 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
         """Read the caches of one item; raises CacheError.
 
         Returns:
-            `latents` [16, f, h, w], normalised as the network takes them, float32; `text` [T, D],
-            without padding, in the dtype of the cache; `prompt`; `row` of the manifest; and, where
-            the model has them, `latents_image` [20, f, h, w], `latents_control` and `clip`.
+            `latents` [16, f, h, w], float32, normalised for the network; `text` [T, D], without
+            padding, in the dtype of the cache; `prompt`; `row`, the item's row of the manifest.
+            Some models also have `latents_image` [20, f, h, w], `latents_control` and `clip`.
         """
         number = self._order[index]
         item = self._caches[number]
@@ -106,13 +106,13 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
 class ClipDataset(TorchDataset[dict[str, Any]]):
     """Clips that `clips_{run}` has cut, in the order of `clips/{run}/train.jsonl`.
 
-    Clips of one shape need no `collate_fn`. It can be pickled, and holds no open file.
+    Clips of one shape need no `collate_fn`. The dataset can be pickled, and keeps no file open.
 
     Args:
-        source: that list, or its folder.
+        source: path of `train.jsonl`, or its folder.
 
     Raises:
-        DatasetError: the list is missing, damaged or another one.
+        DatasetError: the list is missing or damaged, or is no list of clips.
     """
 
     def __init__(self, source: str | os.PathLike[str]) -> None:
@@ -132,7 +132,7 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return `frames`, float32 [F, 3, H, W] from -1 to 1, and `prompts`, the clip's caption."""
         path, prompt = self.clips[index]
-        if not path.is_file():  # named from another working directory
+        if not path.is_file():  # its path is relative to another working directory
             path = self._folder / path.name
         try:
             frames = torch.from_numpy(npz.load(path)["frames"]).permute(0, 3, 1, 2)
@@ -148,14 +148,15 @@ def _names_in(path: Path) -> list[str]:
 
 
 def collate_fn(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make a batch of items of one shape, of a CachedClipDataset.
+    """Make a batch of items of a CachedClipDataset that have one shape.
 
     Embeddings are padded with zeros to 512 tokens, as Wan's network was trained and as diffusers'
-    WanPipeline does; to the longest where one is longer.
+    WanPipeline pads them. If one is longer, they are padded to the longest.
 
     Returns:
-        Every tensor of the items, stacked: `latents` [B, 16, f, h, w], `text` [B, 512, D] and
-        others; `mask` [B, 512], true where a caption has tokens; `prompts` and `rows`, lists of B.
+        All tensors of the items, stacked: `latents` [B, 16, f, h, w], `text` [B, 512, D] and
+        others. `mask` [B, 512] is true where a caption has tokens. `prompts` and `rows` are lists
+        of length B.
     """
     text = torch.nn.utils.rnn.pad_sequence([item["text"] for item in items], batch_first=True)
     text = torch.nn.functional.pad(text, (0, 0, 0, max(0, T5_LENGTH - text.shape[1])))

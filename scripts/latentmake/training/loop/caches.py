@@ -1,7 +1,7 @@
-"""Items of a manifest and their cache files: headers at once, content batch by batch.
+"""Cache files of a manifest's items: headers are read at once, contents batch by batch.
 
-Files are read when their batch comes: the system keeps them in memory as far as they fit, once for
-all processes, and reading them again costs little more than a copy.
+Contents are not kept in memory. The operating system caches the files, once for all processes, so
+reading a file again costs little more than a copy.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Batch(NamedTuple):
     """Examples of one shape.
 
     Attributes:
-        latents: [batch, channels, height, width], or [batch, channels, frames, height, width];
-            float32, as the network sees them.
-        text: [batch, tokens, width], in the caches' number format, float32 where they differ;
+        latents: tensor [batch, channels, height, width] or [batch, channels, frames, height,
+            width], float32, scaled for the network.
+        text: tensor [batch, tokens, width] in the dtype of the caches, or float32 if they differ;
             shorter embeddings end in zeros.
-        mask: [batch, tokens], True where a token is; None where all have equal length.
-        indices: of the examples.
-        more: further tensors [batch, ...] by name, in the caches' number format.
-        weights: factor of the loss of each example, [batch], float32; None where all are 1.
+        mask: tensor [batch, tokens], True where there is a token; None if all have equal length.
+        indices: indices of the examples.
+        more: further tensors [batch, ...] by name, in the dtype of the caches.
+        weights: factors of the examples' losses, [batch], float32; None if all are 1.
     """
 
     latents: torch.Tensor
@@ -54,19 +54,21 @@ class Batch(NamedTuple):
     weights: torch.Tensor | None = None
 
     def pinned(self) -> Batch:
-        """Return a copy in pinned memory, from which a GPU takes it faster."""
+        """Return a copy in pinned memory, which is copied to a GPU faster."""
         fields = self._asdict().items()
-        tensors: dict[str, Any] = {x: y.pin_memory() for x, y in fields if torch.is_tensor(y)}
-        more = {name: each.pin_memory() for name, each in self.more.items()}
+        tensors: dict[str, Any] = {
+            name: value.pin_memory() for name, value in fields if torch.is_tensor(value)
+        }
+        more = {name: tensor.pin_memory() for name, tensor in self.more.items()}
         return self._replace(**tensors, more=more)
 
 
 def copied(
     tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Copy a tensor to a device; the CPU does not wait for it where it lies in pinned memory.
+    """Copy a tensor to a device. If it lies in pinned memory, the CPU does not wait for the copy.
 
-    The dtype is changed on the device: changed before, the tensor would no longer be pinned.
+    The dtype is changed on the device, because a converted tensor would no longer be pinned.
     """
     there = tensor.to(device, non_blocking=device.type != "mps")
     return there if dtype is None else there.to(dtype)
@@ -76,8 +78,8 @@ def pad(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | Non
     """Stack embeddings [tokens, width] of different lengths, with zeros at the ends.
 
     Returns:
-        [batch, most tokens, width], and their mask [batch, most tokens]; None where all have equal
-        length.
+        Embeddings [batch, most tokens, width], and their mask [batch, most tokens], which is None
+        if all have equal length.
     """
     padded = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
     lengths = [len(text) for text in texts]
@@ -88,22 +90,28 @@ def pad(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | Non
 
 HINT = "delete it and run the build's command again, which encodes it anew"
 FORM = r"(_\d+x\d+x\d+)?(_b?float\w+)?"
-"""Regular expression of shape and dtype, which musubi-tuner has behind a tensor's name."""
+"""Regular expression of the shape and dtype that musubi-tuner appends to a tensor's name."""
 
-_THREADS = 8  # that read headers: a disk or a network answers several at once
-_CHUNK = 256  # files a thread takes at a time
+_THREADS = 8  # threads that read headers; a disk or a network serves several reads at once
+_CHUNK = 256  # files that a thread takes at a time
 _AHEAD = 4  # batches read before they are needed, for each thread
 
 
 class Sought(NamedTuple):
-    """A tensor to find in cache files: its name without shape and dtype, its number of sides."""
+    """Description of a tensor in cache files.
+
+    Attributes:
+        name: its name, without the shape and dtype that musubi-tuner appends.
+        dimensions: number of its dimensions.
+    """
 
     name: str
     dimensions: int
 
     def find(self, head: Head) -> tuple[str, tuple[int, ...]]:
-        """Return its name and shape in a file; a ValueError says that it is not there."""
-        name = next((each for each in head.entries if re.fullmatch(self.name + FORM, each)), None)
+        """Return the tensor's name and shape in a file; a ValueError says why it does not fit."""
+        pattern = self.name + FORM
+        name = next((entry for entry in head.entries if re.fullmatch(pattern, entry)), None)
         if name is None:
             raise ValueError(f"has no tensor `{self.name}`")
         dtype, shape, *_ = head.tensors[name]
@@ -118,9 +126,10 @@ class CacheTensors(NamedTuple):
     """Tensors that a training reads from the cache files of a layout.
 
     Attributes:
-        latents: of one file: [channels, (frames,) height, width], then further ones.
-        text: of one file: hidden states [tokens, width], and a vector [width] where there is one.
-        scaled: whether the header of the latents has their scale.
+        latents: tensors of a file of latents: first [channels, (frames,) height, width].
+        text: tensors of a file of text: hidden states [tokens, width], and perhaps a vector
+            [width].
+        scaled: whether the scale is read from the header of the latents.
     """
 
     latents: tuple[Sought, ...]
@@ -132,24 +141,25 @@ PLAIN = CacheTensors((Sought("latents", 3),), (Sought(hidden_state(0), 2),), sca
 _SECOND = Sought(hidden_state(1), 2), Sought(f"{encoder_name(1)}.pooled", 1)
 SDXL = PLAIN._replace(text=(*PLAIN.text, *_SECOND))
 WAN = CacheTensors((Sought("latents", 4),), (Sought("varlen_t5", 2),))
-"""Of musubi-tuner's caches, whose latents are scaled already."""
+"""Tensors of musubi-tuner's caches. Their latents are already scaled for the network."""
 
 
 class Stored(NamedTuple):
-    """A cache file, with the tensors in it that are read.
+    """A cache file, and the tensors that are read from it.
 
     Attributes:
-        found: names of the tensors and their shapes; the first are the latents, or the text.
-        scaling: the network sees (x - shift) * scaling; 1 for text.
-        shift: see there; 0 for text.
-        pixels: image pixels per column of the latents; None where the file does not say.
-        time_ids: height and width of the image, top and left of the crop, height and width of the
-            crop in pixels: SDXL's conditions (section 2.2 of https://arxiv.org/abs/2307.01952).
-        key: of the build, in its header.
+        path: path of the file.
+        tensors: names of the tensors and their shapes; the first are the latents, or the text.
+        scaling: factor of the latents: the network sees (latents - shift) * scaling; 1 for text.
+        shift: shift in this formula; 0 for text.
+        pixels: image pixels per column of the latents; None if the file does not say.
+        time_ids: SDXL's conditions (section 2.2 of https://arxiv.org/abs/2307.01952): height and
+            width of the image, top and left of the crop, height and width of the crop, in pixels.
+        key: key of the target, from the header.
     """
 
     path: str
-    found: tuple[tuple[str, tuple[int, ...]], ...]
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
     scaling: float = 1.0
     shift: float = 0.0
     pixels: float | None = None
@@ -158,30 +168,36 @@ class Stored(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Channels, (frames,) height, width; or tokens, width of all hidden states together."""
-        first, *others = (shape for _, shape in self.found)
+        """Channels, (frames,) height and width; of text: tokens, and width of all hidden states."""
+        first, *others = (shape for _, shape in self.tensors)
         if len(first) > 2:
             return first
         return first[0], first[1] + sum(shape[1] for shape in others if len(shape) == 2)
 
     def read(self) -> list[torch.Tensor]:
-        """Return the tensors as they are stored, also in a file written anew, of the same shapes.
+        """Return the tensors as they are stored.
+
+        The file may have been written again since its header was read, with the same shapes.
 
         Raises:
             CacheError: the file is missing or damaged, or has other shapes now.
         """
         with naming(self.path):
-            tensors = load(read_regular(self.path, None))
-        if any(name not in tensors or tensors[name].shape != shape for name, shape in self.found):
+            values = load(read_regular(self.path, None))
+        if any(name not in values or values[name].shape != shape for name, shape in self.tensors):
             what = "has another shape than when the training began"
             raise CacheError(what, where=self.path, hint="run the build's command again")
-        return [tensors[name] for name, _ in self.found]
+        return [values[name] for name, _ in self.tensors]
 
 
 class Example(NamedTuple):
     """An item at one resolution, or one of its clips.
 
-    An epoch shows it `repeats` times. `weight` is the factor of its loss.
+    Attributes:
+        latents: cache file of the latents.
+        text: cache file of the caption's embedding.
+        repeats: how often an epoch shows the example.
+        weight: factor of its loss.
     """
 
     latents: Stored
@@ -191,13 +207,13 @@ class Example(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Channels, (frames,) height and width of its latents."""
+        """Channels, (frames,) height and width of the latents."""
         return self.latents.shape
 
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Raise a CacheError that names a cache file where reading it shows that it is damaged."""
+    """Turn errors of reading a cache file into a CacheError that names the file."""
     try:
         yield
     except FileNotFoundError:
@@ -208,16 +224,16 @@ def naming(path: str) -> Iterator[None]:
         raise CacheError(what, where=path, hint=HINT) from None
 
 
-def inspect(path: str, sought: Iterable[Sought], *, scaled: bool = False) -> Stored:
-    """Read the header of a cache file and find tensors in it, latents with their scale.
+def inspect(path: str, specs: Iterable[Sought], *, scaled: bool = False) -> Stored:
+    """Read the header of a cache file and find tensors in it; if `scaled`, read their scale too.
 
     Raises:
         CacheError: the file is missing or damaged, or lacks a tensor or its scale.
     """
     with naming(path):
         head = read_head(path)
-        found = tuple(each.find(head) for each in sought)
-        stored = Stored(path, found, key=head.metadata.get(KEY, ""))
+        tensors = tuple(spec.find(head) for spec in specs)
+        stored = Stored(path, tensors, key=head.metadata.get(KEY, ""))
         if not scaled:
             return stored
         names = ("scaling_factor", "shift_factor", "pixel_width", "pixel_height")
@@ -241,16 +257,16 @@ def inspect(path: str, sought: Iterable[Sought], *, scaled: bool = False) -> Sto
 
 
 def inspect_all(
-    paths: Iterable[str], sought: Collection[Sought], *, scaled: bool = False
+    paths: Iterable[str], specs: Collection[Sought], *, scaled: bool = False
 ) -> dict[str, Stored]:
-    """Read the headers of many cache files, each once, several at a time; see `inspect`."""
+    """Return path -> cache file; headers are read in several threads. See `inspect`."""
     distinct = list(dict.fromkeys(paths))
     chunks = [distinct[start : start + _CHUNK] for start in range(0, len(distinct), _CHUNK)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="headers") as pool:
-        found = pool.map(
-            lambda chunk: [inspect(path, sought, scaled=scaled) for path in chunk], chunks
+        files = pool.map(
+            lambda chunk: [inspect(path, specs, scaled=scaled) for path in chunk], chunks
         )
-        return {each.path: each for chunk in found for each in chunk}
+        return {file.path: file for chunk in files for file in chunk}
 
 
 def check_bytes(path: str) -> None:
@@ -263,27 +279,31 @@ def check_bytes(path: str) -> None:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a caption's tensors by name.
+    """Return the tensors of a caption by name.
 
-    `text` [tokens, width] are the hidden states of all encoders side by side; `text_embeds`
-    [width] is there where a vector is read.
+    `text` [tokens, width] has the hidden states of all encoders side by side. If one of the tensors
+    is a vector [width], it is `text_embeds`.
     """
-    states = [each for each in tensors if each.ndim == 2]
-    found = {"text": torch.cat(states, dim=1) if states[1:] else states[0]}
-    return found | ({} if len(states) == len(tensors) else {"text_embeds": tensors[-1]})
+    states = [tensor for tensor in tensors if tensor.ndim == 2]
+    named = {"text": torch.cat(states, dim=1) if states[1:] else states[0]}
+    return named | ({} if len(states) == len(tensors) else {"text_embeds": tensors[-1]})
 
 
 def read_text(path: str, tensors: CacheTensors) -> dict[str, torch.Tensor]:
-    """Return the embedding in a cache file of text, float32; see `joined`; raises CacheError."""
+    """Return the tensors of a cache file of text by name, see `joined`; float32.
+
+    Raises:
+        CacheError: the file is missing or damaged, or holds NaN or infinite values.
+    """
     check_bytes(path)
-    found = [each.float() for each in inspect(path, tensors.text).read()]
-    if not _is_finite(found):
+    embedding = [tensor.float() for tensor in inspect(path, tensors.text).read()]
+    if not _is_finite(embedding):
         raise CacheError("holds NaN or infinite values", where=path, hint=HINT)
-    return joined(found)
+    return joined(embedding)
 
 
 def read_items(manifest: Path, *, held_out: bool = False) -> list[Row]:
-    """Read the items to train on, or those held out, without skipped ones; raises TrainingError."""
+    """Read the items to train on, or the held-out items; raises TrainingError if there are none."""
     if items := [row for row in rows_of(manifest) if row.validation == held_out]:
         return items
     what, hint = "nothing to train on: all items were skipped", "see the run's datasets"
@@ -294,22 +314,26 @@ def read_items(manifest: Path, *, held_out: bool = False) -> list[Row]:
 
 
 class Caches:
-    """Cache files of a manifest's items: headers at once, content when a batch needs it.
+    """Cache files of a manifest's items.
+
+    Their headers are read at once, their contents when a batch needs them.
 
     Args:
-        items: of the manifest.
-        tensors: what to read of each file.
-        root: folder that the paths in the manifest are below; by default the working directory.
-        resolution: of the items' resolutions the one to read; by default all of them.
+        items: rows of the manifest.
+        tensors: tensors to read from each file.
+        root: folder to which the paths in the manifest are relative; by default the working
+            directory.
+        resolution: resolution to read; by default all resolutions of the items.
         prior_loss_weight: factor of the loss of regularisation images.
 
     Attributes:
-        examples: each item at each resolution; behind them, the same with further variants of
-            their texts.
-        rows: the item of each of the former.
-        resolutions: its resolution.
-        variants: example -> itself and those with other variants, where there are several.
-        channels: of all latents.
+        examples: each clip of each item at each resolution, with the first variant of its text;
+            after these, the same latents with the other variants.
+        rows: row of the manifest of each example with the first variant.
+        resolutions: resolution of each example with the first variant.
+        variants: index of an example -> indices of the examples with all variants of its text, for
+            items with several variants.
+        channels: channels of all latents.
         text_width: width of all embeddings.
 
     Raises:
@@ -325,7 +349,7 @@ class Caches:
         resolution: str | None = None,
         prior_loss_weight: float = 1.0,
     ) -> None:
-        self._names = [each.name for each in tensors.latents]
+        self._names = [spec.name for spec in tensors.latents]
         self._sized = len(tensors.text) > 1
         self._checked: set[str] = set()
         named = [
@@ -336,7 +360,7 @@ class Caches:
             for path in row.latents_at(size)
         ]
         several = [row.texts_at(size) for row, size, _ in named]
-        within = partial(os.path.join, root)  # but where a path is absolute
+        within = partial(os.path.join, root)  # an absolute path stays as it is
         latents = inspect_all(
             (within(path) for *_, path in named), tensors.latents, scaled=tensors.scaled
         )
@@ -352,7 +376,7 @@ class Caches:
             )
             for (row, _, path), (text, *_) in zip(named, several, strict=True)
         ]
-        self._weighted = any(each.weight != 1 for each in self.examples)
+        self._weighted = any(example.weight != 1 for example in self.examples)
         self.channels = self.examples[0].latents.shape[0]
         self.text_width = self.examples[0].text.shape[1]
         self.variants: dict[int, list[int]] = {}
@@ -363,35 +387,36 @@ class Caches:
                 self.variants[index] = [index, *range(first, len(self.examples))]
 
     def __len__(self) -> int:
-        """Return the number of examples without those of further variants."""
+        """Return the number of examples, not counting other variants of their texts."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Read the tensors of an example by name: `latents` as the network sees them, `text`.
+        """Read the tensors of an example, by name.
 
-        For SDXL also `text_embeds`, and `time_ids` [6], see `Stored`.
+        These are `latents`, scaled for the network, and `text`; for SDXL also `text_embeds` and
+        `time_ids` [6], see `Stored`.
 
         Raises:
-            CacheError: a file has become damaged.
+            CacheError: a file is missing or damaged.
         """
         example = self.examples[index]
         for path in (example.latents.path, example.text.path):
             if path not in self._checked:
                 check_bytes(path)
                 self._checked.add(path)
-        found = dict(zip(self._names, example.latents.read(), strict=True))
-        scaled = found["latents"].float().sub_(example.latents.shift)
-        found["latents"] = scaled.mul_(example.latents.scaling)
+        tensors = dict(zip(self._names, example.latents.read(), strict=True))
+        scaled = tensors["latents"].float().sub_(example.latents.shift)
+        tensors["latents"] = scaled.mul_(example.latents.scaling)
         sizes = {"time_ids": torch.tensor(example.latents.time_ids)} if self._sized else {}
-        return found | joined(example.text.read()) | sizes
+        return tensors | joined(example.text.read()) | sizes
 
     def batch(self, indices: Sequence[int], *, pin: bool = False) -> Batch:
-        """Read the examples of these indices, all of one shape, into pinned memory if asked."""
+        """Read examples of one shape; if `pin`, into pinned memory."""
         items = [self[index] for index in indices]
-        texts = [each.pop("text") for each in items]
-        if len({each.dtype for each in texts}) > 1:
-            texts = [each.float() for each in texts]
-        more = {name: torch.stack([each[name] for each in items]) for name in items[0]}
+        texts = [item.pop("text") for item in items]
+        if len({text.dtype for text in texts}) > 1:
+            texts = [text.float() for text in texts]
+        more = {name: torch.stack([item[name] for item in items]) for name in items[0]}
         latents, (text, mask) = more.pop("latents"), pad(texts)
         weights = [self.examples[index].weight for index in indices] if self._weighted else None
         weighted = None if weights is None else torch.tensor(weights)
@@ -401,28 +426,29 @@ class Caches:
     def prefetched(
         self, batches: Iterable[Sequence[int]], *, threads: int = 1, pin: bool = False
     ) -> Generator[Batch, None, None]:
-        """Read batches in threads (at least one) ahead of their use; yield them in their order."""
+        """Yield batches in their order; threads (at least one) read ahead."""
         threads, remaining = max(1, threads), iter(batches)
         read = partial(self.batch, pin=pin)
         pool = ThreadPoolExecutor(threads, thread_name_prefix="caches")
         try:
-            waiting = deque(pool.submit(read, each) for each in islice(remaining, _AHEAD * threads))
+            first = islice(remaining, _AHEAD * threads)
+            waiting = deque(pool.submit(read, indices) for indices in first)
             while waiting:
                 batch = waiting.popleft().result()
-                waiting.extend(pool.submit(read, each) for each in islice(remaining, 1))
+                waiting.extend(pool.submit(read, indices) for indices in islice(remaining, 1))
                 yield batch
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def find_not_finite(caches: Caches, indices: Iterable[int]) -> list[str]:
-    """Return the paths of the examples' files that hold NaN or infinite values, each once.
+    """Return the paths of the examples' files that hold NaN or infinite values, without repetition.
 
-    No encoder of the build writes such values, and a search at every batch would take time: a
-    training searches only when its loss is NaN or infinite.
+    Encoders do not write such values, and a search in every batch would take time. A training
+    therefore searches only when its loss is NaN or infinite.
     """
     examples = [caches.examples[index] for index in indices]
-    files = {each.path: each for example in examples for each in (example.latents, example.text)}
+    files = {file.path: file for example in examples for file in (example.latents, example.text)}
     return [path for path, file in files.items() if not _is_finite(file.read())]
 
 

@@ -1,10 +1,11 @@
-"""Checkpoints: a killed or a longer training resumes from them to the same weights.
+"""Checkpoints, from which a killed or a longer training resumes and ends with the same weights.
 
 A checkpoint is a folder `step-000500` with the trained weights, the state of the optimizer and a
-small JSON. It is written under another name and renamed, so that the name stands for a complete
-one. Random states are not in it: they follow from seed and step.
+small JSON file. It is written under another name and then renamed, so a folder of this name is
+always complete. It has no random states, because these follow from seed and step.
 
-No torch here: the planner looks for checkpoints too. `loop.state` loads and saves them.
+This module does not import torch, because the planner looks for checkpoints too. `loop.state` loads
+and saves them.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ PROGRESS = "progress.json"
 
 
 class Progress(JsonFile, extra="ignore"):  # earlier releases write more
-    """Progress of a training; checkpoints of earlier releases lack what has a default.
+    """Progress of a training. Checkpoints of earlier releases lack the fields with a default.
 
     Attributes:
+        wanted: digests of the training.
+        step: number of completed steps.
+        loss_start: loss before the training.
         seconds: time spent on steps so far.
-        course: see `TrainingOrder.course_digest`.
-        length: see `TrainingOrder.length`.
-        limit: upper bound of its steps, where there is one.
+        course: digest of the settings except the length, see `TrainingOrder.course_digest`.
+        length: epochs or steps of the training, see `TrainingOrder.length`.
+        limit: upper bound of its steps, if there is one.
         files: name of each file of the checkpoint -> its SHA-256.
         interrupted: whether a signal came before the samples and held-out losses of its step.
     """
 
-    quiet: ClassVar[bool] = True  # it is named where a training would resume from it
+    quiet: ClassVar[bool] = True  # a training that resumes reports damaged checkpoints
     wanted: Wanted
     step: int
     loss_start: float
@@ -58,15 +62,15 @@ class Checkpoint(NamedTuple):
 
 
 def folders(checkpoints: Path) -> list[tuple[int, Path]]:
-    """Return steps and folders, newest first."""
+    """Return step and folder of each checkpoint, newest first."""
     if not checkpoints.is_dir():
         return []
-    found = [(_NAME.fullmatch(folder.name), folder) for folder in checkpoints.iterdir()]
-    return sorted(((int(match[1]), folder) for match, folder in found if match), reverse=True)
+    matches = [(_NAME.fullmatch(folder.name), folder) for folder in checkpoints.iterdir()]
+    return sorted(((int(match[1]), folder) for match, folder in matches if match), reverse=True)
 
 
 def find(checkpoints: Path, wanted: Wanted) -> list[Checkpoint]:
-    """Return the checkpoints of this very training, newest first."""
+    """Return the checkpoints of the training with these digests, newest first."""
     return _fitting(checkpoints, lambda progress: progress.wanted == wanted)
 
 
@@ -82,12 +86,13 @@ def _fitting(checkpoints: Path, fits: Callable[[Progress], bool]) -> list[Checkp
 def resumable(order: TrainingOrder, wanted: Wanted) -> list[Checkpoint]:
     """Return the checkpoints that a training can resume from, newest first.
 
-    These are its own, and those of shorter trainings that are otherwise the same.
+    These are its own checkpoints, and those of shorter trainings that are otherwise equal.
     """
     course, limit = order.course_digest(), order.trainer.step_limit or math.inf
 
     def fits(progress: Progress) -> bool:
-        # `resumed` is of a run that an older release began with another one's checkpoint.
+        # These two may differ: a shorter training has other settings, and an older release may
+        # have begun from another run's checkpoint (`resumed`).
         same = {"settings": wanted.settings, "resumed": wanted.resumed}
         if progress.wanted.model_copy(update=same) != wanted:
             return False
@@ -100,16 +105,17 @@ def resumable(order: TrainingOrder, wanted: Wanted) -> list[Checkpoint]:
 
 
 def as_begun(order: Order, want: Wanted) -> Order:
-    """Return an order in the precision that its training has or began with, where it chooses one.
+    """Return an order whose `mixed_precision: auto` is replaced by the precision used before.
 
-    It is the order itself, where there is no such training. In `want`, the digests of its settings
-    do not count.
+    The precision is taken from a finished, previous or begun training that is otherwise equal.
+    Without such a training, or with another `mixed_precision`, the order is returned as it is. Only
+    the digest of the data in `want` is used.
     """
     if order.trainer.mixed_precision != "auto":
         return order
     chosen = [order.with_settings(mixed_precision=name) for name in ("bf16", "fp16", "no")]
-    found = [(each, wanted_by(each, want.data)) for each in chosen]
-    trained = [each for each, known in found if RunFiles(each).came_from(known)]
-    before = [each for each, known in found if RunFiles(each).holder(known)]
-    begun = [each for each, known in found if resumable(each, known)]
+    candidates = [(candidate, wanted_by(candidate, want.data)) for candidate in chosen]
+    trained = [candidate for candidate, own in candidates if RunFiles(candidate).came_from(own)]
+    before = [candidate for candidate, own in candidates if RunFiles(candidate).holder(own)]
+    begun = [candidate for candidate, own in candidates if resumable(candidate, own)]
     return [*trained, *before, *begun, order][0]

@@ -1,8 +1,9 @@
-"""Clips and losses that follow a training: orders, keys, records, what is done; no torch here.
+"""Orders, keys and records of the clips and losses that are made after a training.
 
-A clip is an MP4, or the PNG of a picture, which has no `frames`. A key is a digest of all that
-shapes a clip or a loss. The records beside the clips have the keys: the planner knows what is
-there, and nothing whose key is unchanged is made again.
+A clip is an MP4 file, or for models of pictures a PNG file; settings of pictures have no `frames`.
+A key is a digest of everything that shapes a clip or a loss. The records beside the clips have
+their keys. By these, the planner knows which clips are up to date, and only others are drawn. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ METRICS = "metrics.json"
 Kind = Literal["real", "base", "adapter"]
 KINDS: tuple[Kind, ...] = ("real", "base", "adapter")
 TIMESTEPS = 10
-"""Timesteps of the losses, spread evenly over the distribution of the training's."""
+"""Number of timesteps of the losses, spread evenly over the distribution of the training."""
 EVALUATION = 1
-"""Version of evaluations; raised when the same one would give other results."""
+"""Version of evaluations, raised when the same order would give other results."""
 CLIP_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.(mp4|png)$"
 """Names of the clips of an evaluation."""
 
-_VERSION = 1  # raised when the same order would give other clips
+_VERSION = 1  # version of clips, raised when the same order would give other clips
 _NAME = r"^[a-z0-9-]+_seed-\d+_(base|adapter)\.(mp4|png)$"
-_WORDS = 40  # characters of a prompt or a stem in a file's name
-_SIZE = {"frames": 0, "width": 0, "height": 0}  # in the place of what each item has
+_WORDS = 40  # most characters of a prompt or a stem in a file's name
+_SIZE = {"frames": 0, "width": 0, "height": 0}  # stands for the sizes, which items have themselves
 
 FileDigest = Callable[[Path], str]
 
@@ -55,20 +56,21 @@ class GenerationOrder(JsonFile):
         training: path of the training's order.
         online: whether weights may have to be downloaded.
         output: folder of the clips.
-        adapters: files of the LoRA, or of what else was trained: of Wan 2.2's two networks, that
-            for low noise first.
-        manifest: of the run, for its captions.
-        model: networks, VAE.
-        weights: digest of networks, VAE and text encoder, and of what a network predicts.
-        captions: number of the manifest's first captions that are prompts too.
+        adapters: files of the trained weights (LoRA or network); for Wan 2.2's two networks, the
+            one for low noise first.
+        manifest: manifest of the run, which has the captions.
+        model: model with networks and VAE.
+        weights: digest of networks, VAE, text encoder and the kind of prediction.
+        captions: number of the manifest's first captions that are used as prompts, too.
         negative: cache file of the negative prompt's embedding; None without guidance.
         image: path of the first frame, for image-to-video.
-        lora: path of a LoRA that is not the run's own.
-        strength: factor of the LoRA.
+        lora: path of a LoRA that is used instead of the run's own.
+        strength: factor of the LoRA's effect.
         base: whether each clip is also made without the LoRA.
         asked: whether the prompts come from the command line.
-        planned: time, in nanoseconds: no two orders are the same file to Snakemake.
-        forced: whether all is made anew, also what is up to date.
+        planned: time of the plan in nanoseconds; because of it, Snakemake takes no two orders for
+            the same file.
+        forced: whether all clips are made again, even if they are up to date.
     """
 
     word: ClassVar[str] = "generate"
@@ -96,32 +98,36 @@ class GenerationOrder(JsonFile):
 
     @property
     def path(self) -> Path:
-        """Path of its file."""
+        """Path of the order's file."""
         return run_order(self.run, self.word, self.planned)
 
     @property
     def files(self) -> list[Path]:
-        """Paths of the files of the LoRA as they are now: another result's may have been moved."""
+        """Present paths of the LoRA's files; a LoRA of another run may have been moved."""
         paths = map(Path, self.adapters)
         return [*paths] if self.lora is None else [last_place(path) for path in paths]
 
     @property
     def noun(self) -> str:
-        """What it draws, for people."""
+        """Word for a result of the order in messages: picture or clip."""
         return "picture" if self.settings.frames is None else "clip"
 
     @property
     def suffix(self) -> str:
-        """End of its files' names."""
+        """End of the results' file names."""
         return ".png" if self.settings.frames is None else ".mp4"
 
     def key(self, prompt: str, seed: int, adapter: str, **size: int) -> str:
-        """Return the key of a clip of a prompt; `adapter` is the digest of the LoRA, "" for none.
+        """Return the key of a clip.
 
-        `size` is frames, width and height, if they differ from the settings'.
+        Args:
+            prompt: prompt of the clip.
+            seed: seed of the noise.
+            adapter: digest of the LoRA; "" for none.
+            size: frames, width and height, if they differ from those of the settings.
         """
-        shaped = self.settings.values() | size
-        return digest.of_value([_VERSION, self.weights, adapter, prompt, seed, shaped])
+        settings = self.settings.values() | size
+        return digest.of_value([_VERSION, self.weights, adapter, prompt, seed, settings])
 
     def shown(self) -> dict[str, str | int | float]:
         """Return all settings of the clips, by name."""
@@ -130,18 +136,18 @@ class GenerationOrder(JsonFile):
         return self.settings.values() | lora | strength
 
     def texts(self) -> list[str]:
-        """Return the texts whose embeddings it needs, besides captions of the run."""
+        """Return the texts whose embeddings the order needs, besides captions of the run."""
         negative = [] if self.negative is None else [self.settings.negative_prompt]
-        return [*(each.prompt for each in self.prompts), *negative]
+        return [*(prompt.prompt for prompt in self.prompts), *negative]
 
 
 class EvaluationOrder(GenerationOrder):
-    """Order of an evaluation: of clips whose prompts and sizes are those of held-out items.
+    """Order of an evaluation. Prompts and sizes of its clips come from held-out items.
 
     Attributes:
         output: folder of results and clips.
-        clips: most items of which clips are made.
-        resolution: name of that of the clips.
+        clips: largest number of items with clips.
+        resolution: name of the resolution of the clips.
     """
 
     word: ClassVar[str] = "evaluate"
@@ -149,7 +155,10 @@ class EvaluationOrder(GenerationOrder):
     resolution: str
 
     def wanted(self, training: TrainingOrder, adapter: str) -> str:
-        """Return the digest of all that shapes the results with some LoRA; raises TrainingError."""
+        """Return the digest of everything that shapes the results; raises TrainingError.
+
+        `adapter` is the digest of the LoRA.
+        """
         made = [self.weights, self.settings.values() | _SIZE, self.seeds[0]]
         basis = [lock_of(training.lock).digest, adapter, training.loss_digest()]
         return digest.of_value([EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made])
@@ -162,11 +171,11 @@ class Clip(JsonFile):
     """A clip in the index.
 
     Attributes:
-        file: name of the MP4.
-        key: see `GenerationOrder.key`.
-        adapter: digest of the LoRA; "" for a clip without it.
+        file: name of the MP4 or PNG file.
+        key: key of the clip, see `GenerationOrder.key`.
+        adapter: digest of the LoRA; "" for a clip without LoRA.
         asked: whether its prompt came from the command line.
-        size: bytes of the file; 0 of a clip that is still to be drawn.
+        size: bytes of the file; 0 for a clip that has not been drawn yet.
     """
 
     file: Annotated[str, StringConstraints(pattern=_NAME)]
@@ -179,11 +188,11 @@ class Clip(JsonFile):
 
 
 class GenerationIndex(JsonFile):
-    """Index of the clips of a run; written after each of them.
+    """Index of the clips of a run. It is written again after each new clip.
 
     Attributes:
         weights: digest of networks, VAE and text encoder.
-        settings: of all clips, see `GenerationOrder.shown`.
+        settings: settings of all clips, see `GenerationOrder.shown`.
     """
 
     run: str
@@ -193,14 +202,25 @@ class GenerationIndex(JsonFile):
 
 
 class Losses(JsonFile):
-    """Losses of one item by one network: one a timestep, and the digest of all that shapes them."""
+    """Losses of one item with one network.
+
+    Attributes:
+        key: digest of everything that shapes them.
+        values: losses, one for each timestep.
+    """
 
     key: str
     values: list[float]
 
 
 class EvaluatedClip(JsonFile, extra="ignore"):  # earlier releases write more
-    """A clip of an evaluation: the digests of all that shapes it (`key`) and of its file."""
+    """A clip of an evaluation.
+
+    Attributes:
+        key: digest of everything that shapes it.
+        file: name of the file.
+        digest: digest of the file.
+    """
 
     key: str
     file: Annotated[str, StringConstraints(pattern=CLIP_NAME)]
@@ -215,10 +235,10 @@ class Result(JsonFile):
 
     Attributes:
         name: dataset, stem and resolution.
-        source: path of its image or video.
-        group: its label or folder; earlier releases have none.
-        losses: `base` and `adapter`.
-        clips: `real`, `base`, `adapter`; empty for items of which none are made.
+        source: path of the item's image or video.
+        group: label or folder of the item; earlier releases do not write it.
+        losses: losses without (`base`) and with the training (`adapter`).
+        clips: clips by kind (`real`, `base`, `adapter`); empty for items without clips.
     """
 
     name: str
@@ -233,13 +253,13 @@ class Metrics(JsonFile, extra="ignore"):  # earlier releases write more
     """Content of `metrics.json`.
 
     Attributes:
-        wanted: see `EvaluationOrder.wanted`.
-        timesteps: of the losses, 0 to 1000.
-        loss: mean over the items: `base` and `adapter`, at all timesteps together.
-        loss_by_timestep: the same, one a timestep.
-        fps: frames a second of the clips.
-        settings: name -> value, for people.
-        results: one an item and resolution.
+        wanted: digest of everything that shapes the results, see `EvaluationOrder.wanted`.
+        timesteps: timesteps of the losses, 0 to 1000.
+        loss: `base` and `adapter`: mean over all items and timesteps.
+        loss_by_timestep: `base` and `adapter`: mean over all items, for each timestep.
+        fps: frames per second of the clips.
+        settings: settings by name, as pages show them.
+        results: one result for each item and resolution.
     """
 
     run: str
@@ -254,7 +274,7 @@ class Metrics(JsonFile, extra="ignore"):  # earlier releases write more
     @model_validator(mode="after")
     def _fits(self) -> Self:
         losses = [self.loss.keys(), self.loss_by_timestep.keys()]
-        losses += [each.losses.keys() for each in self.results]
+        losses += [result.losses.keys() for result in self.results]
         if any(kinds != {"base", "adapter"} for kinds in losses):
             raise ValueError("it has not the losses with and without the training")
         if {len(self.timesteps)} != {*map(len, self.loss_by_timestep.values())}:
@@ -268,14 +288,14 @@ class Metrics(JsonFile, extra="ignore"):  # earlier releases write more
 
 
 def clip_name(prompt: str, seed: int, *, adapter: bool, suffix: str = ".mp4") -> str:
-    """Return the name of a clip: some words and the digest of its prompt, seed, with what made."""
+    """Return the name of a clip: words and digest of its prompt, seed, base or adapter."""
     words, number = _slug(prompt)[:_WORDS].strip("-"), digest.of_bytes(prompt.encode())[:8]
     made = "adapter" if adapter else "base"
     return f"{f'{words}-{number}' if words else number}_seed-{seed}_{made}{suffix}"
 
 
 def evaluated_name(stem: str, key: str, kind: Kind, suffix: str) -> str:
-    """Return the name of a clip of an evaluation, from its item's stem and its key."""
+    """Return the name of an evaluation's clip, from the item's stem and the clip's key."""
     return f"{_slug(stem)[-_WORDS:].strip('-')}-{key[:12]}_{kind}{suffix}".removeprefix("-")
 
 
@@ -284,7 +304,7 @@ def _slug(text: str) -> str:
 
 
 def fault_of(clip: EvaluatedClip, folder: str, file_digest: FileDigest = digest.of_file) -> str:
-    """Return what is wrong with a clip's file in a folder; "" where it is as it was written."""
+    """Return the fault of a clip's file in a folder; "" if it is unchanged."""
     path = Path(folder, clip.file)
     try:
         return "" if file_digest(path) == clip.digest else f"{path} is not as it was written"
@@ -308,9 +328,13 @@ def adapter_digest(order: GenerationOrder, file_digest: FileDigest = digest.of_f
         raise TrainingError(what, where=str(error.filename), hint=hint) from None
 
 
-def wishes(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
-    """Yield the clips of an order whose prompts are all known, that without the LoRA first."""
-    for prompt in (each.prompt for each in order.prompts):
+def requested_clips(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
+    """Yield the clips of an order; of each prompt and seed, the clip without LoRA first.
+
+    `captions_of` must have added the captions to the order's prompts. `adapter` is the digest of
+    the LoRA.
+    """
+    for prompt in (row.prompt for row in order.prompts):
         for seed in order.seeds:
             for used in ("", adapter) if order.base else (adapter,):
                 yield Clip(
@@ -327,12 +351,13 @@ def wishes(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
 def judged(
     order: GenerationOrder, clips: Iterable[Clip], adapter: str
 ) -> tuple[list[Clip], list[Clip]]:
-    """Return the clips that are up to date, the order's first, and those to draw.
+    """Return the clips that stay and the clips that must be drawn.
 
-    The former include clips of prompts of earlier command lines and, if the order's prompt comes
-    from the command line, those of the configuration.
+    The clips that stay are up to date. The order's own come first. Others were drawn for a prompt
+    of an earlier command line, or, if the order's prompt is from the command line, for prompts of
+    the configuration.
     """
-    wanted = {clip.key: clip for clip in wishes(order, adapter)}
+    wanted = {clip.key: clip for clip in requested_clips(order, adapter)}
     there = {}
     for clip in clips:
         other = (clip.asked or order.asked) and (order.base or clip.adapter)
@@ -349,7 +374,7 @@ def judged(
 def clip_reasons(
     order: GenerationOrder, file_digest: FileDigest = digest.of_file
 ) -> list[Difference]:
-    """Return why the clips there are not those of an order; raises UserError."""
+    """Return the reasons to draw clips or remove old ones; raises UserError."""
     order, adapter = captions_of(order), adapter_digest(order, file_digest)
     index = GenerationIndex.read(Path(order.output) / INDEX)
     if index is None:
@@ -370,7 +395,11 @@ def clip_reasons(
 
 
 def captions_of(order: GenerationOrder) -> GenerationOrder:
-    """Return an order with the captions of the first trained items as prompts; UserError."""
+    """Return an order whose prompts include the captions of the first trained items.
+
+    Raises:
+        UserError: the manifest or a cache file cannot be read, or these captions are empty.
+    """
     if not order.captions:
         return order
     rows = (row for row in rows_of(Path(order.manifest)) if row.learned)
@@ -393,7 +422,7 @@ def captions_of(order: GenerationOrder) -> GenerationOrder:
 def result_reasons(
     order: EvaluationOrder, training: TrainingOrder, file_digest: FileDigest = digest.of_file
 ) -> list[Difference]:
-    """Return why the results of an order, with all their clips, are not there; TrainingError."""
+    """Return the reasons to evaluate again, or none; raises TrainingError."""
     adapter = adapter_digest(order, file_digest)
     metrics = Metrics.read(Path(order.output) / METRICS)
     if metrics is None:
@@ -401,14 +430,14 @@ def result_reasons(
     if metrics.wanted != order.wanted(training, adapter):
         settings = settings_of(order, training, adapter)
         was = {key: metrics.settings.get(key, value) for key, value in settings.items()}
-        known = value_differences(was, settings)
-        return known or [Difference("the items held out, or settings of the evaluation, changed")]
+        changes = value_differences(was, settings)
+        return changes or [Difference("the items held out, or settings of the evaluation, changed")]
     faults = (fault_of(clip, order.output, file_digest) for clip in metrics.clips())
     return [Difference(fault) for fault in faults if fault][:1]
 
 
 def settings_of(order: EvaluationOrder, training: TrainingOrder, adapter: str) -> dict[str, str]:
-    """Return the settings of an evaluation by name, for people."""
+    """Return the settings of an evaluation by name, as pages show them."""
     clips = order.settings.values()
     named = {
         f"steps of a {order.noun}": clips["num_inference_steps"],
@@ -432,27 +461,35 @@ def evaluation_folder(run: str) -> Path:
 def following(
     facts: Facts, training: TrainingOrder, word: str, weights: str, more: Mapping[str, Any]
 ) -> GenerationOrder:
-    """Return the order of a run's clips, or with `evaluate` of its evaluation; UserError.
+    """Return the order of a run's clips or of its evaluation.
 
-    `weights` is the digest of all networks that draw; `more` has settings of some trainers only.
+    Args:
+        facts: facts about the configuration.
+        training: order of the training.
+        word: `generate` or `evaluate`.
+        weights: digest of all networks that draw.
+        more: clip settings that only some trainers have.
+
+    Raises:
+        UserError: settings do not fit.
     """
-    config, name, folder = facts.config, training.run, Path(training.output)
-    run = config.runs[name]
+    config, run_name, folder = facts.config, training.run, Path(training.output)
+    run = config.runs[run_name]
     settings = config.generation(run)
     size = settings.resolution or run.resolutions[0]
     guided = settings.guidance_scale > 1
     text = partial(prompt_path, config, run.model)
     values: dict[str, Any] = {
         "kind": training.kind,
-        "run": name,
+        "run": run_name,
         "training": str(training.path),
         "online": training.from_hub,
         "output": str(folder / FOLDER),
-        "adapters": [str(folder / each) for each in training.results],
+        "adapters": [str(folder / name) for name in training.results],
         "manifest": training.manifest,
         "model": config.models[run.model],
         "weights": weights,
-        "prompts": [Prompt(prompt=each, text=text(each)) for each in settings.prompts],
+        "prompts": [Prompt(prompt=prompt, text=text(prompt)) for prompt in settings.prompts],
         "captions": 0 if settings.prompts else CAPTIONS,
         "negative": text(settings.negative_prompt) if guided else None,
         "seeds": [settings.seed + number for number in range(settings.count)],
@@ -467,16 +504,16 @@ def following(
         "base": settings.base,
         "asked": config.prompt is not None,
         "planned": training.planned,
-        "forced": f"{word}_{name}" in facts.forced,
+        "forced": f"{word}_{run_name}" in facts.forced,
     }
     if word == "evaluate":
         assert run.validation is not None
-        values |= {"prompts": [], "captions": 0, "output": str(evaluation_folder(name))}
+        values |= {"prompts": [], "captions": 0, "output": str(evaluation_folder(run_name))}
         clips, resolution = run.validation.clips, run.resolutions[0].name
         return EvaluationOrder(**values, clips=clips, resolution=resolution)
     if settings.lora_strength != 1 and not training.trains_lora:
         what, hint = "it has no effect: the run trains no LoRA", "leave it out"
-        raise TrainingError(what, where=f"runs.{name}.generate.lora_strength", hint=hint)
+        raise TrainingError(what, where=f"runs.{run_name}.generate.lora_strength", hint=hint)
     values |= {"image": settings.image, "strength": settings.lora_strength}
     if (lora := settings.lora) is not None:
         is_file = lora.endswith(".safetensors")
@@ -485,7 +522,7 @@ def following(
                 f"{lora} is one file",
                 f"name a folder with {' and '.join(training.results)}",
             )
-            raise TrainingError(what, where=f"runs.{name}.generate.lora", hint=hint)
-        files = [lora] if is_file else [f"{lora}/{each}" for each in training.results]
+            raise TrainingError(what, where=f"runs.{run_name}.generate.lora", hint=hint)
+        files = [lora] if is_file else [f"{lora}/{name}" for name in training.results]
         values |= {"lora": lora, "adapters": files}
     return GenerationOrder(**values)

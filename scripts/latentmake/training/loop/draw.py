@@ -1,7 +1,7 @@
-"""Clips of a network with and without its training, and losses on items that did not train.
+"""Clips of a network with and without its training, and its losses on held-out items.
 
-Each clip is decoded as it is drawn: a killed process loses the clip in hand. Noise and timesteps of
-the losses are fixed by the keys of the items.
+Each clip is decoded and written as soon as it is drawn, so a killed process loses one clip at most.
+The noise of a loss follows from the key of the item, so it is the same for every network.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from latentmake.training.loop.recipe import Painter, Recipe, item_losses, spread
 from latentmake.training.order import JsonFile, caption_in
 
 _MADE: tuple[Kind, ...] = ("base", "adapter")
-_KNOWN = ".parts.json"
+_PARTS = ".parts.json"  # losses and clips of an evaluation that has not ended
 
 
 def _drawn(painter: Painter, *options: Any) -> torch.Tensor:
@@ -60,7 +60,12 @@ def _drawn(painter: Painter, *options: Any) -> torch.Tensor:
 def _written(
     painter: Painter, path: Path, latents: torch.Tensor, noun: str, where: str
 ) -> NDArray[np.uint8]:
-    """Write a clip; return its frames [F, H, W, 3]; raises TrainingError."""
+    """Write a clip, and return its frames [F, H, W, 3].
+
+    Raises:
+        TrainingError: the clip is NaN or infinite.
+        MemoryError: memory does not suffice to decode it.
+    """
     try:
         frames = painter.write(path, latents)
     except FloatingPointError as error:
@@ -72,7 +77,7 @@ def _written(
 
 
 def generate(order: GenerationOrder, recipe: Recipe) -> None:
-    """Bring the clips of an order up to date; old ones stay until all others are there."""
+    """Bring the clips of an order up to date; outdated clips are removed at the end."""
     order, folder, adapter = captions_of(order), Path(order.output), adapter_digest(order)
     index = GenerationIndex.read(folder / INDEX)
     clips = {clip.file: clip for clip in index.clips} if index else {}
@@ -94,13 +99,13 @@ def _write_index(order: GenerationOrder, clips: Iterable[Clip]) -> None:
 
 
 def _draw(order: GenerationOrder, recipe: Recipe, missing: Sequence[Clip]) -> Iterator[Clip]:
-    """Draw clips, those without the training first, and yield each when its file is there."""
+    """Draw clips, first without the training, and yield each clip when its file is written."""
     settings, noun, device = order.settings, order.noun, pick_device()
     say(f"{order.run}: {noun}s to draw: {len(missing)}, on {device.type}")
     caches = Caches(read_items(Path(order.manifest))[:1], recipe.tensors)
     stored = caches.examples[0].latents
     painter = recipe.painter(recipe, settings, order.negative, stored, device, order)
-    prompts = {each.prompt: each.text for each in order.prompts}
+    texts = {prompt.prompt: prompt.text for prompt in order.prompts}
     total, faulty = len(missing) * settings.num_inference_steps, list[TrainingError]()
     with Progress(total=total, unit="step", desc=f"{noun}s of {order.run}") as progress:
         for used in _networks(order, painter, caches, {bool(clip.adapter) for clip in missing}):
@@ -108,7 +113,7 @@ def _draw(order: GenerationOrder, recipe: Recipe, missing: Sequence[Clip]) -> It
                 path = Path(order.output, clip.file)
                 where = f"run {order.run}: {path.name} (`{shortened(clip.prompt)}`)"
                 seed = painter.noise_seed(clip.seed, clip.prompt)
-                options = prompts[clip.prompt], seed, settings.size, progress.update, None
+                options = texts[clip.prompt], seed, settings.size, progress.update, None
                 try:
                     _written(painter, path, _drawn(painter, *options), noun, where)
                 except TrainingError as error:
@@ -125,10 +130,12 @@ def _draw(order: GenerationOrder, recipe: Recipe, missing: Sequence[Clip]) -> It
 def _networks(
     order: GenerationOrder, painter: Painter, caches: Caches, needed: Collection[bool]
 ) -> Iterator[bool]:
-    """Give a painter the network without its training, and then with it, as far as `needed`.
+    """Give a painter the network without its training, and then with it.
+
+    `needed` has False and True for the networks that are needed.
 
     Yields:
-        Whether it is the latter.
+        Whether the painter's network is the trained one.
     """
     recipe = painter.recipe
     network = recipe.make_network(
@@ -152,7 +159,11 @@ def _networks(
 
 
 def held_out(recipe: Recipe) -> Caches:
-    """Return the caches of a run's held-out items, of a video its first clip; raises UserError."""
+    """Return the caches of a run's held-out items, with the first clip of each video.
+
+    Raises:
+        UserError: there are no such items, or a file is missing or damaged.
+    """
     rows = [
         row.model_copy(update={"latents": {size: row.latents_at(size)[:1] for size in row.latents}})
         for row in read_items(Path(recipe.order.manifest), held_out=True)
@@ -172,7 +183,7 @@ def losses_of(
 ) -> list[float]:
     """Return an item's loss at each timestep of an evaluation, by the painter's network.
 
-    `done` is called after each.
+    `done` is called after each timestep.
 
     Raises:
         CacheError: a cache file holds NaN or infinite values.
@@ -196,31 +207,39 @@ def losses_of(
 # -- evaluation ------------------------------------------------------------------------------------
 
 
-class Known(JsonFile):
-    """Losses and clips by their keys: of the last results and of a killed process."""
+class Parts(JsonFile):
+    """Losses and clips by their keys, from the last results and from a killed process."""
 
     losses: dict[str, Losses]
     clips: dict[str, EvaluatedClip]
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """Return what the folder of an evaluation has."""
-        killed = cls.read(folder / _KNOWN) or cls(losses={}, clips={})
+        """Return the losses and clips in the folder of an evaluation."""
+        killed = cls.read(folder / _PARTS) or cls(losses={}, clips={})
         metrics = Metrics.read(folder / METRICS)
         results = metrics.results if metrics else []
-        losses = {each.key: each for result in results for each in result.losses.values()}
-        clips = {each.key: each for result in results for each in result.clips.values()}
+        losses = {losses.key: losses for result in results for losses in result.losses.values()}
+        clips = {clip.key: clip for result in results for clip in result.clips.values()}
         return cls(losses=losses | killed.losses, clips=clips | killed.clips)
 
 
 class _Evaluation:
+    """An evaluation, from order to results.
+
+    Attributes:
+        parts: losses and clips that are up to date; new ones are added.
+        sizes: frames, height and width of each item.
+        shown: numbers of the items with clips.
+    """
+
     def __init__(self, order: EvaluationOrder, recipe: Recipe) -> None:
         self.order, self.recipe, self.training = order, recipe, recipe.order
         self.folder, self.adapter = Path(order.output), adapter_digest(order)
         self.caches = caches = held_out(recipe)
-        self.known = Known(losses={}, clips={}) if order.forced else Known.of(self.folder)
+        self.parts = Parts(losses={}, clips={}) if order.forced else Parts.of(self.folder)
         examples = caches.examples[: len(caches)]
-        self.sizes = [recipe.clip_size(each.latents) for each in examples]
+        self.sizes = [recipe.clip_size(example.latents) for example in examples]
         shown = [item for item, size in enumerate(caches.resolutions) if size == order.resolution]
         shown.sort(key=lambda item: self.sizes[item][0] == 1)  # videos before images
         self.shown = shown[: order.clips]
@@ -248,8 +267,8 @@ class _Evaluation:
         return digest.of_value([EVALUATION, drawn, first, self.training.loss_digest()])
 
     def run(self) -> Metrics:
-        """Make what is missing; return and write all results."""
-        # Items of the same caches share losses and clips.
+        """Make missing losses and clips, and write and return all results."""
+        # Items with the same caches have the same keys, and so share losses and clips.
         wanted: dict[str, tuple[Callable[..., None], int, Kind]] = {
             self._loss_key(item, kind): (self._lose, item, kind)
             for item in range(len(self.caches))
@@ -260,33 +279,33 @@ class _Evaluation:
             for item in self.shown
             for kind in KINDS
         }
-        todo = {key: each for key, each in wanted.items() if not self._is_there(key)}
+        todo = {key: part for key, part in wanted.items() if not self._is_there(key)}
         steps = {self._lose: TIMESTEPS, self._film: self.order.settings.num_inference_steps}
         total = sum(steps[make] for make, _, kind in todo.values() if kind != "real")
         name = f"evaluation of {self.order.run}"
         with Progress(total=total, unit="step", desc=name, disable=not total) as progress:
-            for made in self._phases({kind for *_, kind in todo.values()}):
+            for phase in self._phases({kind for *_, kind in todo.values()}):
                 for key, (make, item, kind) in todo.items():
-                    if kind == made:
+                    if kind == phase:
                         make(key, item, kind, progress.update)
-                        self.known.write(self.folder / _KNOWN)
+                        self.parts.write(self.folder / _PARTS)
         metrics = self._metrics()
         metrics.write(self.folder / METRICS)
         named = {clip.file for clip in metrics.clips()}
         for path in self.folder.glob(f"*{self.order.suffix}"):
             if path.name not in named and re.fullmatch(CLIP_NAME, path.name):
                 path.unlink(missing_ok=True)
-        (self.folder / _KNOWN).unlink(missing_ok=True)
+        (self.folder / _PARTS).unlink(missing_ok=True)
         return metrics
 
     def _is_there(self, key: str) -> bool:
-        clip = self.known.clips.get(key)
-        return key in self.known.losses or (
+        clip = self.parts.clips.get(key)
+        return key in self.parts.losses or (
             clip is not None and not fault_of(clip, self.order.output)
         )
 
     def _phases(self, kinds: Collection[Kind]) -> Iterator[Kind]:
-        """Yield what can be made now: at first what needs no network."""
+        """Yield each kind of losses and clips when its network is ready; `real` needs none."""
         yield "real"
         needed = {kind == "adapter" for kind in kinds if kind != "real"}
         for trained in _networks(self.order, self.painter, self.caches, needed) if needed else ():
@@ -294,7 +313,7 @@ class _Evaluation:
 
     def _lose(self, key: str, item: int, _: Kind, done: Callable[[], object]) -> None:
         values = losses_of(self.painter, self.caches, item, done)
-        self.known.losses[key] = Losses(key=key, values=values)
+        self.parts.losses[key] = Losses(key=key, values=values)
 
     def _film(self, key: str, item: int, kind: Kind, done: Callable[[], object]) -> None:
         batch, (stored, text, *_) = self.caches.batch([item]), self.caches.examples[item]
@@ -309,7 +328,7 @@ class _Evaluation:
         name = name_of(self.caches, item)
         frames = _written(self.painter, path, latents, self.order.noun, name)
         number, height, width, _ = frames.shape
-        self.known.clips[key] = EvaluatedClip(
+        self.parts.clips[key] = EvaluatedClip(
             key=key,
             file=path.name,
             digest=digest.of_file(path),
@@ -325,23 +344,23 @@ class _Evaluation:
                 source=row.source,
                 caption=caption_in(self.caches.examples[item].text.path),
                 group=row.group,
-                losses={kind: self.known.losses[self._loss_key(item, kind)] for kind in _MADE},
+                losses={kind: self.parts.losses[self._loss_key(item, kind)] for kind in _MADE},
                 clips={
-                    kind: self.known.clips[self._clip_key(item, kind)]
+                    kind: self.parts.clips[self._clip_key(item, kind)]
                     for kind in KINDS
                     if item in self.shown
                 },
             )
             for item, row in enumerate(self.caches.rows)
         ]
-        losses = {kind: [each.losses[kind].values for each in results] for kind in _MADE}
-        by_timestep = {kind: np.mean(each, axis=0).tolist() for kind, each in losses.items()}
+        losses = {kind: [result.losses[kind].values for result in results] for kind in _MADE}
+        by_timestep = {kind: np.mean(rows, axis=0).tolist() for kind, rows in losses.items()}
         items = f"{len(self.caches)} held out, {len(self.shown)} with {self.order.noun}s"
         return Metrics(
             run=self.order.run,
             wanted=self.order.wanted(self.training, self.adapter),
             timesteps=spread_timesteps(self.painter.objective, TIMESTEPS).tolist(),
-            loss={kind: float(np.mean(each)) for kind, each in by_timestep.items()},
+            loss={kind: float(np.mean(values)) for kind, values in by_timestep.items()},
             loss_by_timestep=by_timestep,
             fps=self.order.settings.fps or 1,
             settings={"items": items, **settings_of(self.order, self.training, self.adapter)},
@@ -350,12 +369,15 @@ class _Evaluation:
 
 
 def follow(order: GenerationOrder, recipe: Recipe) -> Metrics | None:
-    """Bring the clips of an order up to date; or results of an evaluation, which are returned then.
+    """Bring the clips of an order, or the results of an evaluation, up to date.
 
-    `recipe` is that of the training, in its precision.
+    `recipe` is the recipe of the training, with the training's precision.
+
+    Returns:
+        Results of an evaluation that was carried out, else None.
 
     Raises:
-        UserError: a file is damaged or gone, the disk is full.
+        UserError: a file is missing or damaged, or the disk is full.
     """
     if not isinstance(order, EvaluationOrder):
         generate(order, recipe)

@@ -1,6 +1,6 @@
-"""Launch of a training and of what follows it, unless its result is already there.
+"""Launch of a training, of clips or of an evaluation, unless the result is up to date.
 
-No torch here.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from latentmake.training.rows import rows_of
 
 
 def read(path: Path, kind: type[Order]) -> Order:
-    """Read an order, and add what could not be known when it was written.
+    """Read an order, and complete it by values that were unknown when it was planned.
 
-    Launcher and processes of a training do so. A training that has chosen its precision keeps it.
-    Pictures of captions are of the first items of the manifest that are trained on.
+    These are the prompts from captions, which are those of the first items in the manifest that are
+    trained on, and the precision, if a training has chosen one before. The launcher and each
+    process of a training complete the order in this way.
 
     Raises:
-        TrainingError: order, lock or manifest are missing or damaged.
-        CacheError: the same of a cache file.
+        StorageError: the order is missing or damaged.
+        TrainingError: lock or manifest are missing or damaged.
+        CacheError: a cache file is missing or damaged.
     """
     order = read_order(path, kind)
     want = wanted(order)
     rows = (row for row in rows_of(Path(order.manifest)) if row.learned)
     texts = [(row.first_text, row.stem) for row in islice(rows, order.captions)]
     captions = [Prompt(prompt=caption_in(text) or stem, text=text) for text, stem in texts]
-    known = {"prompts": [*order.prompts, *captions], "captions": 0}
-    return as_begun(order.model_copy(update=known), want)
+    complete = {"prompts": [*order.prompts, *captions], "captions": 0}
+    return as_begun(order.model_copy(update=complete), want)
 
 
 def train(
@@ -47,13 +49,17 @@ def train(
     processes: int = 1,
     threads: int = 2,
 ) -> None:
-    """Bring the trained weights of an order up to date, and write the receipt; see `Backend`."""
+    """Bring the trained weights of an order up to date, and write the receipt.
+
+    `kind` is the class of the order; see `Backend.train` for the others.
+    """
     order = read(order_path, kind)
     files, want = RunFiles(order), wanted(order)
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")  # in place: the caller has it open
+    log.write_bytes(b"")  # emptied in place, because the caller has it open
     if order.forced:
-        previous.anew(files, want, order.planned, (x.folder for x in resumable(order, want)))
+        states = (checkpoint.folder for checkpoint in resumable(order, want))
+        previous.anew(files, want, order.planned, states)
     if files.trained(want) is not None:
         say(log, f"{order.run}: already trained on exactly this: {files.weights}")
     elif previous.take_back(files, want):
@@ -69,7 +75,7 @@ def train(
             gpus=processes,
         )
         previous.settle(files)
-        order = read(order_path, kind)  # in the precision that it chose
+        order = read(order_path, kind)  # now with the precision that the training chose
         want = wanted(order)
     record = files.trained(want)
     if record is None:
@@ -87,7 +93,7 @@ def follow(path: Path, word: str, *, log: Path, threads: int) -> Path:
     order = order_of(path, word)
     folder = Path(order.output)
     previous.reuse(folder)
-    # Else the page alone is to be written.
+    # If the clips are up to date, the caller only writes their page.
     if word == "evaluate" or order.forced or clip_reasons(order):
         run_child(
             [sys.executable, *RUN, str(path), word],
@@ -101,19 +107,19 @@ def follow(path: Path, word: str, *, log: Path, threads: int) -> Path:
 
 
 def order_of(path: Path, word: str) -> GenerationOrder:
-    """Read the order of clips or of an evaluation; raises TrainingError."""
+    """Read the order of clips or of an evaluation; raises StorageError."""
     return read_order(path, GenerationOrder if word == "generate" else EvaluationOrder)
 
 
 def _launcher(order: TrainingOrder, processes: int) -> list[str]:
-    """Return the command before what is launched.
+    """Return the beginning of a training's command: Python, perhaps with accelerate's launcher.
 
-    A single process needs none, and finds its device itself.
+    A single process needs no launcher, and finds its device itself.
     """
     config, compiles = order.trainer.accelerate_config, order.trainer.torch_compile
     if config is None and processes == 1 and not compiles:
         return [sys.executable]
     compiler = "inductor" if compiles else "no"
-    # The training itself tells the precision to its Accelerator.
+    # "no" here has no effect: the training passes its precision to its Accelerator itself.
     options = accelerate_arguments("no", processes=processes, config=config, compiler=compiler)
     return [sys.executable, "-m", "accelerate.commands.launch", *options]

@@ -1,6 +1,7 @@
-"""Order of a training by one of our trainers: digests, checks of settings, index of its pictures.
+"""Order of a training by the training loop: digests, checks of settings, index of its pictures.
 
-No torch and no Pillow here: the planner, the launcher and the comparison of runs import it.
+This module imports neither torch nor Pillow, because the planner, the launcher and the comparison
+of runs import it.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ if TYPE_CHECKING:
 Order = TypeVar("Order", bound="TrainingOrder")
 
 _LENGTHS = {"steps", "epochs", "max_steps"}
-_STEPS = 1000  # where neither `steps` nor `epochs` is set
-_GONE = ({"attention": "flash"}, {"attention": "xformers"})
+_STEPS = 1000  # steps of a training that sets neither `steps` nor `epochs`
+_GONE = ({"attention": "flash"}, {"attention": "xformers"})  # settings that no longer exist
 
 
 CAPTIONS = 4
-"""Items whose captions are the prompts of pictures and clips where a run names none."""
+"""Number of items whose captions are prompts of pictures and clips if a run sets no prompts."""
 
 
 class Prompt(BaseModel):
-    """A prompt of the sample pictures, and the cache file of its embedding."""
+    """A prompt of a sample picture or clip, and the cache file of its embedding (`text`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     prompt: str
@@ -52,11 +53,11 @@ class ClipSettings(JsonFile):
     """Settings that shape each clip or picture besides weights, prompt and seed.
 
     Attributes:
-        frames: None of a picture, as are all that only clips have.
-        guidance_scale: 1 is none.
-        negative_prompt: "" without guidance.
+        frames: number of frames; None for a picture, like all settings that only clips have.
+        guidance_scale: scale of the guidance; 1 turns it off.
+        negative_prompt: negative prompt; "" without guidance.
         timestep_boundary: share of the timesteps from which on Wan 2.2's network for high noise is
-            used; None of one network.
+            used; None if there is only one network.
         image: digest of the first frame, for image-to-video.
     """
 
@@ -78,25 +79,26 @@ class ClipSettings(JsonFile):
         return self.frames or 1, self.height, self.width
 
     def values(self) -> dict[str, str | int | float]:
-        """Return those that are set, by name."""
+        """Return the settings that are set, by name."""
         return self.model_dump(exclude_none=True)
 
 
 class TrainingOrder(RunOrder):
-    """Everything that a trainer of ours needs to know; a subclass has its `kind`.
+    """Order of a training by the training loop. Each trainer has a subclass with its `kind`.
 
     Attributes:
-        version: of the trainer; raised when, given the same, it would train other weights, or a
-            default changes.
+        version: version of the trainer, raised when it would train other weights from the same
+            order, or when a default changes.
         picture_suffix: end of the names of decoded samples.
-        weights: digest of the network's files, and of a LoRA that it begins from.
-        model: networks, and the VAE that decodes the sample pictures.
-        prompts: of the sample pictures; may be empty.
-        captions: number of the manifest's first captions that are drawn too. The planner cannot
-            know them: items may be skipped before.
-        negative: embedding that guidance leads away from; None without guidance.
+        weights: digest of the network's files, and of a LoRA that the training begins from.
+        model: model with networks, and with the VAE that decodes the sample pictures.
+        prompts: prompts of the sample pictures; may be empty.
+        captions: number of the manifest's first captions that are prompts, too. The planner does
+            not know these captions, because jobs may skip items.
+        negative: cache file of the negative prompt's embedding; None without guidance.
         sample_size: width and height of the sample pictures, in pixels.
-        validates: steps between two losses of the held-out items; None for none.
+        trainer: settings of the trainer.
+        validates: steps between two losses of the held-out items; None for no such losses.
     """
 
     version: ClassVar[int] = 1
@@ -112,11 +114,16 @@ class TrainingOrder(RunOrder):
 
     @property
     def init_files(self) -> list[Path]:
-        """Paths of the LoRAs that its networks begin from, as `results`; none of a new LoRA."""
+        """Paths of the LoRAs that the networks begin from, in the order of `results`.
+
+        The list is empty if the training begins with a new LoRA.
+        """
         if self.trainer.init_lora is None:
             return []
         place = last_place(Path(self.trainer.init_lora))
-        return [last_place(place / x) for x in self.results] if place.is_dir() else [place]
+        if not place.is_dir():
+            return [place]
+        return [last_place(place / name) for name in self.results]
 
     def begun(
         self,
@@ -124,9 +131,12 @@ class TrainingOrder(RunOrder):
         layers: Iterable[Collection[str] | None],
         places: Sequence[Place],
     ) -> Self:
-        """Return the order with the digest of the LoRA that it begins from, if there is one.
+        """Return the order with the digest of the LoRA that the training begins from, if any.
 
-        `layers` are those that get a LoRA, of each network; None where they are not known.
+        Args:
+            file_digest: returns the digest of a file.
+            layers: names of the layers that get a LoRA, for each network; None if unknown.
+            places: functions that name layers in LoRA files, see `tensor_names`.
 
         Raises:
             TrainingError: the LoRA does not fit.
@@ -141,10 +151,10 @@ class TrainingOrder(RunOrder):
             for file, names in zip(files, layers, strict=True):
                 if names is not None:
                     tensor_names(file, names, self.trainer.rank, places)
-            found = [file_digest(file) for file in files]
+            digests = [file_digest(file) for file in files]
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise misfit(error, files[0], f"runs.{self.run}.trainer") from None
-        return self.model_copy(update={"weights": digest.of_value([self.weights, *found])})
+        return self.model_copy(update={"weights": digest.of_value([self.weights, *digests])})
 
     @property
     def from_hub(self) -> bool:
@@ -153,35 +163,35 @@ class TrainingOrder(RunOrder):
 
     @property
     def trains_lora(self) -> bool:
-        """Whether its result is a LoRA."""
+        """Whether the training's result is a LoRA."""
         return getattr(self.trainer, "adapter", "lora") == "lora"
 
     @abstractmethod
     def described(self) -> dict[str, JsonValue]:
-        """Return the places of the networks, for the index of samples."""
+        """Return the places of the networks by name, for the index of samples."""
 
     @abstractmethod
     def objective(self) -> dict[str, JsonValue]:
-        """Return the settings that shape the loss of a network before its training, by name."""
+        """Return the settings that shape the loss of an untrained network, by name."""
 
     def loss_digest(self) -> str:
-        """Return the digest of the network, and of all settings that shape its loss."""
+        """Return the digest of the network and of all settings that shape its loss."""
         how = [*self.objective().values()]
         return digest.of_value([self.weights, how, self.trainer.mixed_precision])
 
     @property
     def length(self) -> float:
-        """Epochs of the training if the settings count by them, else its steps."""
+        """Epochs of the training if the settings give epochs, else its steps."""
         return self.trainer.epochs or self.trainer.steps or _STEPS
 
     def with_settings(self, **settings: object) -> Self:
-        """Return the order of a training that differs by these settings only."""
+        """Return a copy of the order with other values of these settings."""
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=settings)})
 
     def course_digest(self) -> str:
-        """Return the digest of all settings that shape the weights, except those of the length.
+        """Return the digest of all settings that shape the weights, except the length.
 
-        Trainings that count in steps differ from those that count in epochs.
+        The unit of the length (steps or epochs) is part of the digest.
         """
         unit = "steps" if self.trainer.epochs is None else "epochs"
         keys = _LENGTHS & type(self.trainer).model_fields.keys()
@@ -190,10 +200,10 @@ class TrainingOrder(RunOrder):
     def settings_digest(self, **gone: str) -> str:
         """Return the digest of all settings that shape the weights.
 
-        A key with its first default is left out: a release that adds keys, or changes a default,
-        trains nothing again.
+        A key with its first default is left out. A release that adds keys, or changes a default,
+        therefore does not train anything again.
 
-        `gone` are keys that trainers no longer have, and their values, as some trainings had them.
+        `gone` has keys that earlier releases had, and their values in some trainings.
         """
         fields, former = type(self.trainer).model_fields, self.trainer.former_defaults
         settings = {
@@ -208,11 +218,12 @@ class TrainingOrder(RunOrder):
         return shaping(self.trainer, "weights")
 
     def chosen(self) -> Iterable[str]:
-        """Return the names of the trainer's settings that are no defaults."""
+        """Return the names of the trainer's settings that are not at their defaults."""
         return shaping(self.trainer, "weights", defaults=False)
 
     def networks(self) -> Iterable[object]:
         """Return the places of the networks, of a noise schedule, and of a LoRA to begin from."""
+        # The VAE does not shape the weights: the LoRA, which does, takes its place.
         places = {**self.described(), "vae": self.trainer.init_lora}
         return filter(None, places.values())
 
@@ -228,16 +239,20 @@ class TrainingOrder(RunOrder):
 
 
 def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
-    """Return the digests that the trained weights of this order must have come from.
+    """Return the digests that trained weights must have to be up to date with this order.
 
-    Weights that were trained with a key that is gone stay trained. `data` is the digest of its
-    caches; None for that of its lock as it is now, see `lock_of`.
+    Weights that were trained with a setting that no longer exists stay up to date.
+
+    Args:
+        order: order of the training.
+        data: digest of the run's caches; by default the digest in its lock, see `lock_of`.
     """
     settings, resumed = order.settings_digest(), ""
     same = [settings, *(order.settings_digest(**gone) for gone in _GONE)]
     files = RunFiles(order)
-    records = (Origin.read(each.record) for each in (files, *files.before()))
-    if record := next((x for x in records if x and x.wanted.settings in same), None):
+    records = (Origin.read(result.record) for result in (files, *files.before()))
+    fitting = (record for record in records if record and record.wanted.settings in same)
+    if record := next(fitting, None):
         settings, resumed = record.wanted.settings, record.wanted.resumed
     return Wanted(
         data=lock_of(order.lock).data if data is None else data,
@@ -249,9 +264,10 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
 
 
 def goes_on(order: TrainingOrder, want: Wanted | None) -> bool:
-    """Whether a training begins from the weights of the last one, see `on_change`; no forced one.
+    """Whether a training begins from the weights of the last result, see `on_change`.
 
-    One from what the last one came from, `want`, is forced, or goes on after it was.
+    A forced training does not. If the last result has the digests `want`, the training is a forced
+    one that is tried again, and does not either.
     """
     files = RunFiles(order).finished
     last = Origin.read(files.record) if order.trainer.on_change == "continue" else None
@@ -260,7 +276,7 @@ def goes_on(order: TrainingOrder, want: Wanted | None) -> bool:
 
 
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
-    """Return the steps after which a training draws sample pictures: first, last, in between."""
+    """Return the steps after which a training draws sample pictures, from 0 to the last."""
     every = order.trainer.samples.every
     if not order.prompts:
         return frozenset()
@@ -270,22 +286,23 @@ def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
 
 
 INDEX = "index.json"
-"""Index of the sample pictures, in their folder."""
+"""File name of the index of sample pictures, in their folder."""
 
 _Name = Annotated[str, StringConstraints(pattern=r"^step-\d{6,}_\d{2,}\.(png|mp4)$")]
 
 
 class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
-    """Index of the sample pictures of one training; written anew after those of each step.
+    """Index of the sample pictures of one training. It is written again after each drawn step.
 
     Attributes:
         run: name of the run.
         wanted: digests of the training.
-        seed: of the noise.
-        steps: after which they were drawn, ascending.
-        files: names of the pictures, a row a step and one a prompt; None of one that
-            was NaN or infinite, or that memory did not suffice for.
-        settings: that shaped the training, by name.
+        prompts: prompts of the pictures.
+        seed: seed of the noise.
+        steps: steps after which pictures were drawn, ascending.
+        files: names of the pictures: a row for each step, with a name for each prompt. None stands
+            for a picture that was NaN or infinite, or for which memory did not suffice.
+        settings: settings of the training, by name.
     """
 
     run: str
@@ -304,7 +321,7 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
 
     @property
     def shown(self) -> object:
-        """What shapes each of its pictures besides the weights."""
+        """Settings that shape the pictures besides the weights."""
         trainer = self.settings.get("trainer")
         samples = trainer.get("samples") if isinstance(trainer, dict) else None
         return samples, self.settings.get("sample_size")
@@ -313,7 +330,7 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
     def of(
         cls, order: TrainingOrder, want: Wanted, rows: Mapping[int, Sequence[str | None]]
     ) -> PictureIndex:
-        """Return the index of a training's pictures, whose names `rows` has for each step."""
+        """Return the index of a training's pictures; `rows` is step -> names of the pictures."""
         return cls(
             run=order.run,
             wanted=want,
@@ -332,10 +349,10 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
 
 
 def picture_name(step: int, prompt: int, suffix: str = ".png") -> str:
-    """Return the name of the picture of a prompt, by its number from 0, after some step."""
+    """Return the name of the picture of a prompt (number from 0) after a step."""
     return f"step-{step:06d}_{prompt:02d}{suffix}"
 
 
 def read_index(folder: Path) -> PictureIndex | None:
-    """Return the index of a folder of sample pictures; None where there is none that fits."""
+    """Return the index in a folder of sample pictures; None if it is missing or damaged."""
     return PictureIndex.read(folder / INDEX)

@@ -1,4 +1,4 @@
-"""A training in pictures: curves read from TensorBoard's event files, and grids of samples."""
+"""Pictures of a training: curves from TensorBoard's event files, and grids of samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 Values = NDArray[np.float64]
 
-# Scalar -> its unit, in the order of the picture.
+# Scalar -> its unit, in the order in which the picture shows them.
 _UNITS = {
     "loss": "loss",
     "raw_loss": "loss",
@@ -29,35 +29,35 @@ _UNITS = {
     "images_per_second": "images/s",
     "items_per_second": "items/s",
 }
-_WIDTH, _HEIGHT = 12.0, 2.9  # inches, of 100 pixels: of the picture, of one row of curves
+_WIDTH, _HEIGHT = 12.0, 2.9  # width of the picture, height of a row, in inches of 100 pixels
 _COLUMNS = 2
-_AVERAGED = 20  # points; fewer have no average
-_SPAN = 0.04  # share of the curve that an average reaches back, roughly
+_AVERAGED = 20  # fewest points of a curve that gets a moving average
+_SPAN = 0.04  # share of the curve over which the average reaches back, roughly
 _COLOUR = "#1f6feb"
-_INK = "#767d86"  # of texts and axes, on a page that is white or dark
+_INK = "#767d86"  # colour of texts and axes, legible on white and on dark pages
 
 
 def read_curves(events: Path) -> dict[str, tuple[Values, Values]]:
-    """Return steps and values of all scalars of a folder of event files, by their tags.
+    """Return tag -> steps and values, for all scalars in a folder of event files.
 
-    Those of every training come first. A file that was cut short gives what it holds; a resumed
-    training's points replace those it had written before.
+    Scalars that every training writes come first. A file that was cut short is read as far as it
+    goes. Points of a resumed training replace earlier points of the same steps.
     """
-    # It warns of each point that a resumed training has written anew.
+    # TensorBoard would warn about each point that a resumed training has written again.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
     accumulator.Reload()
     names = {*accumulator.Tags()["scalars"]}
-    found = {}
+    curves = {}
     for name in [*(name for name in _UNITS if name in names), *sorted(names - _UNITS.keys())]:
         points = [(point.step, point.value) for point in accumulator.Scalars(name)]
         steps, values = np.array(points, np.float64).T
-        found[name] = steps, np.where(np.isfinite(values), values, np.nan)
-    return found
+        curves[name] = steps, np.where(np.isfinite(values), values, np.nan)
+    return curves
 
 
 def smoothed(values: Values) -> Values:
-    """Return the exponential moving average [points] of a curve [points]; NaN does not count."""
+    """Return the exponential moving average [points] of a curve [points]; NaN is skipped."""
     share = 1 / (1 + _SPAN * len(values))
 
     def average(mean: float, value: float) -> float:
@@ -69,11 +69,14 @@ def smoothed(values: Values) -> Values:
 
 
 def curves_png(events: Path, *, title: str = "") -> bytes | None:
-    """Return a PNG of 1200 pixels' width with the scalars of a folder of event files.
+    """Return a PNG, 1200 pixels wide, with the scalars of a folder of event files.
 
-    Of a loss, a pale line is each step, the other one the moving average. The epoch is left out,
-    and `raw_loss` where it is the loss. The background is transparent. Folders below do not count.
-    None where there is nothing to draw.
+    A loss has two lines: the pale one shows each step, the other one the moving average. The epoch
+    is left out, and so is `raw_loss` if it equals the loss. The background is transparent.
+    Sub-folders are ignored.
+
+    Returns:
+        None if there is nothing to draw.
     """
     curves = read_curves(events) if events.is_dir() else {}
     curves.pop("epoch", None)
@@ -92,7 +95,7 @@ def curves_png(events: Path, *, title: str = "") -> bytes | None:
             axes.plot(steps, values, color=_COLOUR, alpha=0.25, linewidth=0.8)
             values = smoothed(values)
         axes.plot(steps, values, color=_COLOUR, linewidth=1.6, marker=marker)
-        # Names are texts, never markup: a dollar sign would begin a formula.
+        # Without `parse_math=False`, a dollar sign in a name would begin a formula.
         heading = axes.set_title(name, loc="left", fontsize=12, fontweight="bold", parse_math=False)
         heading.set_color(_INK)
         axes.set_xlabel("steps", color=_INK)
@@ -112,23 +115,23 @@ def curves_png(events: Path, *, title: str = "") -> bytes | None:
 _MARGIN = 8
 _FONT_SIZE = 14
 _LINE = _FONT_SIZE + 4
-_LETTER = 8  # pixels; most letters are narrower
-_CELL = 128  # pixels; smaller pictures are enlarged by a whole number
+_LETTER = 8  # assumed width of a letter, in pixels; most are narrower
+_CELL = 128  # pixels; smaller pictures are enlarged by an integer factor
 _HEADER_LINES = 4
-_LABEL = 24  # letters
-_ABSENT = "#eeeeee"  # the place of a picture that cannot be drawn any more
+_LABEL = 24  # most letters in a line of a label
+_ABSENT = "#eeeeee"  # colour in place of a missing picture
 
 
 def draw_grid(
     rows: Sequence[tuple[str, Sequence[Image.Image | None]]], headers: Sequence[str] = ()
 ) -> Image.Image:
-    """Return one picture of many.
+    """Return a grid of pictures as one picture.
 
     Args:
-        rows: (label, pictures), all of one size; None leaves its place grey.
-        headers: of the columns.
+        rows: (label, pictures) of each row. All pictures have one size; None leaves a grey place.
+        headers: headers of the columns.
     """
-    width, height = next(each.size for _, row in rows for each in row if each is not None)
+    width, height = next(picture.size for _, row in rows for picture in row if picture is not None)
     enlarged = max(1, -(-_CELL // max(width, height)))
     width, height = width * enlarged, height * enlarged
     font = ImageFont.load_default(_FONT_SIZE)
@@ -141,21 +144,22 @@ def draw_grid(
     grid = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(grid)
 
-    def write(lines: Sequence[str], x: int, y: int) -> None:
+    def write(lines: Sequence[str], text_left: int, text_top: int) -> None:
         for number, line in enumerate(lines):
-            draw.text((x, y + number * _LINE), line, fill="black", font=font)
+            draw.text((text_left, text_top + number * _LINE), line, fill="black", font=font)
 
     for column, head in enumerate(heads):
         write(head, left + column * (width + _MARGIN), _MARGIN)
     for number, (label, (_, pictures)) in enumerate(zip(labels, rows, strict=True)):
-        y = top + number * (height + _MARGIN)
-        write(label, _MARGIN, y + (height - _LINE * len(label)) // 2)
+        row_top = top + number * (height + _MARGIN)
+        write(label, _MARGIN, row_top + (height - _LINE * len(label)) // 2)
         for column, picture in enumerate(pictures):
-            x = left + column * (width + _MARGIN)
+            corner = left + column * (width + _MARGIN), row_top
             if picture is None:
-                draw.rectangle((x, y, x + width - 1, y + height - 1), fill=_ABSENT)
+                opposite = corner[0] + width - 1, corner[1] + height - 1
+                draw.rectangle((corner, opposite), fill=_ABSENT)
             else:
-                grid.paste(picture.resize((width, height), Image.Resampling.NEAREST), (x, y))
+                grid.paste(picture.resize((width, height), Image.Resampling.NEAREST), corner)
     return grid
 
 
@@ -164,7 +168,7 @@ def _wrapped(text: str, width: int, lines: int) -> list[str]:
 
 
 def png_of(picture: Image.Image) -> bytes:
-    """Return a picture as the content of a PNG file."""
+    """Return the content of a PNG file with a picture."""
     data = io.BytesIO()
     picture.save(data, "PNG")
     return data.getvalue()

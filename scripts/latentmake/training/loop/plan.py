@@ -1,4 +1,4 @@
-"""Plan of a run of one of our trainers: whether it is trained, and parts of its order."""
+"""Plan of a run that is trained by the training loop: reasons to train, parts of its order."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class LoopBackend(Backend):
-    """A trainer that trains by the loop; its networks draw clips or pictures, and are evaluated.
+    """A trainer that uses the training loop; its networks draw clips or pictures.
 
-    Checklists, and what follows a training, are imported when they are asked for: most plans have
-    nothing of them.
+    Checklists, clips and evaluations are imported when they are needed, because most plans do not
+    need them.
 
     Attributes:
-        order_type: class of its orders.
-        memory_hint: repair where a device has too little memory.
+        order_type: class of the trainer's orders.
+        memory_hint: hint for a device that has too little memory.
     """
 
     order_type: type[TrainingOrder]
@@ -38,7 +38,7 @@ class LoopBackend(Backend):
 
     @abstractmethod
     def order(self, facts: Facts, run: str) -> TrainingOrder:
-        """Return the order of a run; raises UserError where settings and networks do not fit."""
+        """Return the order of a run; raises UserError if settings and networks do not fit."""
 
     @abstractmethod
     def recipe(self, order: Any) -> Any:
@@ -75,9 +75,12 @@ class LoopBackend(Backend):
 
     @abstractmethod
     def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
-        """Return the digest of all networks that draw, and settings that not all trainers have.
+        """Return the digest of all networks that draw, and clip settings of this trainer only.
 
-        They are settings of clips (`generate`), or of those of an evaluation (`evaluate`).
+        Args:
+            facts: facts about the configuration and models.
+            training: order of the training.
+            word: `generate`, or `evaluate` for the clips of an evaluation.
 
         Raises:
             UserError: the model draws no clips, or a file is missing.
@@ -113,44 +116,48 @@ class LoopBackend(Backend):
 
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
-    """Return why weights are not those of an order."""
+    """Return the reasons to train: why the weights are not up to date with an order."""
     files = RunFiles(order)
     last = files.finished
     record = Record.read(last.record)
     if record is None:
         return [Difference("it has not been trained yet")]
-    found = [] if plan.lock else [*plan.outdated]
+    differences = [] if plan.lock else [*plan.outdated]
     data = plan.lock or record.wanted.data
     want = wanted(order, data)
     is_other = record.wanted != want
     if is_other:
-        if order.trainer.mixed_precision == "auto":  # the precision that it chose is no reason
+        # With `auto`, the precision that the training chose is no reason to train again.
+        if order.trainer.mixed_precision == "auto":
             order = order.with_settings(mixed_precision=record.mixed_precision or "auto")
         today = wanted(order, data)
         basis = order.basis(today)
-        found += basis.differences(last.output, record.wanted, order.chosen())
-    if found:
-        return found
-    return files.missing() or [Difference("the settings changed")] * is_other
+        differences += basis.differences(last.output, record.wanted, order.chosen())
+    if differences:
+        return differences
+    if missing := files.missing():
+        return missing
+    return [Difference("the settings changed")] if is_other else []
 
 
 def _note(order: TrainingOrder, plan: RunPlan) -> str:
-    """Return a line for the plan; "" of a training that begins anew, or has ended."""
-    found, begins, want = None, order.trainer.init_lora, None
+    """Return a line for the plan; "" if a training begins from the start, or has ended."""
+    resumed, begins, want = None, order.trainer.init_lora, None
     if plan.lock and order.weights and not order.forced:
         want = wanted(order, plan.lock)
         if holder := RunFiles(order).holder(want):
             return "" if holder.output == Path(order.output) else taken_back(plan.name)
-        found = next((f"step {each.progress.step}" for each in resumable(order, want)), None)
-    if found is None and goes_on(order, want):
-        found = "the last weights"
-    if found is not None:
-        return f"training of {plan.name}: goes on from {found}"
+        checkpoints = resumable(order, want)
+        resumed = f"step {checkpoints[0].progress.step}" if checkpoints else None
+    if resumed is None and goes_on(order, want):
+        resumed = "the last weights"
+    if resumed is not None:
+        return f"training of {plan.name}: goes on from {resumed}"
     return f"training of {plan.name}: begins from the LoRA {begins}" if begins else ""
 
 
 def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any]:
-    """Return the values of a run's order that all our trainers have."""
+    """Return the fields of a run's order that all trainers of the loop share."""
     run, samples = facts.config.runs[name], trainer.samples
     size = samples.resolution or run.resolutions[0]
     text = partial(prompt_path, facts.config, run.model)
@@ -158,7 +165,7 @@ def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any
     return {
         **run_values(name),
         "model": facts.config.models[run.model],
-        "prompts": [Prompt(prompt=each, text=text(each)) for each in samples.prompts],
+        "prompts": [Prompt(prompt=prompt, text=text(prompt)) for prompt in samples.prompts],
         "negative": text(samples.negative_prompt) if guided else None,
         "sample_size": (size.width, size.height),
         "trainer": trainer,

@@ -1,10 +1,11 @@
 """Recipe of a training: network, loss, devices, random numbers, and the order of examples.
 
-Every random choice of a training is drawn from (seed, purpose, epoch or step), never from a state
-that would have to be carried from step to step.
+Every random choice follows from (seed, purpose, epoch or step). No random state has to be carried
+from step to step, so a resumed training draws the same numbers.
 
-Flow matching (Lipman et al. 2022, https://arxiv.org/abs/2210.02747) mixes noisy = (1 - s) x + s
-noise, s a timestep's share of all, and its target is noise - x.
+Flow matching (Lipman et al. 2022, https://arxiv.org/abs/2210.02747) mixes latents with noise:
+noisy = (1 - s) latents + s noise, where s is the timestep divided by the number of timesteps. The
+network's target is noise - latents.
 """
 
 from __future__ import annotations
@@ -41,21 +42,25 @@ from latentmake.training.loop.order import ClipSettings, Order, TrainingOrder
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# The others wait while the first process draws samples, which may take hours: NCCL's own limit is
-# ten minutes. `accelerate launch` ends all processes as soon as one dies.
+# The other processes wait while the first one draws samples, which may take hours. NCCL's own limit
+# of ten minutes would end them. If a process dies, `accelerate launch` ends the others at once.
 _TIMEOUT = timedelta(days=7)
 _REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
 
 
 def decided(order: Order) -> Order:
-    """Return an order in this machine's precision if it says `auto`; raises DeviceError."""
+    """Return an order whose `mixed_precision: auto` is replaced by this machine's best precision.
+
+    Raises:
+        DeviceError: torch does not see this machine's GPU.
+    """
     if order.trainer.mixed_precision != "auto":
         return order
     uses_cpu = parse_flag_from_env("ACCELERATE_USE_CPU")
     device = "cpu" if uses_cpu else pick_device().type
     if device == "cpu":
         return order.with_settings(mixed_precision="no")
-    # Emulated by older GPUs, it is slower than float32.
+    # Older GPUs emulate bfloat16, which is slower than float32.
     cuda = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     has_it = cuda or (device != "cuda" and is_bf16_available())
     return order.with_settings(mixed_precision="bf16" if has_it else "fp16")
@@ -68,10 +73,11 @@ def make_accelerator(settings: LoopTrainer, *, several: bool = False) -> Any:
 
     Raises:
         DeviceError: torch does not see this machine's GPU.
-        TrainingError: the machine cannot compute in this precision, or accelerate shards the model.
+        TrainingError: the machine cannot compute in this precision, or accelerate would shard the
+            model.
     """
     if not parse_flag_from_env("ACCELERATE_USE_CPU"):
-        pick_device()  # accelerate would train on the CPU and say nothing
+        pick_device()  # raises an error where accelerate would silently train on the CPU
     handlers: list[Any] = [InitProcessGroupKwargs(timeout=_TIMEOUT)]
     if several:
         handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
@@ -91,18 +97,18 @@ def make_accelerator(settings: LoopTrainer, *, several: bool = False) -> Any:
 
 
 def set_up(settings: LoopTrainer) -> None:
-    """Set torch's kernels, by the setting `deterministic`."""
+    """Make torch use deterministic kernels, if the setting `deterministic` says so."""
     if settings.deterministic:
-        # cuBLAS repeats itself only with a workspace of a fixed size.
+        # cuBLAS gives the same bits each time only with a workspace of fixed size.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Set the generators of the CPU and of one device, and no others.
+    """Seed the random generators of the CPU and of one device only.
 
-    `torch.manual_seed` asks for every kind of device there is, which takes as long as a layer.
+    `torch.manual_seed` looks for every kind of device, which takes as long as a layer.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -112,12 +118,12 @@ def reseed(seed: int, device: torch.device) -> None:
 
 
 def seed_of(*parts: int | str) -> int:
-    """Return a seed of 63 bits that is as good as independent for different parts."""
+    """Return a seed of 63 bits; different parts give practically independent seeds."""
     return int(digest.of_value(parts)[:16], 16) >> 1
 
 
 def generator(*parts: int | str) -> torch.Generator:
-    """Return a random generator (on the CPU, the same on all machines) for these parts."""
+    """Return a random generator for these parts: on the CPU, so equal on all machines."""
     return torch.Generator().manual_seed(seed_of(*parts))
 
 
@@ -128,10 +134,16 @@ def epoch_batches(
     seed: int,
     epoch: int,
 ) -> list[list[int]]:
-    """Return the batches of one epoch, as indices: one shape a batch, shuffled.
+    """Return the shuffled batches of one epoch, as indices of examples.
 
-    An epoch, counted from 0, shows each example as often as it `repeats`. The last batch of a shape
-    may be shorter.
+    All examples of a batch have one shape. The last batch of a shape may be shorter.
+
+    Args:
+        shapes: shape of each example.
+        repeats: how often the epoch shows each example.
+        batch_size: number of examples in a batch.
+        seed: seed of the training.
+        epoch: number of the epoch, from 0.
     """
     random = generator(seed, "order", epoch)
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -148,12 +160,12 @@ def epoch_batches(
 
 
 class BatchOrder:
-    """Batches of each process at each optimizer step.
+    """Batches of each process in each optimizer step.
 
-    Epochs follow one another without a gap: micro-batch n of the training is batch n of the endless
-    row of epochs. A step takes `accumulation * processes` of them in turn, so all processes always
-    have work, and no batch is shown twice or left out. Of an example with `variants`, one of them
-    is in the batch.
+    The batches of all epochs form one endless sequence. Micro-batch n of the training is batch n of
+    this sequence. A step takes the next `accumulation * processes` batches, so that all processes
+    always have work, and no batch is shown twice or left out. If an example has `variants`, a batch
+    shows one of them, chosen at random.
     """
 
     def __init__(
@@ -184,28 +196,32 @@ class BatchOrder:
 
     def items(self, step: int) -> int:
         """Return how many examples all processes together see in step `step` (from 1)."""
-        each = self.accumulation * self.processes
-        return sum(len(self._batch(number)) for number in range((step - 1) * each, step * each))
+        count = self.accumulation * self.processes
+        return sum(len(self._batch(number)) for number in range((step - 1) * count, step * count))
 
     def batches(self, process: int, first: int, last: int) -> Iterator[list[int]]:
         """Yield the batches of one process for steps `first` to `last` (from 1, both included)."""
         for number in range((first - 1) * self.accumulation, last * self.accumulation):
             batch = self._batch(number * self.processes + process)
             step, part = divmod(number, self.accumulation)
-            # One number for each example, whether it is used or not: no other's depends on it.
+            # A number is drawn for each example, even if it has one variant. So the choices of
+            # other examples do not depend on it.
             random = generator(self._seed, "variant", step + 1, process, part)
             draws = torch.rand(len(batch), generator=random, dtype=torch.float64).tolist()
-            several = [self._variants.get(index, [index]) for index in batch]
-            yield [each[int(draw * len(each))] for each, draw in zip(several, draws, strict=True)]
+            groups = [self._variants.get(index, [index]) for index in batch]
+            yield [group[int(draw * len(group))] for group, draw in zip(groups, draws, strict=True)]
 
 
-_HELD_OUT = 4  # timesteps of a held-out item
+_HELD_OUT = 4  # number of timesteps of a held-out item's loss
 
 
 class Losses(NamedTuple):
-    """Mean squared error of each example, [batch], float32; and times its weights.
+    """Losses of the examples of a batch.
 
-    These are the weight of its timestep and, of a regularisation image, `prior_loss_weight`.
+    Attributes:
+        raw: mean squared errors, [batch], float32.
+        weighted: the same, multiplied by the weights of their timesteps and, for regularisation
+            images, by `prior_loss_weight`.
     """
 
     raw: torch.Tensor
@@ -213,20 +229,23 @@ class Losses(NamedTuple):
 
 
 Part = tuple[Batch, torch.Tensor, torch.Tensor]
-"""A micro-batch, with its noise and timesteps [batch]."""
+"""A micro-batch, its noise, and its timesteps [batch]."""
 
 
 class Objective:
-    """Noise, timesteps and losses of a training. A trainer has its own `draw`, `at` and `predict`.
+    """Noise, timesteps and losses of a training.
+
+    Each trainer defines `draw`, `at` and `predict`.
 
     Attributes:
-        timesteps: their number.
-        draw: from the shape of a micro-batch and a generator on the CPU: noise of this shape, and a
-            timestep for each example.
-        at: the timesteps at some shares, in [0, 1), of the way into the noise.
-        predict: from network, batch, noisy latents on the network's device, timesteps [batch]
-            wherever they were drawn, and dtype of the network's inputs: its prediction, of the
-            latents' shape.
+        timesteps: number of timesteps.
+        draw: function from the shape of a micro-batch and a generator on the CPU to noise of this
+            shape and a timestep for each example.
+        at: function from shares in [0, 1) of the way into the noise to timesteps.
+        predict: function that returns the network's prediction, of the latents' shape. Its
+            arguments are the network, the batch, the noisy latents on the network's device, the
+            timesteps [batch] on the device where they were drawn, and the dtype of the network's
+            inputs.
     """
 
     timesteps: int = 1000
@@ -237,22 +256,22 @@ class Objective:
     def noisy(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return latents with the noise of their timesteps."""
+        """Return latents mixed with the noise of their timesteps."""
         sigmas = (timesteps / self.timesteps).view(-1, *[1] * (latents.ndim - 1))
         return (1 - sigmas) * latents + sigmas * noise
 
     def target(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return the network's target, of the latents' shape."""
+        """Return the target of the network's prediction, of the latents' shape."""
         return noise - latents
 
     def in_turns(self, parts: Iterable[Part], step: int) -> Iterable[Part]:
-        """Return the micro-batches of a step in the order in which they are computed."""
+        """Return the micro-batches of a step in the order in which they are to be computed."""
         return parts
 
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
-        """Return the weight of each timestep, [batch]; None where all have the same."""
+        """Return the weights of timesteps, [batch]; None if all are equal."""
         return None
 
     def losses(
@@ -265,9 +284,15 @@ class Objective:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Losses:
-        """Return the loss of each example; the network's device and its inputs' dtype are given.
+        """Return the losses of the examples of a batch.
 
-        `noise` has the latents' shape, `timesteps` [batch].
+        Args:
+            network: network that is trained.
+            batch: examples.
+            noise: noise of the latents' shape.
+            timesteps: timesteps [batch].
+            device: device of the network.
+            dtype: dtype of the network's inputs.
         """
         latents, noise = copied(batch.latents, device), copied(noise, device)
         there = copied(timesteps, device)
@@ -284,7 +309,7 @@ class Objective:
 
 
 LossesOf = Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor]
-"""From batch, noise and timesteps [batch] to the loss of each example."""
+"""Function from batch, noise and timesteps [batch] to the loss of each example."""
 
 
 def probe_loss(
@@ -292,10 +317,10 @@ def probe_loss(
 ) -> float:
     """Return the mean loss over a fixed set of examples, noises and timesteps.
 
-    The timesteps are spread evenly over the schedule, for the loss depends on them more than on
-    the example. In a small dataset each example comes several times.
+    The timesteps are spread evenly over the schedule, because the loss depends more on them than on
+    the example. The examples of a small dataset occur several times.
 
-    `seed` fixes the set.
+    `seed` fixes the set, which has `size` members.
     """
     random = generator(seed, "probe")
     order = torch.randperm(len(caches), generator=random).tolist()
@@ -315,8 +340,8 @@ def item_losses(
 ) -> Iterator[float]:
     """Yield the loss of a held-out item at each of some timesteps.
 
-    The noise follows from the key of the item's latents: it is the same for every network, and for
-    whatever else is held out.
+    The noise follows from the key of the item's latents. It is the same for every network, and does
+    not depend on the other held-out items.
     """
     batch, key = caches.batch([index]), caches.examples[index].latents.key
     for number, timestep in enumerate(timesteps):
@@ -326,52 +351,54 @@ def item_losses(
 
 
 def held_out_losses(losses: LossesOf, caches: Caches, objective: Objective) -> dict[str, float]:
-    """Return the mean loss of held-out items, each at the same timesteps, as `validation_loss`.
+    """Return the mean loss of all held-out items, as `validation_loss`.
 
-    Behind it, as `validation_loss/NAME`, is that of each group, see `Row.group`.
+    After it come the mean losses of the groups, as `validation_loss/NAME`, see `Row.group`. All
+    items have the same timesteps.
     """
     timesteps = spread_timesteps(objective, _HELD_OUT)
-    found: dict[str, list[float]] = {"validation_loss": []}
+    by_name: dict[str, list[float]] = {"validation_loss": []}
     for index, row in enumerate(caches.rows):
         values = [*item_losses(losses, caches, index, timesteps)]
-        found["validation_loss"] += values
+        by_name["validation_loss"] += values
         if group := row.group:
-            found.setdefault(f"validation_loss/{group}", []).extend(values)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            by_name.setdefault(f"validation_loss/{group}", []).extend(values)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}
 
 
 def spread_timesteps(objective: Objective, count: int) -> torch.Tensor:
-    """Return timesteps [count] in the middle of equal shares of the way into the noise."""
+    """Return timesteps [count]: the middles of equal parts of the way into the noise."""
     return objective.at((torch.arange(count) + 0.5) / count)
 
 
-Network: TypeAlias = Any  # a torch.nn.Module whose call is a matter of its recipe
+Network: TypeAlias = Any  # a torch.nn.Module that only its recipe knows how to call
 
 
 class Painter:
-    """Draws and writes clips or pictures: samples, and those that follow a training.
+    """Draws and writes samples of a training, and clips or pictures after it.
 
-    A trainer has its own `latents` and `load_vae`.
+    Each trainer defines `latents` and `load_vae`.
 
     Args:
-        recipe: of the training.
-        settings: of all that it draws.
+        recipe: recipe of the training.
+        settings: settings of all clips or pictures.
         negative: cache file of the negative prompt's embedding; None without guidance.
-        stored: latents of an item, with the scale and the size of all.
-        device: of the network.
-        order: of the clips that follow a training; None of samples.
+        stored: latents of any item; their scale and pixels per column hold for all items.
+        device: device of the network.
+        order: order of the clips after a training; None for samples.
 
     Attributes:
-        network: that draws.
-        is_trained: whether it has learnt.
-        objective: of its training.
-        dtype: of the network's inputs.
-        vae: None until it is needed.
-        latents: draws the unscaled latents of a clip, float32, on the CPU, from the cache file of
-            its text, the seed of its noise, and frames, height and width. The batch is that of an
-            evaluated item; `done` is called after each step.
-        load_vae: returns what has `decode(latents)`, which gives the frames [F, H, W, 3], and
-            `tile()`, after which it decodes in tiles.
+        network: network that draws.
+        is_trained: whether the network has been trained.
+        objective: objective of the network's training.
+        dtype: dtype of the network's inputs.
+        vae: VAE; None until it is needed.
+        latents: function that returns the unscaled latents of a clip, float32, on the CPU. Its
+            arguments are the cache file of the text, the seed of the noise, (frames, height,
+            width), a function that is called after each step, and the batch of an evaluated item
+            or None.
+        load_vae: function that returns the VAE. It has the methods `decode(latents)`, which returns
+            frames [F, H, W, 3], and `tile()`, after which it decodes in tiles.
     """
 
     recipe: Any
@@ -399,23 +426,23 @@ class Painter:
         return seed_of(seed, "sample", prompt, 0)
 
     def autocast(self) -> torch.autocast:
-        """Return the context in which the network computes; float32 needs none."""
+        """Return the context in which the network computes; for float32 it has no effect."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def losses(self, *part: Any) -> torch.Tensor:
-        """Return the loss of each example by the network; see `Part`."""
+        """Return the unweighted loss of each example of a micro-batch, see `Part`."""
         device, dtype = self.device, self.dtype
         with self.autocast():
             return self.objective.losses(self.network, *part, device=device, dtype=dtype).raw
 
     def write(self, path: Path, latents: torch.Tensor) -> NDArray[np.uint8] | None:
-        """Write a clip as MP4 or a picture as PNG; return its frames [F, H, W, 3].
+        """Write a clip as MP4 or a picture as PNG.
 
         Returns:
-            None where memory does not suffice to decode it, even in tiles.
+            Frames [F, H, W, 3]; None if memory does not suffice to decode them, even in tiles.
 
         Raises:
-            FloatingPointError: its latents or pixels are NaN or infinite; the message is a hint.
+            FloatingPointError: latents or pixels are NaN or infinite; the message is a hint.
         """
         if not latents.isfinite().all():
             raise FloatingPointError(self._remedy())
@@ -445,28 +472,28 @@ class Painter:
 
 
 class Recipe:
-    """Network, objective, samples and written files of a training; a trainer has its own.
+    """Network, objective, samples and written files of a training. Each trainer has a subclass.
 
     Attributes:
-        results: names of all files and folders that a training of this kind may leave in its
-            output folder, of which one without the others belongs to an older training.
-        probes: examples of the loss at the start and at the end.
-        rate: scalar of the items trained on in a second.
+        results: names of all files and folders of weights that a training of this kind may write
+            into its output folder. If only some of them exist, they are from an older training.
+        probes: number of losses in the mean at the start and at the end of the training.
+        rate: name of the scalar for items per second.
         several: whether a step may leave some trained weights without gradients.
-        tensors: what it reads of cache files.
-        make_objective: returns noise, timesteps and loss; raises ModelError where they do not fit
+        order: order of the training.
+        tensors: tensors that are read from cache files.
+        make_objective: function that returns the objective; raises ModelError if it does not fit
             the network.
-        make_network: returns the network as a training begins with it, the same each time, from
-            `channels` of the latents, `text_width` of the captions' embeddings and the `dtype` of
-            frozen weights; if `plain`, without a new LoRA. Raises UserError where network, caches
-            and settings do not fit.
-        clip_size: returns frames, height and width in pixels of an item, from its latents.
-        painter: class of what draws samples and clips.
-        write_copy: writes the trained weights into a folder of their own; one of that name is
-            replaced.
-        read_copy: puts back weights from files such as those of the order's `results`, those of a
-            LoRA times a strength; raises TrainingError where they are missing or damaged, or of
-            another network.
+        make_network: function that returns the network at the begin of the training, the same each
+            time. Its arguments are `channels` of the latents, `text_width` of the captions'
+            embeddings, the `dtype` of frozen weights, and `plain` for a network without a new LoRA.
+            Raises UserError if network, caches and settings do not fit.
+        clip_size: function from the latents of an item to its frames, height and width in pixels.
+        painter: class of the painter.
+        write_copy: function that writes the trained weights into a folder, which is replaced.
+        read_copy: function that loads weights from files like the order's `results`, with a
+            strength for those of a LoRA. Raises TrainingError if the files are missing or damaged,
+            or belong to another network.
     """
 
     results: ClassVar[tuple[str, ...]]
@@ -486,5 +513,5 @@ class Recipe:
         self.order = order
 
     def place(self, network: Network, device: torch.device, *, lend: bool = False) -> None:
-        """Put a network on a device; one that is lent may make room for a VAE."""
+        """Move a network to a device. If `lend`, it may leave the device to make room for a VAE."""
         network.to(device)

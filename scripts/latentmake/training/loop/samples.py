@@ -1,7 +1,7 @@
-"""Sample pictures of a training, at their step: drawn, decoded, written, shown by TensorBoard.
+"""Sample pictures of a training: drawn, decoded and written after some steps, also for TensorBoard.
 
-The index names the pictures of one training alone. What comes after it draws nothing: a new prompt
-is drawn by the next training, or by `generate_{run}`.
+The index names the pictures of one training only. Pictures are drawn only during a training. For a
+new prompt, the next training draws them, or `generate_{run}` does.
 """
 
 from __future__ import annotations
@@ -33,19 +33,22 @@ from latentmake.training.loop.pictures import curves_png, draw_grid, png_of
 from latentmake.training.loop.recipe import Painter
 from latentmake.training.order import RunFiles, Wanted
 
-# Ours: pictures, and the latents that earlier releases wrote.
+# Files that Latentmake may remove: pictures, and latents that earlier releases wrote.
 _OURS = re.compile(r"\.?step-\d{6,}(_\d{2,}\.(png|mp4)|\.safetensors)")
-_PAUSE = 60.0  # seconds between two grids of a training that draws often
-_STRIP = 768  # pixels; strips of larger frames are scaled down
+_PAUSE = 60.0  # fewest seconds between two grids, for trainings that draw often
+_STRIP = 768  # pixels; larger strips of frames are scaled down
 
 
 class Samples:
-    """The sample pictures in the folder of a training.
+    """Sample pictures in the folder of a training.
 
-    Pictures of the `kept` trainings stay; all others are removed.
+    Args:
+        order: order of the training.
+        want: digests of the training.
+        kept: digests of trainings whose pictures stay; all other pictures are removed.
 
     Attributes:
-        rows: step -> name of the picture of each prompt.
+        rows: step -> name of the picture of each prompt; None for a picture that was left out.
     """
 
     def __init__(self, order: TrainingOrder, want: Wanted, kept: Collection[Wanted] = ()) -> None:
@@ -73,10 +76,10 @@ class Samples:
         self._write_index()
 
     def draw(self, step: int, draw: Callable[[], Iterable[torch.Tensor]], painter: Painter) -> None:
-        """Draw and write the pictures of a step, unless they are there.
+        """Draw and write the pictures of a step, unless they exist.
 
-        `draw` returns the latents of each prompt's picture, unscaled; the painter forgets the VAE
-        that decodes them.
+        `draw` returns the unscaled latents of each prompt's picture. Afterwards the painter drops
+        the VAE, which frees its memory.
         """
         if step in self.rows:
             return
@@ -101,7 +104,7 @@ class Samples:
         self._write_index()
 
     def show(self) -> None:
-        """Write grid and curves."""
+        """Write the grid of pictures, and the curves."""
         folder = self._files.samples
         rows = [
             (f"step {step}", [None if name is None else picture_of(folder / name) for name in row])
@@ -109,7 +112,7 @@ class Samples:
             if any(row)
         ]
         if rows:
-            grid = draw_grid(rows, [each.prompt for each in self._order.prompts])
+            grid = draw_grid(rows, [prompt.prompt for prompt in self._order.prompts])
             atomic.write(self._files.grid, png_of(grid))
         if curves := curves_png(self._files.logs, title=self._order.run):
             atomic.write(self._files.curves, curves)
@@ -120,7 +123,7 @@ class Samples:
         index.write(self._files.samples / INDEX)
 
     def _log(self, steps: Iterable[int]) -> None:
-        """Write pictures for TensorBoard, tagged `samples/00` and so on by their prompts."""
+        """Write pictures for TensorBoard; the tags `samples/00` and so on stand for the prompts."""
         for step in steps:
             for number, name in enumerate(self.rows[step]):
                 if self._events is None:
@@ -134,7 +137,7 @@ class Samples:
 
 
 def picture_of(file: Path) -> Image.Image:
-    """Return a picture, or the first, middle and last frame of a clip side by side."""
+    """Return a picture; for a clip, its first, middle and last frame side by side."""
     if file.suffix != ".mp4":
         with Image.open(file, formats=["PNG"]) as picture:
             return picture.convert("RGB")

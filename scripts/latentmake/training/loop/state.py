@@ -32,7 +32,7 @@ from latentmake.training.loop.recipe import Network, Recipe
 from latentmake.training.order import RunFiles, Wanted
 
 State: TypeAlias = tuple[dict[str, torch.Tensor], dict[str, Any]]
-"""The trained weights by name, and the state of optimizer, learning rate, EMA and scaler."""
+"""Trained weights by name, and the state of optimizer, LR scheduler, EMA and scaler."""
 
 _WEIGHTS = "weights.safetensors"
 _STATE = "state.pt"
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 def trained_state(network: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the trained weights by the name of their parameter, on the CPU."""
+    """Return the trained weights on the CPU, by the names of their parameters."""
     return {
         name: parameter.detach().cpu().contiguous()
         for name, parameter in network.named_parameters()
@@ -52,20 +52,20 @@ class Learner:
     """A network in training.
 
     Attributes:
-        denoiser: the network itself, as its recipe made it.
-        network: the same, as accelerate wraps it.
-        parameters: those that are trained.
-        optimizer: as accelerate wraps it.
+        denoiser: network as its recipe made it.
+        network: the same network, wrapped by accelerate.
+        parameters: trained parameters.
+        optimizer: optimizer, wrapped by accelerate.
     """
 
     def __init__(self, recipe: Recipe, denoiser: Network, accelerator: Any, *, steps: int) -> None:
         recipe.place(denoiser, accelerator.device)
         self.denoiser = denoiser.train()
-        self.parameters = [each for each in denoiser.parameters() if each.requires_grad]
+        self.parameters = [value for value in denoiser.parameters() if value.requires_grad]
         self._queries_and_keys = [
-            each
-            for name, each in denoiser.named_parameters()
-            if each.requires_grad and any(part in f".{name}" for part in (".to_q.", ".to_k."))
+            value
+            for name, value in denoiser.named_parameters()
+            if value.requires_grad and any(part in f".{name}" for part in (".to_q.", ".to_k."))
         ]
         self._settings = settings = recipe.order.trainer
         self._accelerator = accelerator
@@ -80,41 +80,44 @@ class Learner:
 
     def described(self) -> str:
         """Return a line about the number of trained parameters."""
-        trained = sum(each.numel() for each in self.parameters)
-        total = sum(each.numel() for each in self.denoiser.parameters())
+        trained = sum(parameter.numel() for parameter in self.parameters)
+        total = sum(parameter.numel() for parameter in self.denoiser.parameters())
         return f"trains {trained:,} of {total:,} parameters ({trained / total:.2%})"
 
     @property
     def rate(self) -> float:
-        """The learning rate of the step to come."""
+        """Learning rate of the next step."""
         (group,) = self.optimizer.param_groups
-        return float(group["lr"]) * float(group.get("d", 1.0))  # Prodigy's, D-Adaptation's estimate
+        # Prodigy and D-Adaptation multiply the learning rate by their estimate `d`.
+        return float(group["lr"]) * float(group.get("d", 1.0))
 
     def clip(self) -> dict[str, torch.Tensor]:
-        """Clip this step's gradients; return scalars of them before, on a device.
+        """Clip this step's gradients, and return scalars of the gradients before clipping.
 
-        `gradient_norm` is their norm. `qk_grads_av` is ai-training's: the sum over all trained
-        weights of queries and keys of their mean absolute gradient. It falls to 0 where attention
-        learns nothing.
+        The scalars stay on the device. `gradient_norm` is the norm of all gradients. `qk_grads_av`
+        is defined as in ai-training: the sum, over all trained weights of queries and keys, of the
+        mean absolute gradient. It falls to 0 if attention learns nothing.
         """
         self._accelerator.unscale_gradients()
-        gradients = [each.grad for each in self._queries_and_keys if each.grad is not None]
-        found: dict[str, torch.Tensor] = {}
-        if gradients:  # one kernel for all of them, not one a layer
+        gradients = [value.grad for value in self._queries_and_keys if value.grad is not None]
+        scalars: dict[str, torch.Tensor] = {}
+        if gradients:  # `_foreach` functions start one kernel instead of one for each layer
             sums = torch._foreach_norm(gradients, 1, dtype=torch.float32)
-            means = torch._foreach_div(sums, [float(each.numel()) for each in gradients])
-            found["qk_grads_av"] = torch.stack(means).sum()
+            means = torch._foreach_div(sums, [float(gradient.numel()) for gradient in gradients])
+            scalars["qk_grads_av"] = torch.stack(means).sum()
         norm = torch.nn.utils.clip_grad_norm_(
             self.parameters, self._settings.max_grad_norm or math.inf
         )
-        return {"gradient_norm": norm.float(), **found}
+        return {"gradient_norm": norm.float(), **scalars}
 
     def step(self) -> None:
-        """Make a step by the gradients, and forget them.
+        """Make an optimizer step, and clear the gradients.
 
-        With fp16 the scaler skips a step whose gradients overflow: learning rate and EMA wait.
+        With fp16, the scaler skips a step whose gradients overflow. Such a step does not advance
+        learning rate and EMA either.
         """
-        # accelerate's wrapper is there for the scaler; it looks for installed packages each time.
+        # Without a scaler, accelerate's wrapper does nothing useful, but looks for installed
+        # packages in each step.
         plain = self._accelerator.scaler is None
         optimizer = self.optimizer.optimizer if plain else self.optimizer
         optimizer.step()
@@ -127,7 +130,7 @@ class Learner:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the EMA, where there is one, in the place of the weights."""
+        """Replace the weights by their EMA within the context, if there is an EMA."""
         if self._average is None:
             yield
             return
@@ -138,8 +141,11 @@ class Learner:
         finally:
             self._average.restore(self.parameters)
 
-    def alone(self, work: Callable[[], Result]) -> Result:
-        """Call `work` with the network outside of the training, in the main process alone."""
+    def outside_training(self, work: Callable[[], Result]) -> Result:
+        """Call `work` with the network in evaluation mode, with EMA and autocast.
+
+        Only the main process calls this.
+        """
         self.denoiser.eval()
         try:
             with torch.no_grad(), self.averaged(), self._accelerator.autocast():
@@ -158,22 +164,24 @@ class Learner:
         }
 
     def restore(self, state: State, where: Path) -> None:
-        """Resume from the state in a checkpoint folder, of this training or a shorter one.
+        """Resume from the state of a checkpoint, of this training or of a shorter one.
+
+        `where` is the folder of the checkpoint.
 
         Raises:
-            TrainingError: it is of another network or optimizer.
+            TrainingError: the checkpoint belongs to another network or optimizer.
         """
         weights, rest = state
         scaler = self._accelerator.scaler
         try:
             named = self.denoiser.named_parameters()
-            trained = {name for name, each in named if each.requires_grad}
+            trained = {name for name, parameter in named if parameter.requires_grad}
             for name in sorted(trained ^ weights.keys()):
                 raise ValueError(f"only one of the two trains {name}")
-            self.denoiser.load_state_dict(weights, strict=False)  # which holds no frozen weights
+            self.denoiser.load_state_dict(weights, strict=False)  # without the frozen weights
             self.optimizer.load_state_dict(rest["optimizer"])
             self._rates.load_state_dict(rest["learning_rate"])
-            # The rate of a shorter training has fallen further.
+            # The learning rate of a shorter training has fallen further: compute it anew.
             (group,), (peak,) = self.optimizer.param_groups, self._rates.base_lrs
             group["lr"] = peak * self._rates.lr_lambdas[0](self._rates.last_epoch)
             if self._average is not None:
@@ -188,10 +196,10 @@ class Learner:
 
 
 def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """Return an optimizer's class; only its own library is imported."""
+    """Return the class of an optimizer; only the library that has it is imported."""
     if name == "adamw":
         return torch.optim.AdamW
-    found: Callable[..., torch.optim.Optimizer]
+    make: Callable[..., torch.optim.Optimizer]
     if name == "adamw8bit":
         try:
             from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
@@ -199,42 +207,43 @@ def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
             what = "adamw8bit needs bitsandbytes, which is not installed"
             hint = "pip install bitsandbytes, or choose another optimizer"
             raise TrainingError(what, where="trainer.optimizer", hint=hint) from None
-        found = AdamW8bit
+        make = AdamW8bit
     else:
         import pytorch_optimizer
 
         names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
-        found = getattr(pytorch_optimizer, names[name])
-    return found
+        make = getattr(pytorch_optimizer, names[name])
+    return make
 
 
 def make_optimizer(
     parameters: Sequence[torch.nn.Parameter], settings: LoopTrainer
 ) -> torch.optim.Optimizer:
-    """Return the optimizer that the settings name, over some parameters.
+    """Return the optimizer that the settings name, for some parameters.
 
     Raises:
-        TrainingError: its library is not installed, or it has no such argument.
+        TrainingError: the optimizer's library is not installed, or its arguments do not fit.
     """
     make = _class_of(settings.optimizer)
     arguments: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in settings.optimizer_arguments.items()
     }
-    # Some take any keyword and pass over what they do not know.
-    known = [
+    # Some optimizers take any keyword and ignore unknown ones, so the names are checked here.
+    accepted = [
         name
-        for name, each in inspect.signature(make).parameters.items()
-        if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and name not in ("params", "lr")
+        for name, parameter in inspect.signature(make).parameters.items()
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        and name not in ("params", "lr")
     ]
     for key in arguments:
-        if key not in known:
+        if key not in accepted:
             what = f"{settings.optimizer} has no argument `{key}`"
-            hint = f"it has {', '.join(known)}"
+            hint = f"it has {', '.join(accepted)}"
             raise TrainingError(what, where="trainer.optimizer_arguments", hint=hint)
     given: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.optimizer == "dadaptation":
-        given["weight_decouple"] = True  # as the others have it
+        given["weight_decouple"] = True  # like the other optimizers
     try:
         return make(list(parameters), **given | arguments)
     except (ValueError, TypeError) as error:
@@ -246,9 +255,9 @@ def make_optimizer(
 def rate_of(step: int, settings: LoopTrainer, steps: int) -> float:
     """Return the learning rate of a step (from 0) as a share of its peak.
 
-    Linear warm-up over `lr_warmup_steps` (`constant` has none), then constant, or down to
-    `lr_min_ratio` in a line or in half a cosine. diffusers' schedules are the same, but those that
-    fall in a line have no least rate and differ in the last bits.
+    The rate rises linearly over `lr_warmup_steps` (not with `constant`). Then it stays constant, or
+    falls to `lr_min_ratio` linearly or as half a cosine. diffusers has the same schedules, but its
+    linear ones have no minimum and differ in the last bits.
     """
     kind, warmup, least = settings.lr_scheduler, settings.lr_warmup_steps, settings.lr_min_ratio
     if kind == "constant":
@@ -267,52 +276,61 @@ def newest(
 ) -> tuple[Checkpoint, State] | None:
     """Return the newest undamaged checkpoint that a training can resume from, and its state.
 
-    On more devices the same epochs have fewer steps. `say` takes a line about each damaged one.
+    Args:
+        order: order of the training.
+        wanted: digests of the training.
+        steps: number of its steps. On more devices, the same epochs have fewer steps, so a
+            checkpoint of a shorter training may have more; it is skipped.
+        say: shows a line about each damaged checkpoint.
     """
     for _, folder in folders(RunFiles(order).checkpoints):
         if Progress.read(folder / PROGRESS) is None:
             say(f"{folder} is damaged and skipped")
-    for found in resumable(order, wanted):
-        if found.progress.wanted != wanted and found.progress.step > steps:
+    for checkpoint in resumable(order, wanted):
+        if checkpoint.progress.wanted != wanted and checkpoint.progress.step > steps:
             continue
-        state = load(found)
+        state = load(checkpoint)
         if state is not None:
-            return found, state
-        say(f"{found.folder} is damaged and skipped")
+            return checkpoint, state
+        say(f"{checkpoint.folder} is damaged and skipped")
     return None
 
 
 def load(checkpoint: Checkpoint) -> State | None:
-    """Return the state of a training, or None if the files are damaged."""
+    """Return the state in a checkpoint, or None if its files are damaged."""
     try:
-        for name, known in checkpoint.progress.files.items():
-            if digest.of_file(checkpoint.folder / name) != known:
+        for name, recorded in checkpoint.progress.files.items():
+            if digest.of_file(checkpoint.folder / name) != recorded:
                 return None
         weights = load_file(checkpoint.folder / _WEIGHTS)
         file = checkpoint.folder / _STATE
         return weights, torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling a file that is no archive raises nearly anything
+    except Exception as error:  # unpickling a damaged file may raise nearly any error
         if isinstance(error, MemoryError) or is_out_of_memory(str(error)):
             raise
         return None
 
 
 def save(checkpoints: Path, progress: Progress, state: State) -> None:
-    """Write a checkpoint; one of another training at the same step is replaced.
+    """Write a checkpoint, which replaces another training's checkpoint of the same step.
 
-    Its progress gets the digests of the files.
+    The digests of its files are added to the progress.
     """
     with atomic.replacing_folder(checkpoints / f"step-{progress.step:06d}") as new:
         save_file(state[0], new / _WEIGHTS)
-        with (new / _STATE).open("wb") as file:  # so that a full disk is an OSError
+        # Given an open file instead of a path, torch raises an OSError if the disk is full.
+        with (new / _STATE).open("wb") as file:
             torch.save(state[1], file)
         digests = {name: digest.of_file(new / name, quiet=True) for name in (_WEIGHTS, _STATE)}
         progress.model_copy(update={"files": digests}).write(new / PROGRESS)
 
 
 def prune(checkpoints: Path, wanted: Wanted, keep: int, *, others: bool = False) -> None:
-    """Remove all but the `keep` newest checkpoints of this training, and those of others if so."""
-    ours = [each.folder for each in find(checkpoints, wanted)]
+    """Remove all checkpoints of a training except the `keep` newest.
+
+    With `others`, checkpoints of other trainings and incomplete ones are removed too.
+    """
+    ours = [checkpoint.folder for checkpoint in find(checkpoints, wanted)]
     removed = ours[keep:]
     if others:
         removed += [folder for _, folder in folders(checkpoints) if folder not in ours]

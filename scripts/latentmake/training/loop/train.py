@@ -1,8 +1,8 @@
-"""The training loop: optimizer steps over cached examples, checkpoints, samples, scalars.
+"""Training loop: optimizer steps over cached examples, checkpoints, samples, scalars.
 
-It never loads a text encoder, and the VAE for the moment of a sample. Killed at any step and
-started again, a training ends with the same weights: batches, noise and timesteps follow from seed
-and step, all else is in the checkpoint.
+The loop never loads a text encoder, and loads the VAE only to decode samples. A training that is
+killed at any step and started again ends with the same weights: batches, noise and timesteps follow
+from seed and step, and everything else is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from latentmake.training.loop.state import Learner, newest, prune, save
 from latentmake.training.order import COPIED, Record, RunFiles, Wanted, write_trained
 
 Unread = tuple[int, Callable[[], dict[str, float]], dict[str, float], str]
-"""A step, what waits for its scalars, further scalars, and its rate in words."""
+"""Step, function that waits for its scalars, further scalars, and items per second as text."""
 
-_POLL = 1.0  # seconds between two checks for the file that asks for a copy
-_NAMED = 4  # files in a message
+_POLL = 1.0  # seconds between two checks for the file by which a user requests a copy
+_NAMED = 4  # most files that a message names
 
 
 def _add_scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:
-    """Write the scalars of a step as one event: one each would cost as much as a small step."""
+    """Write the scalars of a step as one event; one for each would cost as much as a small step."""
     summary = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
     writer.file_writer.add_summary(Summary(value=summary), step)
 
@@ -66,10 +66,23 @@ def _listed(files: Sequence[str]) -> str:
 
 
 class Training:
-    """One training, from order to weights.
+    """A training, from order to weights.
+
+    Attributes:
+        steps: number of steps of the training.
+        step: last completed step.
+        saved: step of the training's newest checkpoint; 0 for none.
+        main: whether this is the main process.
+        several: whether there are several processes.
+        held_out: caches of the held-out items, in the main process; else None.
+        stop_requested: whether this process got a signal to stop.
+        all_stop: whether all processes know that one of them got such a signal.
+        interrupted: whether a signal came before the samples and held-out losses of `step`.
+        loss_start: loss before the training.
+        seconds: time spent on steps.
 
     Raises:
-        UserError: caches, network or settings do not fit; one line.
+        UserError: caches, network or settings do not fit.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -79,7 +92,7 @@ class Training:
         self.files = RunFiles(order)
         self.wanted = wanted(order)
         manifest = Path(order.manifest)
-        weight = getattr(settings, "prior_loss_weight", 1.0)  # which not all trainers have
+        weight = getattr(settings, "prior_loss_weight", 1.0)  # some trainers lack it
         items = read_items(manifest)
         self.caches = caches = Caches(items, recipe.tensors, prior_loss_weight=weight)
         self.accelerator = make_accelerator(settings, several=recipe.several)
@@ -94,8 +107,8 @@ class Training:
             self.held_out = Caches(read_items(manifest, held_out=True), recipe.tensors)
         examples = caches.examples[: len(caches)]
         self.batch_order = BatchOrder(
-            [each.shape for each in examples],
-            [each.repeats for each in examples],
+            [example.shape for example in examples],
+            [example.repeats for example in examples],
             batch_size=settings.train_batch_size,
             seed=settings.seed,
             accumulation=settings.gradient_accumulation_steps,
@@ -104,6 +117,7 @@ class Training:
         )
         self.steps = int(order.length)
         if settings.epochs is not None:
+            # Rounding keeps errors of floating point from adding a step.
             self.steps = max(1, math.ceil(round(settings.epochs / self.batch_order.epoch(1), 6)))
         if settings.step_limit is not None:
             self.steps = min(self.steps, settings.step_limit)
@@ -115,15 +129,15 @@ class Training:
         self.learner = Learner(recipe, network, self.accelerator, steps=self.steps)
         self.painter.network = network
         self.step = 0
-        self.saved = 0  # step of its newest checkpoint
-        self.is_told = False  # by a signal to stop
-        self.all_stop = False  # all processes know that one of them is told
-        self.interrupted = False  # before the samples and held-out losses of its step
+        self.saved = 0
+        self.stop_requested = False
+        self.all_stop = False
+        self.interrupted = False
         self.loss_start = 0.0
         self.seconds = 0.0
 
     def run(self) -> None:
-        """Train, from the newest checkpoint of this very training or from the start.
+        """Train from the newest checkpoint that fits, or from the start.
 
         Raises:
             UserError: a cache file is damaged, the disk is full, the loss is NaN or infinite.
@@ -137,7 +151,7 @@ class Training:
             if not math.isfinite(self.loss_start):
                 self._refuse_not_finite(range(len(self.caches.examples)))
             say(f"loss at the start: {self.loss_start:.4f}")
-        self.accelerator.wait_for_everyone()  # all have read weights that are moved now
+        self.accelerator.wait_for_everyone()  # all processes have read the files that move now
         if self.main:
             previous.begin(self.files, self.wanted, self.recipe.results, kept)
             if not kept:
@@ -160,20 +174,25 @@ class Training:
     def _resume(self) -> list[Wanted]:
         """Resume from the newest checkpoint that fits; return the digests of its training."""
         if resumed := newest(self.order, self.wanted, self.steps, say):
-            found, state = resumed
-            self.learner.restore(state, found.folder)
-            progress, own = found.progress, found.progress.wanted == self.wanted
+            (folder, progress), state = resumed
+            self.learner.restore(state, folder)
+            own = progress.wanted == self.wanted
             self.step, self.seconds = progress.step, progress.seconds
             self.loss_start = progress.loss_start
             self.saved = self.step if own else 0
             self.interrupted = own and progress.interrupted
             if self.main:
                 shorter = "" if own else " of a shorter training"
-                say(f"resumed from step {self.step}{shorter} ({found.folder})")
+                say(f"resumed from step {self.step}{shorter} ({folder})")
             return [progress.wanted, self.wanted]
         return []
 
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
+        """Make all steps, with their checkpoints, copies, samples and held-out losses.
+
+        The device computes a step while the CPU shows the scalars of the step before, because
+        reading scalars waits for the device.
+        """
         settings, first = self.settings, self.step + 1
         batches = self.caches.prefetched(
             self.batch_order.batches(self.accelerator.process_index, first, self.steps),
@@ -195,12 +214,12 @@ class Training:
         unread: deque[Unread] = deque()
         try:
             if self.step == 0 or self.interrupted:
-                self._look(writer, draws=self.step > 0 and self.step in steps_with_samples)
-                self._leave(one=self._one_is_told())
+                self._check(writer, draws=self.step > 0 and self.step in steps_with_samples)
+                self._leave(stop=self._any_stop_requested())
             for step in range(first, self.steps + 1):
                 clock = time.monotonic()
                 read = self._one_step(step, batches)
-                self._tell(unread, writer, bar)  # of the step before, while the device has this one
+                self._show(unread, writer, bar)
                 self.step = step
                 items, now = self.batch_order.items(step), time.monotonic()
                 self.seconds += now - clock
@@ -210,23 +229,24 @@ class Training:
                     self.recipe.rate: items / (now - clock),
                 }
                 unread.append((step, read, pace, f"{seen / (now - began):.1f} items/s"))
-                asked = False
+                requested = False
                 if self.main and now - polled > _POLL:
-                    polled, asked = now, self.files.save.exists()
+                    polled, requested = now, self.files.save.exists()
                     self.files.save.unlink(missing_ok=True)
                 saves = self._due(step, settings.checkpointing_steps, settings.checkpoint_epochs)
                 copies = self._due(step, settings.save_every_n_steps, settings.save_every_n_epochs)
-                looks = self._validates or step in steps_with_samples
-                stops = self.all_stop or (self.is_told and not self.several)
-                if not (asked or saves or copies or looks or stops):
+                checks = self._validates or step in steps_with_samples
+                stops = self.all_stop or (self.stop_requested and not self.several)
+                if not (requested or saves or copies or checks or stops):
                     continue
-                self._tell(unread, writer, bar)  # a faulty step is never saved
-                self._look(writer, draws=step in steps_with_samples)
-                if self.main and (asked or saves):
+                self._show(unread, writer, bar)  # it refuses a faulty step, which is then not saved
+                self._check(writer, draws=step in steps_with_samples)
+                if self.main and (requested or saves):
                     self._save()
-                if self.main and (asked or copies):
+                if self.main and (requested or copies):
                     self._copy()
-                self._leave(one=stops or (looks and self._one_is_told()))
+                # Samples take long, so a signal may have come meanwhile: all processes ask here.
+                self._leave(stop=stops or (checks and self._any_stop_requested()))
         finally:
             batches.close()
             bar.close()
@@ -234,28 +254,32 @@ class Training:
                 writer.close()
 
     def _stop(self, _number: int) -> None:
-        """Note a signal: the training ends after the step in hand, or amid samples."""
-        self.is_told = True
+        """Note a signal: the training ends after the current step, or amid samples."""
+        self.stop_requested = True
 
     def _pause(self) -> None:
-        """End samples and held-out losses, which a resumed training makes, after a signal."""
-        if self.is_told:
+        """Raise KeyboardInterrupt after a signal.
+
+        Samples and held-out losses call this. A resumed training makes them again.
+        """
+        if self.stop_requested:
             raise KeyboardInterrupt
 
-    def _one_is_told(self) -> bool:
-        """Whether a process was told to stop; all of them have to ask."""
+    def _any_stop_requested(self) -> bool:
+        """Whether any process got a signal to stop; all processes must call this together."""
         if not self.several:
-            return self.is_told
-        told = torch.tensor(float(self.is_told), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(told, reduction="sum").item() > 0)
+            return self.stop_requested
+        requests = torch.tensor(float(self.stop_requested), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(requests, reduction="sum").item() > 0)
 
-    def _leave(self, *, one: bool) -> None:
-        """Save the state and end all processes, if `one` of them was told to."""
-        if not one:
+    def _leave(self, *, stop: bool) -> None:
+        """If `stop`, save the state and end this process by KeyboardInterrupt."""
+        if not stop:
             return
         if self.main and self.step and self.saved != self.step:
             self._save()
-        self.accelerator.wait_for_everyone()  # a launcher kills the others once one has ended
+        # A launcher kills the other processes once one has ended: let the main one save first.
+        self.accelerator.wait_for_everyone()
         done = (
             f"at step {self.step} of {self.steps}, state saved; the same command goes on from there"
         )
@@ -267,8 +291,8 @@ class Training:
         """Whether the loss of the held-out items is due at this step."""
         return self.step == self.steps or self.step % (self.order.validates or self.steps) == 0
 
-    def _look(self, writer: Any, *, draws: bool) -> None:
-        """Write the loss of the held-out items where it is due, and draw samples."""
+    def _check(self, writer: Any, *, draws: bool) -> None:
+        """Write the loss of the held-out items if it is due, and draw samples if `draws`."""
         self.interrupted = False
         try:
             if self.main and (draws or self._validates):
@@ -283,49 +307,53 @@ class Training:
         if draws:
             self.accelerator.wait_for_everyone()
 
-    def _tell(self, unread: deque[Unread], writer: Any, bar: Progress) -> None:
-        """Show and write the scalars of the steps that were not read yet."""
+    def _show(self, unread: deque[Unread], writer: Any, bar: Progress) -> None:
+        """Show and write the scalars of unread steps; raises UserError if one is not finite."""
         while unread:
             step, read, pace, rate = unread.popleft()
-            said = read()
-            self.all_stop |= said.pop("told") > 0
-            bar.set_postfix_str(f"loss {said['loss']:.4f}, {rate}", refresh=False)
+            scalars = read()
+            self.all_stop |= scalars.pop("stops") > 0
+            bar.set_postfix_str(f"loss {scalars['loss']:.4f}, {rate}", refresh=False)
             bar.update()
             if self.main:
-                _add_scalars(writer, step, said | pace)
+                _add_scalars(writer, step, scalars | pace)
 
     def _due(self, step: int, steps: int | None, epochs: int | None) -> bool:
-        """Whether so many steps, or so many epochs, end with this step."""
+        """Whether this step ends an interval of so many steps or epochs."""
         before, after = self.batch_order.epoch(step - 1), self.batch_order.epoch(step)
         if epochs is not None and math.floor(after / epochs) > math.floor(before / epochs):
             return True
         return steps is not None and step % steps == 0
 
     def _one_step(self, step: int, batches: Iterator[Batch]) -> Callable[[], dict[str, float]]:
-        """Queue a step; return what waits for its scalars and refuses NaN and infinity."""
+        """Queue a step on the device, and return a function that waits for its scalars.
+
+        The function raises a UserError if the loss or the gradient is NaN or infinite.
+        """
         settings, accelerator, learner = self.settings, self.accelerator, self.learner
         process = accelerator.process_index
         reseed(seed_of(settings.seed, "step", step, process), accelerator.device)
         random = generator(settings.seed, "noise", step, process)
         rate = learner.rate
-        # Every example counts the same, in full batches and in short ones. Gradients are averaged
-        # over processes, so each one's are made larger by their number.
+        # Every example has the same weight, in full and in short batches: the loss is divided by
+        # the step's number of examples. Accelerate averages gradients over processes, so each
+        # process multiplies its loss by their number.
         items = self.batch_order.items(step)
         total = torch.zeros(3, device=accelerator.device)
-        total[2] = float(self.is_told)
+        total[2] = float(self.stop_requested)
         seen: list[tuple[Batch, torch.Tensor]] = []
         count = settings.gradient_accumulation_steps
         parts: Iterable[Part] = (
             (batch, *self.objective.draw(batch.latents.shape, random))
             for batch in islice(batches, count)
         )
-        if not settings.lora_dropout:  # whose masks are drawn in this order
+        if not settings.lora_dropout:  # dropout masks are drawn in the original order
             parts = self.objective.in_turns(parts, step)
         for number, (batch, noise, timesteps) in enumerate(parts, 1):
             if batch.latents.is_pinned():
                 noise, timesteps = noise.pin_memory(), timesteps.pin_memory()
             last = number == count
-            # The last one brings the gradients of all processes together.
+            # Only the last micro-batch synchronizes the gradients of all processes.
             with nullcontext() if last else accelerator.no_sync(learner.network):
                 losses = self._losses(learner.network, batch, noise, timesteps)
                 loss = losses.weighted.sum() / items
@@ -333,21 +361,26 @@ class Training:
             total[:2] += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
             seen.append((batch, losses.raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
-        scalars = {"loss": total[0], "raw_loss": total[1], "told": total[2], **learner.clip()}
+        scalars = {"loss": total[0], "raw_loss": total[1], "stops": total[2], **learner.clip()}
         learner.step()
         wait = download([torch.stack([*scalars.values()])])  # one transfer for all scalars
 
         def read() -> dict[str, float]:
-            said = dict(zip(scalars, wait()[0].tolist(), strict=True))
-            # With fp16, the scaler skips steps whose gradients overflow, and lowers its scale.
-            finite = accelerator.scaler is not None or math.isfinite(said["gradient_norm"])
-            if not (finite and math.isfinite(said["loss"])):
+            values = dict(zip(scalars, wait()[0].tolist(), strict=True))
+            # With fp16, an infinite gradient is no fault: the scaler skips the step and lowers its
+            # scale.
+            finite = accelerator.scaler is not None or math.isfinite(values["gradient_norm"])
+            if not (finite and math.isfinite(values["loss"])):
                 self._refuse_step(step, seen)
-            return {**said, "learning_rate": rate}
+            return {**values, "learning_rate": rate}
 
         return read
 
     def _refuse_step(self, step: int, seen: Sequence[tuple[Batch, torch.Tensor]]) -> None:
+        """Raise a UserError about a step whose loss or gradient is NaN or infinite.
+
+        It names damaged cache files if there are any, else the examples of the step.
+        """
         losses = [
             (index, math.isfinite(loss))
             for batch, values in seen
@@ -368,7 +401,7 @@ class Training:
         )
 
     def _refuse_not_finite(self, indices: Sequence[int]) -> None:
-        """Stop if the cache files of some examples hold NaN or infinite values."""
+        """Raise a CacheError if cache files of these examples hold NaN or infinite values."""
         if files := find_not_finite(self.caches, indices):
             more = f"; so does {_listed(files[1:])}" if len(files) > 1 else ""
             raise CacheError(f"holds NaN or infinite values{more}", where=files[0], hint=HINT)
@@ -383,15 +416,18 @@ class Training:
         if (held_out := self.held_out) is not None:
             losses, objective = self.painter.losses, self.objective
 
-            def each(*part: Any) -> Any:
+            def interruptible(*part: Any) -> Any:
                 self._pause()
                 return losses(*part)
 
-            found = self.learner.alone(lambda: held_out_losses(each, held_out, objective))
-            _add_scalars(writer, self.step, found)
+            means = self.learner.outside_training(
+                lambda: held_out_losses(interruptible, held_out, objective)
+            )
+            _add_scalars(writer, self.step, means)
 
     def _probe(self) -> float:
-        return self.learner.alone(
+        """Return the mean loss over a fixed set of examples, with the network as it is now."""
+        return self.learner.outside_training(
             lambda: probe_loss(
                 self.painter.losses,
                 self.caches,
@@ -406,21 +442,24 @@ class Training:
         self.samples.draw(self.step, self._pictures, self.painter)
 
     def _pictures(self) -> Iterator[torch.Tensor]:
-        for latents in self.learner.alone(self._sampled):
-            self._pause()  # to decode one takes long on a CPU
+        """Draw all samples, then yield their latents one by one for decoding."""
+        for latents in self.learner.outside_training(self._sampled):
+            self._pause()  # decoding a sample takes long on a CPU
             yield latents
 
     def _sampled(self) -> list[torch.Tensor]:
-        """Return the latents of all samples, drawn as the network is now."""
-        size, seed, found = self.painter.settings.size, self.settings.samples.seed, []
-        seen: Counter[str] = Counter()
-        for each in self.order.prompts:
-            noise = seed_of(seed, "sample", each.prompt, seen[each.prompt])
-            found.append(self.painter.latents(each.text, noise, size, self._pause, None))
-            seen[each.prompt] += 1
-        return found
+        """Return the latents of all samples, drawn with the network as it is now."""
+        size, seed = self.painter.settings.size, self.settings.samples.seed
+        samples: list[torch.Tensor] = []
+        seen: Counter[str] = Counter()  # equal prompts get different noise
+        for prompt in self.order.prompts:
+            noise = seed_of(seed, "sample", prompt.prompt, seen[prompt.prompt])
+            samples.append(self.painter.latents(prompt.text, noise, size, self._pause, None))
+            seen[prompt.prompt] += 1
+        return samples
 
     def _save(self) -> None:
+        """Write a checkpoint, and remove old ones."""
         progress = checkpoint.Progress(
             wanted=self.wanted,
             step=self.step,
@@ -437,7 +476,7 @@ class Training:
         prune(folder, self.wanted, self.settings.checkpoints_total_limit)
 
     def _copy(self) -> None:
-        """Write the trained weights as they are now, for use elsewhere."""
+        """Write a copy of the trained weights as they are now, for the user."""
         folder = self.files.saved / f"step-{self.step:06d}"
         self._write(folder)
         self.wanted.write(folder / COPIED)
@@ -448,6 +487,7 @@ class Training:
             self.recipe.write_copy(self.learner.denoiser, folder)
 
     def _finish(self) -> None:
+        """Write curves, trained weights and their record; remove all checkpoints but the newest."""
         self.samples.show()
         loss_end = self._probe()
         say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")

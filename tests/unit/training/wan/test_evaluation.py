@@ -16,7 +16,7 @@ from latentmake.files.video import write_mp4
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.clips import EvaluationOrder, Metrics
 from latentmake.training.loop.draw import (
-    Known,
+    Parts,
     held_out,
     losses_of,
     name_of,
@@ -184,7 +184,7 @@ def test_a_killed_evaluation_loses_the_part_in_hand(
         patch.setattr(loop, "write_mp4", until_the_adapter)
         with pytest.raises(KeyboardInterrupt):
             evaluate(order)
-        assert len(written) == 2 and len(Known.of(folder).losses) == 2
+        assert len(written) == 2 and len(Parts.of(folder).losses) == 2
         with pytest.raises(KeyboardInterrupt):
             evaluate(order)
         assert len(written) == 2

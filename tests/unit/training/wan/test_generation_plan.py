@@ -19,7 +19,7 @@ from latentmake.training.loop.clips import (
     adapter_digest,
     clip_reasons,
     following,
-    wishes,
+    requested_clips,
 )
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.order import run_values
@@ -153,7 +153,7 @@ def test_each_key_changes_the_clips() -> None:
     assert CHANGES.keys() == Generation.model_fields.keys() - {"images"}  # of pictures
 
     def keys(order: GenerationOrder) -> set[str]:
-        return {wish.key for wish in wishes(order, adapter_digest(order))}
+        return {clip.key for clip in requested_clips(order, adapter_digest(order))}
 
     for number, folder in enumerate(("runs/first", "lora")):
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ def test_each_key_changes_the_clips() -> None:
         run = {"model": "i2v"} if key == "image" else None
         assert keys(order_of(run, **given)) != usual, key
     bases = [
-        next(wishes(order_of(prompts=["a wave"], **more), "")).key
+        next(requested_clips(order_of(prompts=["a wave"], **more), "")).key
         for more in ({}, {"lora": "lora", "lora_strength": 0.5})
     ]
     assert bases[0] == bases[1]
