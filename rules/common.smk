@@ -7,9 +7,9 @@ os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 import shlex
 
 from latentmake import commandline
-from latentmake.caches.gpu import visible
+from latentmake.encode.gpu import visible
 from latentmake.config.document import check_files
-from latentmake.files.workspace import usable_cores
+from latentmake.base.workspace import usable_cores
 from latentmake.plan import receipts
 from latentmake.request import FOLLOWING, VARIABLE
 

@@ -11,10 +11,10 @@ with logged(snakemake.log[0]) as say:
     from pathlib import Path
 
     from latentmake.backends import encoder_of
-    from latentmake.caches.encode import carry_out
-    from latentmake.caches.gpu import visible
-    from latentmake.caches.lease import lease
-    from latentmake.files.workspace import usable_cores
+    from latentmake.base.workspace import usable_cores
+    from latentmake.encode.gpu import visible
+    from latentmake.encode.lease import lease
+    from latentmake.encode.runner import carry_out
     from latentmake.plan.orders import Order
 
     carry_out(

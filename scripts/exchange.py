@@ -10,7 +10,7 @@ with logged(snakemake.log[0]) as say:
     # Imports stand here so that Ctrl-C during them prints one line instead of a traceback.
     from pathlib import Path
 
-    from latentmake.files.state_file import read_order
+    from latentmake.base.state_file import read_order
 
     order, word = Path(snakemake.input.order), snakemake.params.word
     if word == "publish":

@@ -11,7 +11,7 @@ with logged(snakemake.log[0]) as say:
     from pathlib import Path
 
     from latentmake import backends
-    from latentmake.reports.following import write_evaluation, write_generated
+    from latentmake.pages.following import write_evaluation, write_generated
 
     order, word = Path(snakemake.params.order), snakemake.params.word
     folder = backends.of_order(order).follow(

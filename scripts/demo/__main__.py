@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from latentmake.files.atomic import replacing_folder
+from latentmake.base.atomic import replacing_folder
 
 from demo.tiny_sd import write_tiny_sd
 from demo.tiny_wan import write_tiny_wan

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from latentmake.progress import Progress
+from latentmake.base.progress import Progress
 from torch import Tensor, nn
 from torch.nn import functional
 

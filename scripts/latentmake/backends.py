@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
 
+from latentmake.base.errors import TrainingError
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.root import Config
-from latentmake.errors import TrainingError
-from latentmake.index.memo import MEMO, Memo
+from latentmake.data.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.backend import Backend
 
 if TYPE_CHECKING:
-    from latentmake.caches.job import ExternalEncoder
+    from latentmake.encode.job import ExternalEncoder
 
 BACKENDS = {
     "sd": "latentmake.training.sd.plan:Sd",

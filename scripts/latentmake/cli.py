@@ -1,6 +1,6 @@
 """The command `latentmake`, which builds by Snakemake, answers questions and keeps house.
 
-`latentmake.words.signatures` has a function for each word. Exit status: 0 fine, 1 findings, 2 a
+`latentmake.commands.signatures` has a function for each word. Exit status: 0 fine, 1 findings, 2 a
 mistake in the command or the configuration.
 """
 
@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 import latentmake
-from latentmake.errors import UserError, system_error
-from latentmake.words import signatures
+from latentmake.base.errors import UserError, system_error
+from latentmake.commands import signatures
 
 _MAKE = "Make (runs Snakemake)"
 _BEGIN = "Begin (writes a configuration)"

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latentmake.base.errors import ConfigError
 from latentmake.entry import exit_on_mistake
-from latentmake.errors import ConfigError
 
 if TYPE_CHECKING:
     from latentmake.session import Session

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from latentmake.errors import UserError, system_error
+from latentmake.base.errors import UserError, system_error
 
 TOLD_AT_THE_END = "LATENTMAKE_TOLD_AT_THE_END"
 """Environment variable of jobs that only log errors, because the build prints them at its end."""
@@ -23,8 +23,8 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
     A user's mistake ends the process with one line and status 1. Any other error ends it with a
     traceback, which goes to the log as well. SIGTERM and SIGHUP end the process as Ctrl-C does.
     """
-    from latentmake.files.signals import signals_call
-    from latentmake.progress import Progress
+    from latentmake.base.progress import Progress
+    from latentmake.base.signals import signals_call
 
     path = Path(log)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from latentmake import backends
+from latentmake.base.errors import LatentmakeError
+from latentmake.base.workspace import is_remote
 from latentmake.config.root import Config
 from latentmake.data.item import CAPTION, TAGS, Item
-from latentmake.errors import LatentmakeError
-from latentmake.files.workspace import is_remote
-from latentmake.index.memo import MEMO
+from latentmake.data.memo import MEMO
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import (

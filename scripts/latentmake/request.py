@@ -15,11 +15,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from latentmake import backends
+from latentmake.base import atomic
+from latentmake.base.errors import ConfigError, nearest
+from latentmake.base.state_file import read_order
+from latentmake.base.workspace import Need
 from latentmake.config.root import Config
-from latentmake.errors import ConfigError, nearest
-from latentmake.files import atomic
-from latentmake.files.state_file import read_order
-from latentmake.files.workspace import Need
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, RUNS, Order, job_of
 from latentmake.plan.run_plan import Plan, RunPlan, write_items, write_order
@@ -228,7 +228,7 @@ def followed(facts: Facts, request: Request) -> Iterator[str]:
     """Yield the runs whose targets follow a training; raises ConfigError if one is impossible."""
     for name in request.runs:
         if words := [word for word in FOLLOWING if word in request.words[name]]:
-            from latentmake.reports.following import refuse_following
+            from latentmake.pages.following import refuse_following
 
             for word in words:
                 refuse_following(facts.config, name, word)
@@ -275,7 +275,7 @@ def plan_extras(
 
 def _following(facts: Facts, run: RunPlan, word: str) -> str:
     """Return the order of a job that follows a training; "" if there is nothing to do."""
-    from latentmake.reports.following import outdated
+    from latentmake.pages.following import outdated
 
     backend = backends.of_run(facts.config, run.name)
     assert backend is not None  # it has a trainer that does this: see `followed`

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentmake import backends
+from latentmake.base.workspace import check_folder, check_run_folder, claim
 from latentmake.config.root import parse
 from latentmake.entry import exit_on_mistake
-from latentmake.files.workspace import check_folder, check_run_folder, claim
 from latentmake.graph import Graph, touch_stand_in
+from latentmake.pages.plan_report import report
 from latentmake.plan.planner import make_plan, many_objects
-from latentmake.reports.plan_report import report
 from latentmake.request import FOLLOWING, PlanFile, Request, followed, plan_extras
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Session:
         if self._build is None:
             return
         self._build.end(self.config.store.keep if succeeded else None)
-        from latentmake.reports import outcome
+        from latentmake.pages import outcome
 
         orders, self.interrupted = self._build.orders, not succeeded and failed is None
         if failed:
@@ -204,13 +204,13 @@ class Session:
 
     def tell_idle(self) -> None:
         """Print that all targets are up to date, and where the results are."""
-        from latentmake.reports import outcome
+        from latentmake.pages import outcome
 
         outcome.tell(outcome.up_to_date(self.weights(self._request.runs or self._request.targets)))
 
     def described(self) -> dict[str, str]:
         """Return the plan's table and the provenance of the runs' weights."""
-        from latentmake.reports.following import provenance
+        from latentmake.pages.following import provenance
 
         return {"plan": self._table, "provenance": "\n\n".join(map(provenance, self.plan.runs))}
 

@@ -29,7 +29,7 @@ _STEPS = re.compile(
     r"|(Select jobs to|Execute \d+ jobs|Building DAG|Using shell|Rules claiming)"
     r"|(Assuming unrestricted|Conda environments: ignored)"
 )
-# Snakemake's last lines of a build. `latentmake.reports.outcome` prints its own instead.
+# Snakemake's last lines of a build. `latentmake.pages.outcome` prints its own instead.
 _ENDS = re.compile(
     r"Complete log|Elapsed time|Exiting because a job execution failed"
     r"|WorkflowError:\s+At least one job did not complete|RuleException:\s+CalledProcessError"

@@ -52,10 +52,10 @@ from damage_world import (  # noqa: E402
 )
 from latentmake.config.document import check_files  # noqa: E402
 from latentmake.config.root import parse  # noqa: E402
+from latentmake.data.memo import Memo  # noqa: E402
 from latentmake.entry import exit_on_mistake, logged  # noqa: E402
-from latentmake.index.memo import Memo  # noqa: E402
+from latentmake.pages.verification import verify  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402
-from latentmake.reports.verification import verify  # noqa: E402
 from latentmake.session import Session  # noqa: E402
 
 MEMORY = 2 << 30  # bytes that a case may take
@@ -82,7 +82,7 @@ def _plan(values: dict[str, Any], *targets: str) -> Session:
 def _encode(values: dict[str, Any]) -> None:
     """Plan, and carry out the jobs as Snakemake would."""
     from latentmake.backends import encoder_of
-    from latentmake.caches.encode import carry_out
+    from latentmake.encode.runner import carry_out
     from latentmake.training.sd.network import load_unet
     from latentmake.training.wan.recipe import load_transformer
 
@@ -230,7 +230,7 @@ def _cache(dice: Dice) -> None:
 
 
 def _video(dice: Dice) -> None:
-    from latentmake.files.media import probe_video
+    from latentmake.formats.media import probe_video
 
     good = dice.choice(sorted(Path("data/waves").iterdir()))
     Path("odd.mp4").write_bytes(damaged(good.read_bytes(), dice))

@@ -146,9 +146,9 @@ def ours(case: dict[str, Any], folder: Path, threads: int) -> tuple[Loop, Loop]:
     """Return what carries out all orders, and what warms the encoder up."""
     sys.path.insert(0, str(ROOT / "scripts"))
     os.chdir(folder)
-    from latentmake.caches.encode import carry_out, load_encoder
     from latentmake.config.root import parse
-    from latentmake.index.memo import MEMO, Memo
+    from latentmake.data.memo import MEMO, Memo
+    from latentmake.encode.runner import carry_out, load_encoder
     from latentmake.plan.facts import Facts
     from latentmake.plan.planner import make_plan
 

@@ -28,12 +28,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gpu_world as world
-from latentmake.caches.encode import carry_out, load_encoder
-from latentmake.caches.encoders.device import DTYPES, encoder, pick_device
-from latentmake.caches.encoders.wan import WanVae
-from latentmake.caches.inputs import Encoded, Loaded, Sample
-from latentmake.caches.job import Say
 from latentmake.config.models import Model
+from latentmake.encode.encoders.device import DTYPES, encoder, pick_device
+from latentmake.encode.encoders.wan import WanVae
+from latentmake.encode.job import Say
+from latentmake.encode.reading import Encoded, Loaded, Sample
+from latentmake.encode.runner import carry_out, load_encoder
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import read_receipt
 

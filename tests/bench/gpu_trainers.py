@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gpu_world as world
 from accelerate.state import AcceleratorState
-from latentmake.errors import UserError, first_line
+from latentmake.base.errors import UserError, first_line
 from latentmake.training.loop.caches import Caches, read_items
 from latentmake.training.loop.train import Training
 from latentmake.training.sd.recipe import SdRecipe

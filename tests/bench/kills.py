@@ -46,8 +46,8 @@ import video_world  # noqa: E402
 import wan  # noqa: E402
 import wan_world  # noqa: E402
 import world  # noqa: E402
-from latentmake.files.atomic import TEMPORARY_SUFFIX  # noqa: E402
-from latentmake.files.cachefile import read_header  # noqa: E402
+from latentmake.base.atomic import TEMPORARY_SUFFIX  # noqa: E402
+from latentmake.formats.cachefile import read_header  # noqa: E402
 from latentmake.plan.store import KEPT  # noqa: E402
 from project import Project  # noqa: E402
 from tabulate import tabulate  # noqa: E402

@@ -36,7 +36,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from latentmake.files import cachefile
+from latentmake.formats import cachefile
 from latentmake.training.loop.caches import PLAIN, Caches
 from latentmake.training.loop.recipe import BatchOrder
 from latentmake.training.rows import Row

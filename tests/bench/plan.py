@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from latentmake.config.root import parse  # noqa: E402
-from latentmake.index.memo import MEMO, Memo  # noqa: E402
+from latentmake.data.memo import MEMO, Memo  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402
 from latentmake.plan.planner import make_plan  # noqa: E402
 
@@ -48,8 +48,8 @@ CONFIG = {
 TARGETS = 4
 NOTHING = """
 import torch
-from latentmake.caches.inputs import Loaded
-from latentmake.caches.encoders import device
+from latentmake.encode.reading import Loaded
+from latentmake.encode.encoders import device
 
 def nothing(samples):
     return [({"latents": torch.ones(4, 8, 8)}, {}) for _ in samples]
@@ -105,8 +105,8 @@ def build(folder: Path) -> None:
     """Make every cache file."""
     # With torch in a process of its own: what a process has used counts in those that it starts.
     import torch
-    from latentmake.caches.encode import carry_out
-    from latentmake.caches.inputs import Loaded, Sample
+    from latentmake.encode.reading import Loaded, Sample
+    from latentmake.encode.runner import carry_out
 
     def nothing(samples: list[Sample]) -> list[tuple[dict[str, torch.Tensor], dict[str, str]]]:
         return [({"latents": torch.ones(4, 8, 8)}, {}) for _ in samples]

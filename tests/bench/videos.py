@@ -44,10 +44,10 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts")]
 
-from latentmake.caches.encode import carry_out  # noqa: E402
-from latentmake.caches.inputs import Loaded, Sample  # noqa: E402
 from latentmake.config.root import parse  # noqa: E402
-from latentmake.index.memo import MEMO, Memo  # noqa: E402
+from latentmake.data.memo import MEMO, Memo  # noqa: E402
+from latentmake.encode.reading import Loaded, Sample  # noqa: E402
+from latentmake.encode.runner import carry_out  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402
 from latentmake.plan.orders import Order  # noqa: E402
 from latentmake.plan.planner import make_plan  # noqa: E402

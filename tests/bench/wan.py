@@ -41,9 +41,9 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts")]
 
-from latentmake.caches.encoders.device import pick_device  # noqa: E402
-from latentmake.caches.encoders.wan import WanVae  # noqa: E402
 from latentmake.config.trainers import WanTrainer  # noqa: E402
+from latentmake.encode.encoders.device import pick_device  # noqa: E402
+from latentmake.encode.encoders.wan import WanVae  # noqa: E402
 from latentmake.training.loop.caches import Batch  # noqa: E402
 from latentmake.training.lora import add_adapter  # noqa: E402
 from latentmake.training.wan.dit import check_targets  # noqa: E402

@@ -14,7 +14,7 @@ from typing import Any
 from controlled_world import keys_of
 from golden_files import HERE, bitmap
 from latentmake.config.root import parse
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder, row_of
 from latentmake.plan.run_plan import members

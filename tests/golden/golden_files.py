@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from item_world import work_of
-from latentmake.caches.inputs import Loaded, Sample
-from latentmake.caches.pixels import plain as pixels
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
+from latentmake.encode.pixels import plain as pixels
+from latentmake.encode.reading import Loaded, Sample
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import layout_of
 from latentmake.models import recipe

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden_files import CAPTION, FITS, HERE, LATENTS, TEXT, bitmap, fitted, write_caches
-from latentmake import digest
-from latentmake.files import cachefile
+from latentmake.base import digest
+from latentmake.formats import cachefile
 from latentmake.models.recipe import FORMAT_VERSIONS
 from safetensors import safe_open
 

@@ -16,17 +16,17 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 from item_world import inputs_of
-from latentmake.caches.encoders import device
-from latentmake.caches.encoders.device import (
+from latentmake.base.errors import DeviceError
+from latentmake.config.models import Model
+from latentmake.encode.encoders import device
+from latentmake.encode.encoders.device import (
     download,
     free_memory,
     held_by_others,
     stacked,
     upload,
 )
-from latentmake.caches.inputs import Loaded, Sample
-from latentmake.config.models import Model
-from latentmake.errors import DeviceError
+from latentmake.encode.reading import Loaded, Sample
 from latentmake.plan.orders import Order
 from order_world import carry_out, order, silent
 from PIL import Image
@@ -310,8 +310,8 @@ def test_a_context_that_is_dead_stops_the_job_in_one_line() -> None:
     """An assertion on the device ends its context: in a process of its own."""
     code = """
 import torch
-from latentmake.caches.encoders.device import attempt
-from latentmake.errors import DeviceError
+from latentmake.encode.encoders.device import attempt
+from latentmake.base.errors import DeviceError
 try:
     attempt(lambda: torch.zeros(2, device="cuda")[torch.tensor([5], device="cuda")].cpu())
 except DeviceError as error:
@@ -322,8 +322,8 @@ except DeviceError as error:
 
 def test_a_gpu_that_is_hidden_from_torch_alone_is_refused() -> None:
     code = """
-from latentmake.caches.encoders.device import pick_device
-from latentmake.errors import DeviceError
+from latentmake.encode.encoders.device import pick_device
+from latentmake.base.errors import DeviceError
 try:
     print(pick_device().type)
 except DeviceError as error:

@@ -11,8 +11,8 @@ if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
 from exact_world import TOLERANCE, error
-from latentmake.caches.encoders.text import TextEncoders, load_umt5, text_encoders
 from latentmake.config.weights import TextWeights
+from latentmake.encode.encoders.text import TextEncoders, load_umt5, text_encoders
 from text_world import letters, make_texts, model_of
 from wan_world import write_umt5
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import wan_world
-from latentmake.caches.encoders.text import load_umt5
-from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import TextWeights, Weights
+from latentmake.encode.encoders.text import load_umt5
+from latentmake.encode.encoders.wan import load_wan_vae
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,12 +13,12 @@ import pytest
 import s3fs
 import wan
 from item_world import work_of
-from latentmake.caches.inputs import Loaded
+from latentmake.base.digest import SourceStat
+from latentmake.base.errors import ConfigError, DatasetError, SourceError, StorageError
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.data import folders, listing, remote
-from latentmake.digest import SourceStat
-from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
+from latentmake.encode.reading import Loaded
 from latentmake.plan.orders import Order
 from order_world import carry_out
 from s3_server import Bucket

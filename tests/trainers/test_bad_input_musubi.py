@@ -9,7 +9,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from latentmake.errors import ModelError, SourceError
+from latentmake.base.errors import ModelError, SourceError
 from PIL import Image
 from real_models import PICTURE, STEMS
 from real_project import RealProject

@@ -14,8 +14,8 @@ from conftest import sources
 from controlled_world import configured, draw
 from latentmake.config.root import Config
 from latentmake.data.item import Item
+from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
-from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 
 pytestmark = pytest.mark.real_trainer

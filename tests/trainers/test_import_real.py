@@ -23,10 +23,10 @@ from conftest import sources
 from latentmake.config.root import parse
 from latentmake.data.contents import read_caption
 from latentmake.data.item import Item
+from latentmake.data.memo import Memo
 from latentmake.exchange.adoption import adopt
 from latentmake.exchange.datasets_toml import Imported, imported
 from latentmake.geometry.buckets import Size
-from latentmake.index.memo import Memo
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan

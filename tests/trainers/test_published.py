@@ -13,11 +13,11 @@ import pytest
 import world
 from conftest import said_by, write_wan_dit
 from latentmake import backends
+from latentmake.base.workspace import System
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.root import parse
-from latentmake.files.workspace import System
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import write_items
 from latentmake.training.external.installation import Installation

@@ -14,7 +14,7 @@ import world
 from conftest import said_by
 from item_world import inputs_of
 from latentmake.config.datasets import Dataset
-from latentmake.files.safetensors import read_head
+from latentmake.formats.safetensors import read_head
 from latentmake.plan.manifest import ManifestOrder, Member
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.sdscripts.backend import SdScripts as Trainer

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import steps, write_wan_dit
+from latentmake.base.errors import TrainingError
 from latentmake.config.machines import ExternalProgram
-from latentmake.errors import TrainingError
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.backend import Musubi as Trainer
 from musubi_world import RUN, make_run, write_order

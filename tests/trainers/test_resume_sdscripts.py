@@ -18,11 +18,11 @@ from diffusers import (
     StableDiffusionPipeline,
     UNet2DConditionModel,
 )
+from latentmake.base.errors import TrainingError
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
-from latentmake.errors import TrainingError
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.sdscripts.backend import SdScripts as Trainer
 from latentmake.training.external.sdscripts.order import SdScriptsOrder

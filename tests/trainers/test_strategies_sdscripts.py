@@ -18,7 +18,7 @@ from conftest import sources
 from latentmake import backends
 from latentmake.config.architectures import SDSCRIPTS
 from latentmake.config.root import parse
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.planner import make_plan

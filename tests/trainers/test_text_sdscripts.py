@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import sources
-from latentmake.caches.encoders.sdscripts import text_arrays
-from latentmake.caches.encoders.text import text_encoders
 from latentmake.config.models import Model
+from latentmake.encode.encoders.sdscripts import text_arrays
+from latentmake.encode.encoders.text import text_encoders
 from safetensors.torch import load_file, save_file
 from tiny import hub
 from transformers import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from conftest import SITE, sources, steps
+from latentmake.base.errors import TrainingError
 from latentmake.config.machines import ExternalProgram
-from latentmake.errors import TrainingError
 from latentmake.training.external.musubi.backend import Musubi
 from musubi_world import write_order
 from real_models import CAPTION, STEMS

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import sources
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.command import training_arguments
 from latentmake.training.external.musubi.deploy import training_toml

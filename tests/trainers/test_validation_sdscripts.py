@@ -10,8 +10,8 @@ import pytest
 import world
 from conftest import said_by
 from latentmake.config.root import Validation
-from latentmake.files.safetensors import read_head
-from latentmake.reports.following import training_section
+from latentmake.formats.safetensors import read_head
+from latentmake.pages.following import training_section
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.sdscripts.backend import SdScripts as Trainer
 from latentmake.training.external.sdscripts.deploy import deploy

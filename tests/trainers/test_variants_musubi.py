@@ -14,9 +14,9 @@ import musubi_world
 import pytest
 import torch
 from conftest import PYTHON
+from latentmake.base import atomic
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
-from latentmake.files import atomic
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.deploy import deploy, training_toml
 from latentmake.training.external.musubi.order import MusubiOrder

@@ -21,11 +21,11 @@ def test_a_module_has_the_tests_that_import_it_and_those_of_its_users() -> None:
 
 
 def test_a_test_of_the_name_and_place_of_a_module_is_its_test() -> None:
-    assert "test_progress.py" in chosen("scripts/latentmake/progress.py")[0]
+    assert "test_progress.py" in chosen("scripts/latentmake/base/progress.py")[0]
 
 
 def test_a_module_that_many_import_has_more_tests_than_quick_runs() -> None:
-    own, users = chosen("scripts/latentmake/errors.py")
+    own, users = chosen("scripts/latentmake/base/errors.py")
     assert len(own) + len(users) > dev.MOST
 
 

@@ -43,8 +43,8 @@ def test_environments_pin_what_the_lock_pins(name: str) -> None:
     ("name", "modules"),
     [
         ("encode.yaml", ["exchange.cut_clips", "training.external.musubi.encode"]),
-        ("train.yaml", ["reports.following", "training.run"]),
-        ("train.yaml", ["training.wan.recipe", "caches.encoders.text", "caches.pixels.stored"]),
+        ("train.yaml", ["pages.following", "training.run"]),
+        ("train.yaml", ["training.wan.recipe", "encode.encoders.text", "encode.pixels.stored"]),
     ],
 )
 def test_an_environment_has_the_imports_of_its_jobs(name: str, modules: list[str]) -> None:
@@ -133,7 +133,7 @@ def test_modules_say_why_they_exist() -> None:
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; sys.path.insert(0, 'scripts'); import latentmake.session; "
-        "import latentmake.caches.tokenizers, latentmake.training.sd.plan; "
+        "import latentmake.encode.tokenizers, latentmake.training.sd.plan; "
         "import latentmake.training.wan.plan; "
         "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av', 'fsspec', 's3fs', "
         "'matplotlib', 'tensorboard'); "

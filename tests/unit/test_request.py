@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latentmake.base.errors import ConfigError, LatentmakeError
 from latentmake.config.machines import Publish
 from latentmake.config.root import Config, Run
-from latentmake.errors import ConfigError, LatentmakeError
 from latentmake.plan.orders import Order, job_of
 from latentmake.request import VARIABLE, PlanFile, Request
 from order_world import order

@@ -11,9 +11,9 @@ import torch
 from demo.motion import draw_motion
 from demo.tiny_wan import PaddedAttention, write_tiny_wan
 from diffusers import WanPipeline, WanTransformer3DModel
-from latentmake.caches.encoders.text import load_umt5
-from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import TextWeights, Weights
+from latentmake.encode.encoders.text import load_umt5
+from latentmake.encode.encoders.wan import load_wan_vae
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from config_keys import keys_of
-from latentmake import backends, digest
+from latentmake import backends
+from latentmake.base import digest
 from latentmake.config.root import Config
 from latentmake.layouts.layout import parsed
 from latentmake.plan.manifest import read_lock

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import preloaded
 import psutil
 import yaml
+from latentmake.base.atomic import TEMPORARY_SUFFIX
+from latentmake.base.workspace import OWNER
 from latentmake.cli import app
-from latentmake.files.atomic import TEMPORARY_SUFFIX
-from latentmake.files.cachefile import read_header
-from latentmake.files.workspace import OWNER
+from latentmake.formats.cachefile import read_header
 from latentmake.request import VARIABLE
 from latentmake.session import Session
 from typer.testing import CliRunner
@@ -224,7 +224,7 @@ class Project:
 
     def compute_on_the_cpu(self) -> None:
         """Let encoding jobs and trainings compute there: torch sees none of the GPUs they hold."""
-        code = "from latentmake.caches.encoders import device\ndevice.visible = list\n"
+        code = "from latentmake.encode.encoders import device\ndevice.visible = list\n"
         self._begin_script("encode.py", code)
         self._begin_script("train.py", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n")
 

@@ -13,9 +13,9 @@ from typing import Any
 import preloaded
 import pytest
 import yaml
-from latentmake.errors import ConfigError
-from latentmake.words.build import _resolved, _with_profiles
-from latentmake.words.project import HOME
+from latentmake.base.errors import ConfigError
+from latentmake.commands.build import _resolved, _with_profiles
+from latentmake.commands.project import HOME
 from project import Project, wait_until
 
 SNAKEMAKE = re.compile(

@@ -15,8 +15,8 @@ import torch
 import video_world
 import wan
 from diffusers import WanTransformer3DModel
-from latentmake.errors import UserError
-from latentmake.index.memo import MEMO, Memo
+from latentmake.base.errors import UserError
+from latentmake.data.memo import MEMO, Memo
 from latentmake.plan.receipts import Past, learn_job
 from latentmake.training.loop.cached_clips import CachedClipDataset, ClipDataset, collate_fn
 from project import Project

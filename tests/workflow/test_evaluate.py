@@ -11,7 +11,7 @@ import video_world
 import wan
 import wan_world
 from dit_world import tiny_dit
-from latentmake import digest
+from latentmake.base import digest
 from project import Project
 
 FILMS = ("ant", "bee", "cat", "dog")

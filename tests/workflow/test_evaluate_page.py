@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from browser import Browser, until
 from evaluation_world import FPS, make_metrics
-from latentmake.reports import page as pages
-from latentmake.reports.following import write_evaluation
+from latentmake.pages import page as pages
+from latentmake.pages.following import write_evaluation
 from selenium.webdriver.common.keys import Keys
 
 NASTY = "</script><img src=x onerror='window.hurt=1'><script>window.hurt=1</script> & <b>"

@@ -208,7 +208,7 @@ NOT_HERE = {
     "file": "of a hub: tests/unit/models/test_places.py",
     "venv": "the place of the trainer's environment",
     "path": "the place of musubi-tuner: the next test",
-    "config": "of a single file: tests/unit/caches/test_wan_vae.py",
+    "config": "of a single file: tests/unit/encode/test_wan_vae.py",
     "projection": "of our own layout's text encoders",
     "trust_remote_code": "of a projection",
 }

@@ -236,7 +236,7 @@ NOT_HERE = {
     "venv": "of an installation that this run does not need",
     "config": "of a single file: tests/unit/models/test_weight_files.py",
     "projection": "of a text encoder: tests/workflow/test_examples.py",
-    "trust_remote_code": "of a projection: tests/unit/caches/test_projection.py",
+    "trust_remote_code": "of a projection: tests/unit/encode/test_projection.py",
     "torch_compile": "compiles for minutes: tests/gpu",
 }
 

@@ -209,7 +209,7 @@ NOT_HERE = {
     "venv": "of an installation that has none",
     "config": "of a single file: tests/unit/models/test_weight_files.py",
     "projection": "of a text encoder: tests/workflow/test_examples.py",
-    "trust_remote_code": "of a projection: tests/unit/caches/test_projection.py",
+    "trust_remote_code": "of a projection: tests/unit/encode/test_projection.py",
 }
 
 test_every_key_is_changed_here_or_it_is_said_where = every_key.completeness(

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import Browser, until
-from latentmake.files.video import write_mp4
-from latentmake.reports.following import PAGE, outdated, write_generated
+from latentmake.formats.video import write_mp4
+from latentmake.pages.following import PAGE, outdated, write_generated
 from latentmake.training.loop.clips import INDEX, Clip, GenerationIndex, clip_name
 
 NASTY = "</script><img src=x onerror='window.hurt=1'> & <b>\n../.."

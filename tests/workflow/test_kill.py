@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 import world
-from latentmake.files.atomic import TEMPORARY_SUFFIX
-from latentmake.files.cachefile import read_header
+from latentmake.base.atomic import TEMPORARY_SUFFIX
+from latentmake.formats.cachefile import read_header
 from project import NOTHING, ROOT, Counts, Project, kill_group, stopped, wait_until
 from test_latentmake import ASKING
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import world
 from browser import Browser, until
-from latentmake.reports.page import page
+from latentmake.pages.page import page
 from project import Project
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 import verify_world
 import world
-from latentmake import digest
-from latentmake.files import cachefile
-from latentmake.files.cachefile import target_key
-from latentmake.files.safetensors import read_head
-from latentmake.index.memo import Memo
-from latentmake.reports.verification import DAMAGED, UNEXPECTED
+from latentmake.base import digest
+from latentmake.data.memo import Memo
+from latentmake.formats import cachefile
+from latentmake.formats.cachefile import target_key
+from latentmake.formats.safetensors import read_head
+from latentmake.pages.verification import DAMAGED, UNEXPECTED
 from project import Project
 from safetensors.torch import load_file, save_file
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from browser import Browser, until
-from latentmake.files.video import write_mp4
+from latentmake.formats.video import write_mp4
 from project import ROOT, Project, Result
 from safetensors import safe_open
 

@@ -11,12 +11,12 @@ import av
 import numpy as np
 import torch
 from item_world import work_of
-from latentmake import digest
-from latentmake.caches.inputs import Sample
+from latentmake.base import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
-from latentmake.files.readers import Readers
-from latentmake.files.video import probe
+from latentmake.encode.reading import Sample
+from latentmake.formats.readers import Readers
+from latentmake.formats.video import probe
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Span, clips, kept_indices
 from latentmake.plan.orders import Order, Target, Work

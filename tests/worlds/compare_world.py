@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from latentmake.base import atomic
 from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
-from latentmake.files import atomic
+from latentmake.pages.pictured import Pictured, index_of
 from latentmake.plan.manifest import run_folder
-from latentmake.reports.pictured import Pictured, index_of
 from latentmake.training.loop.order import INDEX, PictureIndex, Prompt, picture_name
 from latentmake.training.order import Record, Wanted
 from latentmake.training.sd.unet import SdOrder

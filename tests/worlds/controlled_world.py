@@ -8,7 +8,7 @@ from typing import Any
 
 from latentmake.config.root import Config, parse
 from latentmake.data.item import Fault, Item
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import part_names
 from latentmake.plan.state import Judge

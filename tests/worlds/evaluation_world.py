@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import video_world
-from latentmake import digest
+from latentmake.base import digest
 from latentmake.training.loop.clips import KINDS, EvaluatedClip, Losses, Metrics, Result
 
 FPS = 24

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from dit_world import tiny_dit
-from latentmake import digest
+from latentmake.base import atomic, digest
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
-from latentmake.files import atomic, cachefile
+from latentmake.formats import cachefile
 from latentmake.layouts.tensors import text_metadata
 from latentmake.training.loop import draw
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, Metrics

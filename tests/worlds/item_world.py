@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from latentmake.base.digest import SourceStat
 from latentmake.data.item import BUCKET, CAPTION, CONTROL, IMAGE, LAYER, File, Item
-from latentmake.digest import SourceStat
 from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Target, Work
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from latentmake import digest
+from latentmake.base import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.machines import ExternalProgram, Publish

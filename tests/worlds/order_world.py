@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from item_world import plain_path, work_of
-from latentmake import digest
-from latentmake.caches import encode
-from latentmake.caches.inputs import Loaded, Sample
+from latentmake.base import digest
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
-from latentmake.files import cachefile
-from latentmake.files.media import probe_image
+from latentmake.encode import runner as encode
+from latentmake.encode.reading import Loaded, Sample
+from latentmake.formats import cachefile
+from latentmake.formats.media import probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.layouts.tensors import LATENTS

@@ -23,7 +23,7 @@ def dying(number: int) -> Iterator[Any]:
 
 
 def facts() -> Iterator[Any]:
-    import latentmake.caches.pixels.scaling  # noqa: F401  # what a job runs
+    import latentmake.encode.pixels.scaling  # noqa: F401  # what a job runs
 
     yield os.getpgrp(), sorted({"torch", "pydantic", "snakemake"} & {*sys.modules})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from latentmake.errors import UserError
+from latentmake.base.errors import UserError
 
 
 def refused(

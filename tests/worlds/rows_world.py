@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from latentmake import digest
+from latentmake.base import digest
 from latentmake.config.architectures import ARCHITECTURES, WAN, Scripts
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer

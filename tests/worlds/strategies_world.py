@@ -14,7 +14,7 @@ import torch
 import world
 from latentmake import backends
 from latentmake.config.root import parse
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.planner import make_plan

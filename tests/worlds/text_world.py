@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import world
 from demo.text import t5_tokenizer
-from latentmake.caches.encoders.text import TextEncoders, text_encoders
 from latentmake.config.models import Model
+from latentmake.encode.encoders.text import TextEncoders, text_encoders
 from safetensors.torch import load_file
 from transformers import (
     CLIPTextConfig,

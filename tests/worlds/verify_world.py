@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import yaml
-from latentmake import digest
+from latentmake.base import atomic, digest
 from latentmake.config.root import parse
-from latentmake.files import atomic, cachefile
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
+from latentmake.formats import cachefile
 from latentmake.layouts.tensors import LATENTS, hidden_state, plain_latents_metadata
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import parts_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from demo.text import t5_tokenizer
 from diffusers import AutoencoderKLWan
-from latentmake.errors import ModelError
+from latentmake.base.errors import ModelError
 from refusals import refused
 from safetensors.torch import save_file
 from transformers import CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel

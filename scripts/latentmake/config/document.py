@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
-from latentmake.errors import ConfigError, shortened
-from latentmake.regular import read_regular
+from latentmake.base.errors import ConfigError, shortened
+from latentmake.base.regular import read_regular
 
 _TOP = "write the sections datasets, models and runs; see config/README.md"
 _FILE = "name your configuration by --configfile FILE"

@@ -15,10 +15,10 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from latentmake.base.errors import ConfigError, nearest, shortened
 from latentmake.config.fields import PATTERNS, held_by
 from latentmake.config.machines import PROGRAMS
 from latentmake.config.weights import fetching
-from latentmake.errors import ConfigError, nearest, shortened
 
 _QUOTES = "put it in quotes: YAML reads yes, no, on, 012, {a} and [a] as other values"
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
+from latentmake.base.errors import ConfigError, joined, refuse_unknown
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import (
     OF_CAPTIONS,
@@ -46,7 +47,6 @@ from latentmake.config.machines import (
 from latentmake.config.models import Model
 from latentmake.config.trainers import Generation, Prompt, SdTrainer, WanTrainer
 from latentmake.config.weights import fetching
-from latentmake.errors import ConfigError, joined, refuse_unknown
 
 
 class Validation(Closed, shapes=Shapes("manifest", "weights")):

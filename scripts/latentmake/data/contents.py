@@ -12,16 +12,16 @@ from itertools import chain, islice, product
 from pathlib import Path
 from typing import Self
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.digest import SourceStat
+from latentmake.base.errors import SourceError, unreadable
+from latentmake.base.regular import read_regular
+from latentmake.base.workspace import is_remote
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import CAPTION, Fault, File, Item, fault_of, text_fault
-from latentmake.digest import SourceStat
-from latentmake.errors import SourceError, unreadable
-from latentmake.files.cachefile import Header
-from latentmake.files.workspace import is_remote
+from latentmake.data.memo import Memo
+from latentmake.formats.cachefile import Header
 from latentmake.geometry.buckets import Size
-from latentmake.index.memo import Memo
-from latentmake.regular import read_regular
 
 _SMALL = 16_384  # bytes; smaller files, such as captions, are read instead of guessed
 _LARGEST = 1 << 32  # bytes of an image; the complete file is read into memory

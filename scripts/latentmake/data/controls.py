@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from posixpath import splitext
 
+from latentmake.base.digest import SourceStat
+from latentmake.base.errors import SourceError
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.root import control_counts
@@ -24,9 +26,7 @@ from latentmake.data.item import (
     missing_file,
 )
 from latentmake.data.lists import columns_of
-from latentmake.digest import SourceStat
-from latentmake.errors import SourceError
-from latentmake.files.media import VIDEO_EXTENSIONS
+from latentmake.formats.media import VIDEO_EXTENSIONS
 from latentmake.geometry.buckets import Size, control_size, refuse_odd
 from latentmake.geometry.clips import Media
 from latentmake.layouts.layout import Layout

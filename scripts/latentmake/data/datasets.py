@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import DatasetError
 from latentmake.config.root import Config
 from latentmake.data import listing
 from latentmake.data.item import Entry, Fault, Item, Scan
-from latentmake.errors import DatasetError
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
 
 

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from posixpath import splitext
 
+from latentmake.base.digest import SourceStat
+from latentmake.base.errors import DatasetError, SourceError
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import (
     CAPTION,
@@ -26,9 +28,7 @@ from latentmake.data.item import (
     unusable_name,
 )
 from latentmake.data.unread import left_out, unread
-from latentmake.digest import SourceStat
-from latentmake.errors import DatasetError, SourceError
-from latentmake.files.media import VIDEO_EXTENSIONS, unread_fault
+from latentmake.formats.media import VIDEO_EXTENSIONS, unread_fault
 from latentmake.geometry.clips import Span
 
 _VIDEOS = tuple(VIDEO_EXTENSIONS)

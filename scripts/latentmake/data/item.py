@@ -9,9 +9,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import PlainSerializer
 
-from latentmake.digest import SourceStat
-from latentmake.errors import SourceError, UserError
-from latentmake.files.workspace import is_text
+from latentmake.base.digest import SourceStat
+from latentmake.base.errors import SourceError, UserError
+from latentmake.base.workspace import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.layouts.layout import Layout, parsed

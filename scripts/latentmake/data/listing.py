@@ -12,12 +12,12 @@ import os
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.digest import source_stat
+from latentmake.base.errors import DatasetError
+from latentmake.base.workspace import is_remote
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import NO_FILE, Entry, Scan, broken_link, missing_file
-from latentmake.digest import source_stat
-from latentmake.errors import DatasetError
-from latentmake.files.workspace import is_remote
 
 
 def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:

@@ -30,7 +30,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.digest import SourceStat, source_stat
+from latentmake.base.errors import DatasetError, shortened
+from latentmake.base.regular import read_regular
+from latentmake.base.workspace import is_text
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Number, Real
 from latentmake.config.trainers import whole_latents
@@ -52,12 +56,8 @@ from latentmake.data.item import (
     text_fault,
     unusable_name,
 )
-from latentmake.digest import SourceStat, source_stat
-from latentmake.errors import DatasetError, shortened
-from latentmake.files.media import NPZ, VIDEO_EXTENSIONS, unread_fault
-from latentmake.files.workspace import is_text
+from latentmake.formats.media import NPZ, VIDEO_EXTENSIONS, unread_fault
 from latentmake.geometry.clips import Span
-from latentmake.regular import read_regular
 
 NAMES = (
     *("video", "video_path", "image", "image_path", "file_name", "path", "image_path_0"),

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from latentmake.base.errors import SourceError
+from latentmake.base.progress import Progress
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.data.contents import read_caption
 from latentmake.data.controls import controls_of, lost_controls, sizes_of
 from latentmake.data.item import LAYER, Fault, File, Item, Scan, Window, fault_of
-from latentmake.errors import SourceError
-from latentmake.files.media import NPZ, probe_image
-from latentmake.files.readers import probe_videos
+from latentmake.data.memo import Memo
+from latentmake.formats.media import NPZ, probe_image
+from latentmake.formats.readers import probe_videos
 from latentmake.geometry.clips import WAN_FPS, Clip, Media, SourceFps, Span, Timing, kept_indices
-from latentmake.index.memo import Memo
 from latentmake.layouts.layout import Layout
-from latentmake.progress import Progress
 
 _GRACE = 0.1  # seconds by which a row may end after its video
 

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.digest import SourceStat
+from latentmake.base.errors import DatasetError, SourceError, StorageError, UserError
 from latentmake.data.item import Entry
-from latentmake.digest import SourceStat
-from latentmake.errors import DatasetError, SourceError, StorageError, UserError
 
 SIDE_BY_SIDE = 16
 """Number of files to read in parallel: a thread spends nearly all of its time waiting."""
@@ -95,7 +95,7 @@ def contents(
     Yields:
         The value; None if the file is gone, or `value` raises a SourceError.
     """
-    from latentmake.progress import Progress
+    from latentmake.base.progress import Progress
 
     def made(url: str) -> str | None:
         with contextlib.suppress(SourceError):

@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from posixpath import splitext
 
+from latentmake.base.errors import SourceError
+from latentmake.base.progress import Progress
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.data.contents import EMPTY, newlines, read_text
 from latentmake.data.item import (
@@ -33,9 +35,7 @@ from latentmake.data.item import (
     fault_of,
     missing_file,
 )
-from latentmake.errors import SourceError
-from latentmake.index.memo import Memo
-from latentmake.progress import Progress
+from latentmake.data.memo import Memo
 
 _WILDCARD = re.compile(r"\{([^{}]*)\}")
 _ATTEMPTS = 16  # attempts to draw a variant that differs from the earlier ones

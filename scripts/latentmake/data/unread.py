@@ -12,7 +12,7 @@ from posixpath import abspath, basename, splitext
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import IMAGE_EXTENSIONS, PREVIEWS
-from latentmake.files.media import RENAMED, UNREAD_IMAGES, UNREAD_VIDEOS, VIDEO_EXTENSIONS
+from latentmake.formats.media import RENAMED, UNREAD_IMAGES, UNREAD_VIDEOS, VIDEO_EXTENSIONS
 
 _CAPTIONS = frozenset({".txt", ".text", ".caption", ".captions", ".cap", ".tags"})
 _LISTS = frozenset({".json", ".jsonl", ".csv", ".tsv", ".parquet"})

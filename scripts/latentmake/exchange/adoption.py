@@ -19,18 +19,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from latentmake import digest
-from latentmake.caches.inputs import Reading, identify
-from latentmake.digest import target_stat
-from latentmake.errors import CacheError, OtherSizeError, OutdatedError, SourceError
+from latentmake.base import atomic, digest
+from latentmake.base.digest import target_stat
+from latentmake.base.errors import CacheError, OtherSizeError, OutdatedError, SourceError
+from latentmake.base.progress import Progress
+from latentmake.encode.reading import Reading, identify
 from latentmake.exchange.trainer_caches import candidates, check, sizes_of, stamped
-from latentmake.files import atomic, cachefile
-from latentmake.files.check import check as check_file
+from latentmake.formats import cachefile
+from latentmake.formats.check import check as check_file
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, PROMPTS, Order, Target, Work
 from latentmake.plan.receipts import Receipt
 from latentmake.plan.run_plan import RunPlan
-from latentmake.progress import Progress
 
 STATES = ("adopted", "fresh already", "without a foreign file", "unfit", "out of date")
 ADOPTED, FRESH, WITHOUT, UNFIT, OUTDATED = STATES

@@ -9,12 +9,12 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterator
 
-from latentmake.caches.inputs import Reading
-from latentmake.errors import CacheError, OtherSizeError, OutdatedError
-from latentmake.files.cachefile import KEY
-from latentmake.files.media import opened_image
-from latentmake.files.metadata import orientation
-from latentmake.files.safetensors import DTYPES, Head, Tensor
+from latentmake.base.errors import CacheError, OtherSizeError, OutdatedError
+from latentmake.encode.reading import Reading
+from latentmake.formats.cachefile import KEY
+from latentmake.formats.media import opened_image
+from latentmake.formats.metadata import orientation
+from latentmake.formats.safetensors import DTYPES, Head, Tensor
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.tensors import LATENTS, hidden_state, plain_latents_metadata
 from latentmake.models.files import vae_factor

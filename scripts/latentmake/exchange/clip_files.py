@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.digest import source_stat
+from latentmake.base.errors import ConfigError, unreadable
+from latentmake.base.workspace import Need
 from latentmake.data.item import Item
 from latentmake.data.probe import indices_of
-from latentmake.digest import source_stat
-from latentmake.errors import ConfigError, unreadable
-from latentmake.files import npz
-from latentmake.files.cachefile import KEY
-from latentmake.files.workspace import Need
+from latentmake.formats import npz
+from latentmake.formats.cachefile import KEY
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps, Span
 from latentmake.plan.facts import Facts

@@ -16,16 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentmake.caches.pixels import scaling
-from latentmake.caches.pixels.scaling import Film
+from latentmake.base import atomic
+from latentmake.base.errors import SourceError, joined
+from latentmake.base.progress import Progress
 from latentmake.data.probe import prompt_of
-from latentmake.errors import SourceError, joined
+from latentmake.encode.pixels import scaling
+from latentmake.encode.pixels.scaling import Film
 from latentmake.exchange.clip_files import LIST, ClipFile, ClipsOrder
-from latentmake.files import atomic, npz
-from latentmake.files.cachefile import KEY
-from latentmake.files.readers import Readers
+from latentmake.formats import npz
+from latentmake.formats.cachefile import KEY
+from latentmake.formats.readers import Readers
 from latentmake.plan.receipts import Receipt
-from latentmake.progress import Progress
 
 if TYPE_CHECKING:
     import numpy as np

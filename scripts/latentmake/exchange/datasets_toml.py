@@ -20,14 +20,14 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
+from latentmake.base.errors import ConfigError, unreadable
+from latentmake.base.regular import read_text
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.config.fields import literal
 from latentmake.config.root import parse
 from latentmake.data.folders import kohya, slug
-from latentmake.errors import ConfigError, unreadable
 from latentmake.layouts.layout import layout_of
-from latentmake.regular import read_text
 
 _SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 _VARIANTS = 4  # texts of each item, if a file of sd-scripts asks for random texts

@@ -21,15 +21,15 @@ from typing import NamedTuple
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 
-from latentmake import digest
+from latentmake.base import atomic, digest
+from latentmake.base.errors import CacheError, ConfigError
+from latentmake.base.progress import Progress
 from latentmake.config.models import Model
-from latentmake.errors import CacheError, ConfigError
-from latentmake.files import atomic, cachefile
+from latentmake.formats import cachefile
 from latentmake.layouts.tensors import LATENTS, hidden_state
 from latentmake.models.shapes import text_tokens
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
-from latentmake.progress import Progress
 from latentmake.training.rows import rows_of
 
 STATES = ("written", "up to date", "left, for they are not ours")

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentmake import digest
-from latentmake.caches.inputs import Reading, stored_size
-from latentmake.errors import CacheError, OutdatedError
+from latentmake.base import digest
+from latentmake.base.errors import CacheError, OutdatedError
+from latentmake.encode.reading import Reading, stored_size
 from latentmake.exchange import ai_training
-from latentmake.files import npz
-from latentmake.files.cachefile import CAPTION, head_of
-from latentmake.files.safetensors import Tensor, parse_head
+from latentmake.formats import npz
+from latentmake.formats.cachefile import CAPTION, head_of
+from latentmake.formats.safetensors import Tensor, parse_head
 from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import parsed
 from latentmake.layouts.tensors import array_name, frames_and_sides

@@ -12,7 +12,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from latentmake.errors import SourceError
+from latentmake.base.errors import SourceError
 
 
 class Size(NamedTuple):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+from latentmake.base.errors import SourceError
 from latentmake.config.architectures import ARCHITECTURES, WAN, ArchitectureName, ClipOutput
 from latentmake.config.datasets import BUCKET_STEPS, Dataset
 from latentmake.config.models import Model
-from latentmake.errors import SourceError
 from latentmake.geometry.buckets import (
     Placement,
     Size,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latentmake import digest
+from latentmake.base import digest
 from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.config.models import Model
-from latentmake.files.cachefile import CAPTION, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
+from latentmake.formats.cachefile import CAPTION, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import AnyClip
 

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import ModelError
 from latentmake.config.weights import Weights, known_commit, place_of, snapshots
-from latentmake.errors import ModelError
-from latentmake.files.safetensors import Tensor
+from latentmake.formats.safetensors import Tensor
 from latentmake.models.headers import contents_of
 
 _FIRST, _OPEN, _XL = "cond_stage_model.transformer.", "cond_stage_model.model.", "conditioner."

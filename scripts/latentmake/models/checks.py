@@ -15,13 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from latentmake.base.errors import ConfigError, ModelError
 from latentmake.config.architectures import MUSUBI, File, Vae
 from latentmake.config.datasets import BUCKET_STEPS
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run, check_sides
 from latentmake.config.weights import Weights
-from latentmake.errors import ConfigError, ModelError
-from latentmake.files.safetensors import Tensor
+from latentmake.formats.safetensors import Tensor
 from latentmake.layouts.layout import layout_of
 from latentmake.models.files import (
     checkpoint_of,

@@ -13,12 +13,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from latentmake.base.errors import ConfigError, ModelError
+from latentmake.base.regular import read_text
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights, download, fetching
-from latentmake.errors import ConfigError, ModelError
 from latentmake.models import headers
-from latentmake.regular import read_text
 
 if TYPE_CHECKING:
     from latentmake.config.architectures import Script

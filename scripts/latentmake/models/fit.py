@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from latentmake.base.errors import ModelError
+from latentmake.base.regular import read_text
 from latentmake.config.architectures import Inputs
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights, Weights
-from latentmake.errors import ModelError
-from latentmake.files.safetensors import POINTER, Tensor, is_pointer
+from latentmake.formats.safetensors import POINTER, Tensor, is_pointer
 from latentmake.models import headers, tensors
 from latentmake.models.checkpoints import vae_config
 from latentmake.models.files import (
@@ -30,7 +31,6 @@ from latentmake.models.files import (
 )
 from latentmake.models.shapes import projection_shape, text_width
 from latentmake.models.tensors import Config, Shapes
-from latentmake.regular import read_text
 
 _FEW = 4  # fewest blocks, and tensors in a block, from which a gap can be inferred
 _HINT = "copy it again, or name another one"

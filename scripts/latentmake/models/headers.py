@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from latentmake.base.regular import open_regular
 from latentmake.config.weights import Weights, absence
-from latentmake.files.safetensors import Tensor, read_head
-from latentmake.regular import open_regular
+from latentmake.formats.safetensors import Tensor, read_head
 
 if TYPE_CHECKING:
     from latentmake.config.architectures import Vae

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from latentmake.base.errors import ModelError
+from latentmake.base.regular import read_text
 from latentmake.config.architectures import ARCHITECTURES, Architecture
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights, place_of
-from latentmake.errors import ModelError
 from latentmake.models import headers
 from latentmake.models.files import checkpoint_of, config_file, network_config
-from latentmake.regular import read_text
 
 SCHEDULE_FILE = "scheduler_config.json"
 SCHEDULE = Path(__file__).with_name("stable_diffusion")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import ModelError
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import shaping
 from latentmake.config.models import Model
 from latentmake.config.weights import NO_WEIGHTS, TextWeights, Weights
-from latentmake.errors import ModelError
 from latentmake.layouts.layout import layout_of, released_clip
 from latentmake.models.files import (
     checkpoint_of,

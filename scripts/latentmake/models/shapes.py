@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from latentmake.base.errors import ModelError
 from latentmake.config.weights import TextWeights
-from latentmake.errors import ModelError
-from latentmake.files.safetensors import read_head
+from latentmake.formats.safetensors import read_head
 from latentmake.models.files import T5_LENGTH, network_config, projection_file
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from latentmake.files.safetensors import Tensor
+from latentmake.formats.safetensors import Tensor
 
 Shapes = dict[str, tuple[int, ...]]
 Config = Mapping[str, Any]

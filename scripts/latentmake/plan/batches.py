@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from latentmake.base.digest import target_stat
+from latentmake.base.errors import ConfigError, SourceError, refuse_unknown
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import Run
 from latentmake.data.item import Item
-from latentmake.digest import target_stat
-from latentmake.errors import ConfigError, SourceError, refuse_unknown
 from latentmake.layouts.layout import parsed
 from latentmake.models.checks import check_run
 from latentmake.plan.facts import Facts

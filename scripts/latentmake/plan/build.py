@@ -26,12 +26,12 @@ from typing import Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, Field
 
-from latentmake.digest import TargetStat, target_stat
-from latentmake.errors import StorageError
-from latentmake.files import atomic
-from latentmake.files.signals import signals_call
-from latentmake.files.state_file import read_state
-from latentmake.files.watchdog import Watchdog
+from latentmake.base import atomic
+from latentmake.base.digest import TargetStat, target_stat
+from latentmake.base.errors import StorageError
+from latentmake.base.signals import signals_call
+from latentmake.base.state_file import read_state
+from latentmake.base.watchdog import Watchdog
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Order
 from latentmake.plan.receipts import made_by, restore_times

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import ModelError, TrainingError
 from latentmake.config.root import Config
 from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
-from latentmake.errors import ModelError, TrainingError
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.layouts.layout import parsed
 from latentmake.models import files, recipe
 from latentmake.plan.manifest import read_lock

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from latentmake import digest
+from latentmake.base import atomic, digest
+from latentmake.base.errors import ConfigError
+from latentmake.base.state_file import is_damaged, read_order, read_state
 from latentmake.data.item import Item
-from latentmake.errors import ConfigError
-from latentmake.files import atomic
-from latentmake.files.state_file import is_damaged, read_order, read_state
 from latentmake.layouts.layout import Layout
 from latentmake.plan.receipts import NotedFault
 

@@ -22,15 +22,14 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import from_json
 
-from latentmake import digest
+from latentmake.base import atomic, digest
+from latentmake.base.errors import SourceError
+from latentmake.base.state_file import read_order, read_state
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, MusubiTuner
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.data.item import BUCKET, Item
-from latentmake.errors import SourceError
-from latentmake.files import atomic
-from latentmake.files.state_file import read_order, read_state
 from latentmake.geometry.buckets import Size, refuse_large
 from latentmake.geometry.clips import AnyClip
 from latentmake.layouts.layout import Layout, layout_of, parsed

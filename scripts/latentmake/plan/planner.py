@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from latentmake.errors import ConfigError
-from latentmake.files import atomic
-from latentmake.files.workspace import other_owner
+from latentmake.base import atomic
+from latentmake.base.errors import ConfigError
+from latentmake.base.workspace import other_owner
 from latentmake.models.checks import check_run
 from latentmake.plan import store
 from latentmake.plan.facts import Facts

@@ -13,14 +13,14 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 
+from latentmake.base import atomic
+from latentmake.base.digest import SourceStat, TargetStat, target_stat
+from latentmake.base.errors import CacheError
+from latentmake.base.state_file import read_state
+from latentmake.base.workspace import Need, duration, human, is_remote
 from latentmake.config.machines import Cluster
-from latentmake.digest import SourceStat, TargetStat, target_stat
-from latentmake.errors import CacheError
-from latentmake.files import atomic
-from latentmake.files.cachefile import Picture
-from latentmake.files.state_file import read_state
-from latentmake.files.workspace import Need, duration, human, is_remote
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
+from latentmake.formats.cachefile import Picture
 from latentmake.plan.orders import FOLDER, Order, Target, pixels
 
 Resources = dict[str, int | str | Callable[[object, int], int]]

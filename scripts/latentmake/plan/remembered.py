@@ -15,11 +15,11 @@ from itertools import accumulate
 from typing import Any
 
 import latentmake
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.digest import TargetStat
+from latentmake.base.workspace import is_remote
 from latentmake.data.item import Item
-from latentmake.digest import TargetStat
-from latentmake.files.workspace import is_remote
-from latentmake.index.memo import Folder, Listing, packed, unpacked
+from latentmake.data.memo import Folder, Listing, packed, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, place_of, prompt_items

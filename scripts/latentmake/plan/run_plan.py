@@ -12,13 +12,12 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from latentmake import digest
+from latentmake.base import atomic, digest
+from latentmake.base.errors import DatasetError, joined
+from latentmake.base.workspace import Need
 from latentmake.config.root import Run
 from latentmake.data.contents import encoded, former_digests
 from latentmake.data.item import Fault
-from latentmake.errors import DatasetError, joined
-from latentmake.files import atomic
-from latentmake.files.workspace import Need
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import (

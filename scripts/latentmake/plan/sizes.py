@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from math import ceil
 
+from latentmake.base.errors import UserError
 from latentmake.config.models import Model
-from latentmake.errors import UserError
 from latentmake.models.files import network_config, vae_factor
 from latentmake.models.shapes import text_tokens, text_width
 from latentmake.plan.orders import Order, Target

@@ -15,16 +15,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.atomic import TEMPORARY_SUFFIX
+from latentmake.base.digest import TargetStat
+from latentmake.base.errors import CacheError, SourceError
+from latentmake.base.workspace import is_text
 from latentmake.config.datasets import Dataset
 from latentmake.data.contents import Contents
 from latentmake.data.item import CAPTION, IMAGE, Fault, Item
-from latentmake.digest import TargetStat
-from latentmake.errors import CacheError, SourceError
-from latentmake.files.atomic import TEMPORARY_SUFFIX
-from latentmake.files.cachefile import Header, read_header, target_key
-from latentmake.files.workspace import is_text
-from latentmake.index.memo import Listing, Memo
+from latentmake.data.memo import Listing, Memo
+from latentmake.formats.cachefile import Header, read_header, target_key
 from latentmake.layouts.layout import Layout, parsed
 from latentmake.plan.orders import Part, Target, targets_of, view_of
 

@@ -18,10 +18,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from latentmake.base import atomic
+from latentmake.base.errors import CacheError
 from latentmake.data.item import Scan
-from latentmake.errors import CacheError
-from latentmake.files import atomic, cachefile
-from latentmake.index.memo import Folder, Memo
+from latentmake.data.memo import Folder, Memo
+from latentmake.formats import cachefile
 from latentmake.plan.orders import Order
 from latentmake.plan.state import PartState, State
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from latentmake.base.errors import SourceError
+from latentmake.base.workspace import is_remote
 from latentmake.data.item import Item
-from latentmake.errors import SourceError
-from latentmake.files.workspace import is_remote
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
 from latentmake.plan.run_plan import RunPlan

@@ -16,13 +16,13 @@ from pathlib import Path
 from shutil import which
 from typing import Literal, NamedTuple
 
-from latentmake.caches.gpu import emulates_bfloat16, visible
+from latentmake.base.errors import ModelError, SourceError, TrainingError
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
-from latentmake.errors import ModelError, SourceError, TrainingError
-from latentmake.files.media import opened, opened_image
-from latentmake.files.metadata import orientation
+from latentmake.encode.gpu import emulates_bfloat16, visible
+from latentmake.formats.media import opened, opened_image
+from latentmake.formats.metadata import orientation
 from latentmake.models.checks import ModelFile
 from latentmake.models.parameterization import Parameterization, scale_of
 

@@ -15,8 +15,8 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from latentmake.errors import TrainingError, first_line
-from latentmake.files.safetensors import read_head
+from latentmake.base.errors import TrainingError, first_line
+from latentmake.formats.safetensors import read_head
 
 Place = Callable[[str], str]
 """Function from a layer's name in diffusers to the prefix of its matrices' names in a file."""

@@ -15,9 +15,9 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from latentmake.base.errors import LatentmakeError, TrainingError, first_line
 from latentmake.config.trainers import LoopTrainer
-from latentmake.errors import LatentmakeError, TrainingError, first_line
-from latentmake.files import cachefile
+from latentmake.formats import cachefile
 from latentmake.training.init_lora import Place, misfit, sizes_of, tensor_names
 
 ADAPTER = "default"

@@ -19,12 +19,11 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from latentmake import digest
-from latentmake.errors import CacheError, TrainingError, storage_error
-from latentmake.files import atomic, state_file
-from latentmake.files.safetensors import read_head
-from latentmake.files.state_file import is_damaged, read_state
-from latentmake.files.workspace import duration
+from latentmake.base import atomic, digest, state_file
+from latentmake.base.errors import CacheError, TrainingError, storage_error
+from latentmake.base.state_file import is_damaged, read_state
+from latentmake.base.workspace import duration
+from latentmake.formats.safetensors import read_head
 from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.receipts import Amount

@@ -26,8 +26,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from pydantic import Field
 
-from latentmake.errors import storage_error
-from latentmake.files import atomic
+from latentmake.base import atomic
+from latentmake.base.errors import storage_error
 from latentmake.plan.manifest import LEAVING, PREVIOUS
 from latentmake.training.order import BASIS, COPIED, Forced, Origin, RunFiles, Wanted
 from latentmake.training.seen import SEEN

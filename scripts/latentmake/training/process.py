@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import IO
 
 import latentmake
-from latentmake import progress
-from latentmake.caches import gpu, lease
-from latentmake.errors import TrainingError, UserError
-from latentmake.files import atomic
-from latentmake.files.signals import signals_call
-from latentmake.files.watchdog import Watchdog
+from latentmake.base import atomic, progress
+from latentmake.base.errors import TrainingError, UserError
+from latentmake.base.signals import signals_call
+from latentmake.base.watchdog import Watchdog
+from latentmake.encode import gpu, lease
 
 ERROR = "LATENTMAKE_ERROR"
 """Environment variable: path of a file to which a child writes its error instead of to stderr."""

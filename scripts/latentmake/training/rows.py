@@ -25,9 +25,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from latentmake import digest
-from latentmake.errors import CacheError, DatasetError, TrainingError, joined
-from latentmake.files import atomic, cachefile
+from latentmake.base import atomic, digest
+from latentmake.base.errors import CacheError, DatasetError, TrainingError, joined
+from latentmake.formats import cachefile
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.plan import store
 from latentmake.plan.manifest import (

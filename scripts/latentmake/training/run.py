@@ -14,8 +14,8 @@ from pathlib import Path
 
 import diffusers
 
-from latentmake.errors import TrainingError, UserError, is_out_of_memory, storage_error
-from latentmake.files.signals import signals_call
+from latentmake.base.errors import TrainingError, UserError, is_out_of_memory, storage_error
+from latentmake.base.signals import signals_call
 from latentmake.training.loop import draw
 from latentmake.training.loop.launch import order_of, read
 from latentmake.training.loop.order import wanted

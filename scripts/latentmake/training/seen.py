@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from latentmake.base import atomic
+from latentmake.base.errors import SourceError
+from latentmake.base.state_file import read_state
 from latentmake.data.contents import read_caption
-from latentmake.errors import SourceError
-from latentmake.files import atomic
-from latentmake.files.cachefile import header_of
-from latentmake.files.state_file import read_state
+from latentmake.formats.cachefile import header_of
 from latentmake.training.rows import Row, rows_of
 
 SEEN = "trained_items.jsonl"

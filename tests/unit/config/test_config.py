@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from config_world import changed, smallest
+from latentmake.base.errors import ConfigError, nearest
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError, nearest
 from latentmake.models.checks import check_run
 
 

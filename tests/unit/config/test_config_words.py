@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from latentmake.base.errors import ConfigError
 from latentmake.config.fields import PATTERNS
 from latentmake.config.mistakes import foreign_words, sections
 from latentmake.config.root import Config, parse
-from latentmake.errors import ConfigError
 
 TRAINERS: dict[str, dict[str, Any]] = {
     "sd": {"kind": "sd"},

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from latentmake.base.errors import ConfigError
 from latentmake.config.document import check_command, check_file, check_files
-from latentmake.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from controlled_world import configured
+from latentmake.base.errors import ConfigError
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError
 
 CONTROL = {"control_directory": "control"}
 ONE_FRAME = {**CONTROL, "fp_1f_target_index": 9}

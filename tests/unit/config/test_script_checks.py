@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from latentmake.base.errors import ConfigError
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.models import Model
 from latentmake.config.root import training_faults
-from latentmake.errors import ConfigError
 from refused_settings import REFUSED, TAKEN
 from rows_world import ROWS, VERSIONS, model_of
 

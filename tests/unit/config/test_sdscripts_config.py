@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from latentmake.base.errors import ConfigError
 from latentmake.config.root import Config, parse
-from latentmake.errors import ConfigError
 
 BUCKETS = {"fit": "bucket", "min_bucket_reso": 64}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from latentmake.base.errors import ConfigError
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import Config, parse
-from latentmake.errors import ConfigError
 
 VIDEOS: dict[str, Any] = {"path": "data/films", "target_frames": [5]}
 

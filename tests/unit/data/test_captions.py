@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from latentmake.base.errors import SourceError
 from latentmake.config.datasets import Captions
 from latentmake.data.contents import decode_text, newlines
 from latentmake.data.texts import clean, doubts, variants
-from latentmake.errors import SourceError
 
 # What no step divides at: no separators, no braces, no line ends, no space around.
 WORD = st.text(st.characters(exclude_characters=",{}|\r\n", exclude_categories=["Cs"]), min_size=1)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 from file_clock import await_another_time
+from latentmake.base.digest import source_stat
+from latentmake.base.errors import DatasetError
 from latentmake.config.datasets import Dataset
 from latentmake.data.folders import items
 from latentmake.data.item import CAPTION, IMAGE, IMAGE_EXTENSIONS, Fault, File, Item, Scan
 from latentmake.data.listing import scan
+from latentmake.data.memo import Memo
 from latentmake.data.texts import with_texts
 from latentmake.data.unread import unread
-from latentmake.digest import source_stat
-from latentmake.errors import DatasetError
-from latentmake.index.memo import Memo
 
 
 def put(root: Path, *names: str) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import video_world
+from latentmake.base.errors import DatasetError
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.data import lists
 from latentmake.data import probe as probing
 from latentmake.data.item import Fault, Item, Scan
+from latentmake.data.memo import Memo
 from latentmake.data.probe import measured
 from latentmake.data.texts import with_texts
-from latentmake.errors import DatasetError
 from latentmake.geometry.clips import Clip, Span, kept_indices
-from latentmake.index.memo import Memo
 from latentmake.layouts.layout import layout_of
 
 WAN = Model.model_validate({"task": "t2v-1.3B", "vae": "vae", "text": "text"})

@@ -9,12 +9,12 @@ import fsspec
 import pytest
 from config_world import changed, smallest
 from fsspec.registry import known_implementations
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.digest import SourceStat
+from latentmake.base.errors import ConfigError, DatasetError, SourceError, StorageError
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.data import folders, listing, remote
-from latentmake.digest import SourceStat
-from latentmake.errors import ConfigError, DatasetError, SourceError, StorageError
 
 NUMBERS = count()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
+from latentmake.base.errors import DatasetError
 from latentmake.data.lists import metadata_of, name_of
-from latentmake.errors import DatasetError
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from latentmake.config.datasets import Dataset
 from latentmake.data import folders, listing
+from latentmake.data.memo import Memo
 from latentmake.data.texts import with_texts
-from latentmake.index.memo import Memo
 
 FILES = {
     "a.png": b"", "a.caption": b"a cat\r\nsecond\n", "a.txt": b"x, y\n",

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from latentmake.base.digest import source_stat
+from latentmake.base.errors import SourceError
 from latentmake.data.item import IMAGE, File, Item
-from latentmake.digest import source_stat
-from latentmake.errors import SourceError
 from latentmake.exchange.clip_files import ClipFile, ClipsOrder
 from latentmake.exchange.cut_clips import cut
-from latentmake.files.media import probe_video
+from latentmake.formats.media import probe_video
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Span
 from video_world import write_video

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import world
 import yaml
+from latentmake.base.errors import ConfigError, UserError
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError, UserError
+from latentmake.data.memo import Memo
 from latentmake.exchange.datasets_toml import Imported, imported
-from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import CacheError, ConfigError
 from latentmake.config.root import parse
-from latentmake.errors import CacheError, ConfigError
+from latentmake.data.memo import Memo
 from latentmake.exchange.export import ExportOrder, export, plan_export
-from latentmake.files import cachefile
-from latentmake.index.memo import Memo
+from latentmake.formats import cachefile
 from latentmake.plan.facts import Facts
 from order_world import silent
 from safetensors.torch import load_file, save_file

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 import world
+from latentmake.base.errors import ConfigError
+from latentmake.commands.other_trainers import folders_of
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError
+from latentmake.data.memo import Memo
 from latentmake.exchange.adoption import STATES, adopt
-from latentmake.files.cachefile import read_header, read_metadata
+from latentmake.formats.cachefile import read_header, read_metadata
 from latentmake.geometry.buckets import Size, crop_ltrb
-from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
-from latentmake.words.other_trainers import folders_of
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from safetensors.numpy import load, load_file, save_file

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from latentmake.base.errors import SourceError
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.datasets import Bucketing, Dataset
-from latentmake.errors import SourceError
 from latentmake.geometry.buckets import (
     Placement,
     Size,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.caches.pixels import plain, scaling
+from latentmake.base.errors import SourceError
 from latentmake.config.datasets import Dataset
-from latentmake.errors import SourceError
+from latentmake.encode.pixels import plain, scaling
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 from latentmake.layouts.layout import Layout, layout_of, parsed

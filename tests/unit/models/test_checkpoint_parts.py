@@ -14,11 +14,11 @@ import world
 from checkpoint_world import Kind
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from latentmake.backends import plan_training
+from latentmake.base.errors import ModelError, TrainingError
 from latentmake.config.models import Model
 from latentmake.config.root import parse
 from latentmake.config.weights import TextWeights, Weights
-from latentmake.errors import ModelError, TrainingError
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.models import headers
 from latentmake.models.checkpoints import Checkpoint, tensors_in
 from latentmake.models.files import (
@@ -347,7 +347,7 @@ def test_a_file_that_predicts_v_is_trained_so_and_says_why_again(place: Path) ->
 
 
 def test_open_clip_pads_with_the_token_0(place: Path) -> None:
-    from latentmake.caches.tokenizers import load
+    from latentmake.encode.tokenizers import load
 
     checkpoint_world.write(Path("xl"), Path("models/xl.safetensors"), Path("clip"), "sdxl")
     for part, pads in (("text_encoder", False), ("text_encoder_2", True)):

@@ -17,11 +17,11 @@ import wan_world
 import world
 from diffusers import AutoencoderKLFlux2, UNet2DConditionModel
 from latentmake.backends import plan_training
+from latentmake.base.errors import ModelError
 from latentmake.config.architectures import MUSUBI, SDSCRIPTS
 from latentmake.config.root import parse
-from latentmake.errors import ModelError
-from latentmake.files.safetensors import Tensor
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
+from latentmake.formats.safetensors import Tensor
 from latentmake.models import fit
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan

@@ -14,11 +14,11 @@ import world
 from diffusers import FlowMatchEulerDiscreteScheduler
 from huggingface_hub import constants
 from latentmake.backends import plan_training
+from latentmake.base.errors import ModelError, UserError
 from latentmake.config.root import parse
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, UserError
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.models.checks import check_kind
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from latentmake.base.errors import ModelError
 from latentmake.config.models import Model
-from latentmake.errors import ModelError
 from latentmake.models import recipe
 from latentmake.models.checks import encoder_fault, encoders
 from safetensors.torch import save_file

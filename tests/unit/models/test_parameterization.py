@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from latentmake.base.errors import ModelError
 from latentmake.config.architectures import ARCHITECTURES, GENERIC
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError
 from latentmake.models import recipe
 from latentmake.models.parameterization import (
     SCHEDULE,

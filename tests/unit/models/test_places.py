@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import world
+from latentmake.base.errors import ConfigError, ModelError
 from latentmake.config import weights
 from latentmake.config.models import Model
 from latentmake.config.root import Config, parse
-from latentmake.errors import ConfigError, ModelError
 from latentmake.models.files import refuse_missing, resolved
 from latentmake.models.recipe import make
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latentmake.base.errors import ModelError
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError
 from latentmake.models import recipe
 
 

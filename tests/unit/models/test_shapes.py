@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import world
-from latentmake.caches.encoders.text import load_text_encoder
 from latentmake.config.weights import TextWeights
+from latentmake.encode.encoders.text import load_text_encoder
 from latentmake.models.shapes import Tokens, text_tokens, text_width
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latentmake.base.errors import ModelError
 from latentmake.config.weights import TextWeights, Weights
-from latentmake.errors import ModelError
 from latentmake.models import files, recipe
 from test_recipe import network, put
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import world
-from latentmake.errors import StorageError
+from latentmake.base.errors import StorageError
 from latentmake.plan import build, store
 from latentmake.plan.build import BUILDS, Build, announce, running
 from latentmake.plan.orders import Order

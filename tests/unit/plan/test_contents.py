@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from latentmake import digest
-from latentmake.caches.encode import carry_out
+from latentmake.base import atomic, digest
+from latentmake.commands.file_origin import explanations
 from latentmake.config.root import parse
-from latentmake.files import atomic, cachefile, npz
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
+from latentmake.encode.runner import carry_out
+from latentmake.formats import cachefile, npz
 from latentmake.plan import manifest
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import Lock, keys_digest, lock_digest
@@ -23,7 +24,6 @@ from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import read_receipt
 from latentmake.plan.run_plan import RunPlan, plan_manifest
 from latentmake.plan.state import PartState
-from latentmake.words.file_origin import explanations
 from PIL import Image
 
 CAPTIONS = {

@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 from latentmake.config.root import parse
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 

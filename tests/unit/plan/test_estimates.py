@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from item_world import work_of
+from latentmake.base.workspace import Need
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import Cluster
 from latentmake.config.models import Model
 from latentmake.config.root import parse
-from latentmake.files.workspace import Need
+from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
-from latentmake.index.memo import Memo
 from latentmake.plan import sizes
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Target, pixels

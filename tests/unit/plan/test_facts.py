@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import world
-from latentmake import digest
+from latentmake.base import digest
 from latentmake.config.root import parse
 from latentmake.data import probe
-from latentmake.index.memo import MEMO, Memo
+from latentmake.data.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
 from latentmake.session import Session
 from video_world import write_video
@@ -85,7 +85,7 @@ def test_what_a_plan_has_read_before_a_mistake_is_not_read_again(read: Counter[s
 def test_what_a_killed_plan_has_read_is_not_read_again(
     read: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("latentmake.index.memo._SECONDS", 0.0, raising=False)
+    monkeypatch.setattr("latentmake.data.memo._SECONDS", 0.0, raising=False)
     facts = Facts(parse(three_runs()), Memo(MEMO))
     facts.recipe("one", "one", "latents")
     assert weights(read)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import inputs_of, plain_path
-from latentmake import digest
-from latentmake.errors import ConfigError
-from latentmake.files import atomic, cachefile
+from latentmake.base import atomic, digest
+from latentmake.base.errors import ConfigError
+from latentmake.formats import cachefile
 from latentmake.plan.manifest import (
     Lock,
     ManifestOrder,

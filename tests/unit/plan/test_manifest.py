@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import NO_STAT, inputs_of, plain_path
+from latentmake.base import atomic
+from latentmake.base.errors import CacheError, DatasetError, TrainingError
 from latentmake.data.item import CAPTION, CONTROL, IMAGE, LAYER, File, Item
-from latentmake.errors import CacheError, DatasetError, TrainingError
-from latentmake.files import atomic, cachefile
+from latentmake.formats import cachefile
 from latentmake.geometry.clips import Span
 from latentmake.plan.manifest import (
     Lock,

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latentmake.base.atomic import TEMPORARY_SUFFIX
+from latentmake.base.errors import ConfigError, UserError
+from latentmake.base.workspace import OWNER
 from latentmake.config.root import parse
 from latentmake.data.item import Item
-from latentmake.errors import ConfigError, UserError
-from latentmake.files.atomic import TEMPORARY_SUFFIX
-from latentmake.files.workspace import OWNER
+from latentmake.data.memo import Memo
 from latentmake.graph import Graph
-from latentmake.index.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Target, prompt_path
 from latentmake.plan.planner import _refuse_other_items, make_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.receipts import Receipt, learn_receipts, read_receipt
 from order_world import order
 

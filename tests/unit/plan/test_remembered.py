@@ -15,11 +15,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latentmake.caches.inputs import Loaded, Sample
+from latentmake.base import atomic
+from latentmake.base.errors import UserError
 from latentmake.config.root import parse
-from latentmake.errors import UserError
-from latentmake.files import atomic
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
+from latentmake.encode.reading import Loaded, Sample
 from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan

@@ -10,12 +10,12 @@ import checkpoint_world
 import pytest
 import world
 from latentmake.config.root import parse
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.models.recipe import before_readings
+from latentmake.pages.explanation import recipe_changes
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.planner import Plan, make_plan
-from latentmake.reports.explanation import recipe_changes
 from order_world import carry_out
 
 CAPTIONS = {"a": "a red circle", "b": "a red circle!", "c": "<|endoftext|> two"}

@@ -16,14 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import inputs_of, plain_path
-from latentmake import digest
+from latentmake.base import atomic, digest
+from latentmake.base.digest import SourceStat, source_stat
+from latentmake.base.errors import CacheError
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
-from latentmake.digest import SourceStat, source_stat
-from latentmake.errors import CacheError
-from latentmake.files import atomic, cachefile
+from latentmake.data.memo import Folder, Memo
+from latentmake.formats import cachefile
 from latentmake.geometry.buckets import Size
-from latentmake.index.memo import Folder, Memo
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.plan.manifest import keys_digest

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from item_world import work_of
+from latentmake.base import atomic
+from latentmake.base.digest import TargetStat
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.data.item import NO_FILE, Item, Scan
-from latentmake.digest import TargetStat
-from latentmake.files import atomic, cachefile
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
+from latentmake.formats import cachefile
 from latentmake.plan import store
 from latentmake.plan.orders import Order, Target
 from latentmake.plan.state import PartState, Stale, State

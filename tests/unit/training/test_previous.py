@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake.files.atomic import TEMPORARY_SUFFIX
+from latentmake.base.atomic import TEMPORARY_SUFFIX
 from latentmake.training import previous
 from latentmake.training.order import Forced, Record, RunFiles, Wanted, last_place
 from latentmake.training.sd.unet import SdOrder

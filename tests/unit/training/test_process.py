@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
-from latentmake.errors import TrainingError
-from latentmake.files import atomic
+from latentmake.base import atomic
+from latentmake.base.errors import TrainingError
 from latentmake.training.process import (
     ERROR,
     last_error,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from latentmake.errors import ModelError, TrainingError
-from latentmake.index.memo import Memo
+from latentmake.base.errors import ModelError, TrainingError
+from latentmake.data.memo import Memo
 from latentmake.models.checks import ModelFile
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan

@@ -22,13 +22,19 @@ from typing import Any, ClassVar, NamedTuple
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from latentmake.caches.job import Job
+from latentmake.base import atomic
+from latentmake.base.errors import (
+    DeviceError,
+    ModelError,
+    UserError,
+    is_device_fault,
+    is_out_of_memory,
+)
+from latentmake.base.progress import Progress
 from latentmake.data.item import Item
-from latentmake.errors import DeviceError, ModelError, UserError, is_device_fault, is_out_of_memory
-from latentmake.files import atomic
-from latentmake.files.safetensors import parse_head
+from latentmake.encode.job import Job
+from latentmake.formats.safetensors import parse_head
 from latentmake.plan.orders import Target, Work
-from latentmake.progress import Progress
 from latentmake.training import process
 from latentmake.training.external.installation import Installation
 

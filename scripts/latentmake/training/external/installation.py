@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import latentmake
-from latentmake import digest
-from latentmake.errors import TrainingError
-from latentmake.files.workspace import is_windows
-from latentmake.index.memo import Memo
+from latentmake.base import digest
+from latentmake.base.errors import TrainingError
+from latentmake.base.workspace import is_windows
+from latentmake.data.memo import Memo
 from latentmake.training.findings import Finding
 
 

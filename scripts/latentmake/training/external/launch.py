@@ -28,13 +28,12 @@ from typing import Any
 from pydantic import Field
 from pydantic_core import from_json
 
-from latentmake import digest
-from latentmake.caches import lease
-from latentmake.errors import TrainingError
-from latentmake.files import atomic
-from latentmake.files.check import not_finite
-from latentmake.files.safetensors import read_head
-from latentmake.regular import read_regular
+from latentmake.base import atomic, digest
+from latentmake.base.errors import TrainingError
+from latentmake.base.regular import read_regular
+from latentmake.encode import lease
+from latentmake.formats.check import not_finite
+from latentmake.formats.safetensors import read_head
 from latentmake.training import previous, process
 from latentmake.training.external.order import (
     ExternalOrder,

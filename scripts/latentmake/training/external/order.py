@@ -14,15 +14,15 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
+from latentmake.base.errors import ModelError
+from latentmake.base.workspace import is_windows
 from latentmake.config.architectures import Setting
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer, flags_of
 from latentmake.config.machines import Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Validation
-from latentmake.errors import ModelError
-from latentmake.files.workspace import is_windows
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.state import Difference
 from latentmake.training.external.installation import Installation
 from latentmake.training.order import LaunchedRecord, RunFiles, RunOrder, Wanted, run_values

@@ -19,15 +19,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from latentmake.base.errors import ConfigError, SourceError, TrainingError
+from latentmake.base.progress import Progress
+from latentmake.base.sync import sync
+from latentmake.base.workspace import System, absolute, is_windows, translate
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
-from latentmake.errors import ConfigError, SourceError, TrainingError
-from latentmake.files.sync import sync
-from latentmake.files.workspace import System, absolute, is_windows, translate
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.layouts.layout import layout_of
 from latentmake.models.checks import ModelFile
-from latentmake.progress import Progress
 from latentmake.training.external.installation import elsewhere, flags, network_finding
 from latentmake.training.external.order import ExternalOrder, Places, prompt_lines
 from latentmake.training.findings import Finding, Say, Verdict, model_finding, passed

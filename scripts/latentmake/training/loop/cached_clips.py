@@ -13,9 +13,9 @@ from zipfile import BadZipFile
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from latentmake.errors import DatasetError, SourceError
-from latentmake.files import npz
-from latentmake.files.safetensors import read_head
+from latentmake.base.errors import DatasetError, SourceError
+from latentmake.formats import npz
+from latentmake.formats.safetensors import read_head
 from latentmake.models.files import T5_LENGTH
 from latentmake.training.loop.caches import FORM, WAN, Caches, Sought, naming
 from latentmake.training.order import caption_in

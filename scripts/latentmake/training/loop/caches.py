@@ -22,13 +22,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from latentmake.errors import CacheError, TrainingError
-from latentmake.files.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
-from latentmake.files.check import verify
-from latentmake.files.safetensors import DTYPES, Head, read_head
+from latentmake.base.errors import CacheError, TrainingError
+from latentmake.base.regular import read_regular
+from latentmake.formats.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
+from latentmake.formats.check import verify
+from latentmake.formats.safetensors import DTYPES, Head, read_head
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts.tensors import encoder_name, hidden_state
-from latentmake.regular import read_regular
 from latentmake.training.rows import Row, rows_of
 
 

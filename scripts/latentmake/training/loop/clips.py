@@ -17,9 +17,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import TrainingError
 from latentmake.config.models import Model
-from latentmake.errors import TrainingError
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.orders import prompt_path, run_order

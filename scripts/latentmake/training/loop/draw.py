@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentmake import digest
-from latentmake.caches.encoders.device import pick_device
-from latentmake.errors import CacheError, TrainingError, shortened
-from latentmake.progress import Progress, say
+from latentmake.base import digest
+from latentmake.base.errors import CacheError, TrainingError, shortened
+from latentmake.base.progress import Progress, say
+from latentmake.encode.encoders.device import pick_device
 from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.clips import (
     CLIP_NAME,

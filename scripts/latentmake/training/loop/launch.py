@@ -9,7 +9,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-from latentmake.errors import TrainingError
+from latentmake.base.errors import TrainingError
 from latentmake.training import previous
 from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints, model_validator
 
-from latentmake import digest
+from latentmake.base import digest
 from latentmake.config.fields import shaping
 from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer

@@ -29,13 +29,12 @@ from accelerate.utils import (
 from numpy.typing import NDArray
 from PIL import Image
 
-from latentmake import digest
-from latentmake.caches.encoders.device import pick_device, within_memory
+from latentmake.base import atomic, digest
+from latentmake.base.errors import TrainingError
+from latentmake.base.progress import say
 from latentmake.config.trainers import LoopTrainer
-from latentmake.errors import TrainingError
-from latentmake.files import atomic
-from latentmake.files.video import write_mp4
-from latentmake.progress import say
+from latentmake.encode.encoders.device import pick_device, within_memory
+from latentmake.formats.video import write_mp4
 from latentmake.training.loop.caches import Batch, Caches, CacheTensors, Stored, copied
 from latentmake.training.loop.clips import GenerationOrder
 from latentmake.training.loop.order import ClipSettings, Order, TrainingOrder

@@ -18,10 +18,10 @@ import torch
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
-from latentmake.errors import shortened
-from latentmake.files import atomic
-from latentmake.files.video import spread_frames
-from latentmake.progress import say
+from latentmake.base import atomic
+from latentmake.base.errors import shortened
+from latentmake.base.progress import say
+from latentmake.formats.video import spread_frames
 from latentmake.training.loop.order import (
     INDEX,
     PictureIndex,

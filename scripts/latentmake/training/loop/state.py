@@ -15,10 +15,9 @@ from diffusers.training_utils import EMAModel
 from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import LambdaLR
 
-from latentmake import digest
+from latentmake.base import atomic, digest
+from latentmake.base.errors import TrainingError, first_line, is_out_of_memory
 from latentmake.config.trainers import LoopTrainer
-from latentmake.errors import TrainingError, first_line, is_out_of_memory
-from latentmake.files import atomic
 from latentmake.training.loop.checkpoint import (
     PROGRESS,
     Checkpoint,

@@ -22,10 +22,10 @@ import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
-from latentmake.caches.encoders.device import download
-from latentmake.errors import CacheError, TrainingError
-from latentmake.files.signals import signals_call
-from latentmake.progress import Progress, say
+from latentmake.base.errors import CacheError, TrainingError
+from latentmake.base.progress import Progress, say
+from latentmake.base.signals import signals_call
+from latentmake.encode.encoders.device import download
 from latentmake.training import previous
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items

@@ -24,16 +24,16 @@ from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from latentmake.caches.encoders.local_state import (
+from latentmake.base import atomic
+from latentmake.base.errors import ModelError, TrainingError, first_line
+from latentmake.config.trainers import SdTrainer
+from latentmake.config.weights import Weights
+from latentmake.encode.encoders.local_state import (
     State,
     load_network,
     load_projection,
     write_projection,
 )
-from latentmake.config.trainers import SdTrainer
-from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError, first_line
-from latentmake.files import atomic
 from latentmake.models import headers
 from latentmake.models.checks import check_kind
 from latentmake.models.files import network_config

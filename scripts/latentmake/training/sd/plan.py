@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from latentmake.base.errors import ModelError
 from latentmake.config.trainers import SdTrainer
-from latentmake.errors import ModelError
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan

@@ -23,11 +23,11 @@ from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteSchedu
 from diffusers.training_utils import compute_snr
 from numpy.typing import NDArray
 
-from latentmake.caches.encoders.device import pixel_bytes
-from latentmake.caches.encoders.vae import load_vae, tile
+from latentmake.base.errors import ModelError
 from latentmake.config.architectures import GENERIC, Architecture
 from latentmake.config.weights import NO_WEIGHTS, Weights
-from latentmake.errors import ModelError
+from latentmake.encode.encoders.device import pixel_bytes
+from latentmake.encode.encoders.vae import load_vae, tile
 from latentmake.models import files
 from latentmake.models.parameterization import (
     FLOW,

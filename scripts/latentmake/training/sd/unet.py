@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import ModelError, TrainingError
 from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError
-from latentmake.files.safetensors import read_head
+from latentmake.formats.safetensors import read_head
 from latentmake.models.files import network_config, weights_files
 from latentmake.models.parameterization import (
     SCHEDULE_FILE,

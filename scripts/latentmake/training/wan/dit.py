@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import JsonValue
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import ModelError, TrainingError
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError
-from latentmake.files.safetensors import Tensor, read_head
+from latentmake.formats.safetensors import Tensor, read_head
 from latentmake.models.checks import DIT, ModelFile, other_task
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
 from latentmake.models.headers import kinds_of, one

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from latentmake.base.workspace import Need, duration, human
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.config.trainers import WanTrainer
-from latentmake.files.workspace import Need, duration, human
 from latentmake.geometry.buckets import Size
 from latentmake.plan.manifest import result_folder, run_folder
 from latentmake.training.order import Record

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentmake.errors import ConfigError
+from latentmake.base.errors import ConfigError
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.findings import Finding, image_findings, model_finding

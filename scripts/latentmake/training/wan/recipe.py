@@ -29,11 +29,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 from diffusers import WanTransformer3DModel
 
-from latentmake.caches.encoders.local_state import fill, local_state, refusing, without_weights
+from latentmake.base import atomic
+from latentmake.base.errors import ModelError
+from latentmake.base.progress import say
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError
-from latentmake.files import atomic
-from latentmake.progress import say
+from latentmake.encode.encoders.local_state import fill, local_state, refusing, without_weights
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied
 from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up

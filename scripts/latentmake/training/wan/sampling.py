@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
 
-from latentmake.caches.encoders.device import compute_dtype
-from latentmake.caches.encoders.wan import CHANNELS, WanVae, load_clip_vision, load_wan_vae
-from latentmake.caches.pixels.plain import decode
-from latentmake.caches.pixels.scaling import cover
 from latentmake.config.datasets import Dataset
-from latentmake.files.media import opened
+from latentmake.encode.encoders.device import compute_dtype
+from latentmake.encode.encoders.wan import CHANNELS, WanVae, load_clip_vision, load_wan_vae
+from latentmake.encode.pixels.plain import decode
+from latentmake.encode.pixels.scaling import cover
+from latentmake.formats.media import opened
 from latentmake.geometry.buckets import Size
 from latentmake.models.files import T5_LENGTH
 from latentmake.training.loop.caches import WAN, Batch, read_text

@@ -11,7 +11,7 @@ import pytest
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.root import Config, parse
 from latentmake.config.trainers import SdTrainer, WanTrainer
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder

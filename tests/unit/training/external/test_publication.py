@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import DatasetError
 from latentmake.config.root import parse
-from latentmake.errors import DatasetError
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import write_items
 from PIL import Image

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 from controlled_world import configured
-from latentmake.config.datasets import Dataset
-from latentmake.config.machines import ExternalProgram, Publish
-from latentmake.errors import (
+from latentmake.base.errors import (
     ConfigError,
     SourceError,
     StorageError,
     TrainingError,
 )
-from latentmake.files.sync import RECORD
-from latentmake.files.workspace import System
+from latentmake.base.sync import RECORD
+from latentmake.base.workspace import System
+from latentmake.config.datasets import Dataset
+from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.training.external import publish
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import MusubiPublication

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake.errors import CacheError, TrainingError
-from latentmake.files import cachefile
+from latentmake.base.errors import CacheError, TrainingError
+from latentmake.formats import cachefile
 from latentmake.training.loop.caches import (
     PLAIN,
     Batch,

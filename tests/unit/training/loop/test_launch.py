@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import DeviceError, TrainingError
 from latentmake.config.trainers import SdTrainer
-from latentmake.errors import DeviceError, TrainingError
 from latentmake.training.loop import launch, recipe
 from latentmake.training.loop.checkpoint import Progress, as_begun
 from latentmake.training.loop.order import wanted

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from latentmake import digest
-from latentmake.errors import TrainingError
-from latentmake.index.memo import Memo
+from latentmake.base import digest
+from latentmake.base.errors import TrainingError
+from latentmake.data.memo import Memo
+from latentmake.pages.plan_report import report
 from latentmake.plan.run_plan import Plan, RunPlan
-from latentmake.reports.plan_report import report
 from latentmake.training.loop.order import read_index, sample_steps, wanted
 from latentmake.training.loop.train import Training
 from latentmake.training.order import BASIS, RunFiles

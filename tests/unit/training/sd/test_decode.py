@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from latentmake.caches.encoders.vae import load_vae
 from latentmake.config.weights import Weights
+from latentmake.encode.encoders.vae import load_vae
 from latentmake.training.loop.order import ClipSettings
 from latentmake.training.loop.pictures import draw_grid
 from latentmake.training.loop.recipe import generator

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from latentmake import digest
-from latentmake.errors import TrainingError
-from latentmake.files import atomic, cachefile
-from latentmake.files.safetensors import read_head
+from latentmake.base import atomic, digest
+from latentmake.base.errors import TrainingError
+from latentmake.formats import cachefile
+from latentmake.formats.safetensors import read_head
 from latentmake.training.loop.clips import (
     INDEX,
     EvaluationOrder,

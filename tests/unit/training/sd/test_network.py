@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from latentmake.base.errors import ModelError
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError
 from latentmake.training.loop.state import trained_state
 from latentmake.training.sd import network
 from safetensors.torch import load_file, save_file

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
-from latentmake.errors import ModelError
+from latentmake.base.errors import ModelError
 from latentmake.training.loop.caches import Batch, Caches, read_items
 from latentmake.training.loop.recipe import generator, probe_loss
 from latentmake.training.sd.network import Denoiser

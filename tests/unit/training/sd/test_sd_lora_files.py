@@ -11,8 +11,8 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.utils import convert_state_dict_to_diffusers
-from latentmake.errors import TrainingError
-from latentmake.files.safetensors import read_head
+from latentmake.base.errors import TrainingError
+from latentmake.formats.safetensors import read_head
 from latentmake.training.loop.state import trained_state
 from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdRecipe

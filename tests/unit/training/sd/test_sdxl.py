@@ -17,9 +17,9 @@ from diffusers import (
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
-from latentmake.caches.encoders.text import text_encoders
 from latentmake.config.models import Model
-from latentmake.files.safetensors import read_head
+from latentmake.encode.encoders.text import text_encoders
+from latentmake.formats.safetensors import read_head
 from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.models.tensors import original_unet_layer
 from latentmake.training.loop.caches import SDXL as TENSORS

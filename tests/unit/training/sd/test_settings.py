@@ -12,10 +12,10 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from hypothesis import given
 from hypothesis import strategies as st
-from latentmake.caches.encoders.local_state import load_projection, write_projection
+from latentmake.base.errors import ModelError, TrainingError
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.errors import ModelError, TrainingError
+from latentmake.encode.encoders.local_state import load_projection, write_projection
 from latentmake.training.loop.recipe import generator, make_accelerator
 from latentmake.training.loop.state import Learner, rate_of, trained_state
 from latentmake.training.order import RunFiles

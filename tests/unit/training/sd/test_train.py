@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from latentmake.config.weights import Weights
-from latentmake.errors import (
+from latentmake.base.errors import (
     CacheError,
     ModelError,
     StorageError,
     TrainingError,
     storage_error,
 )
+from latentmake.config.weights import Weights
 from latentmake.training.loop import checkpoint, state
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.pictures import read_curves

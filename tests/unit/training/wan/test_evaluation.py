@@ -10,9 +10,9 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 from generation_world import evaluate, text_file
-from latentmake import digest
-from latentmake.files import atomic, cachefile
-from latentmake.files.video import write_mp4
+from latentmake.base import atomic, digest
+from latentmake.formats import cachefile
+from latentmake.formats.video import write_mp4
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.clips import EvaluationOrder, Metrics
 from latentmake.training.loop.draw import (

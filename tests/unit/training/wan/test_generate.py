@@ -11,11 +11,11 @@ import pytest
 import torch
 from dit_world import tiny_dit
 from generation_world import RUN, generate, make_world, order_of, text_file, write_lora_of
-from latentmake.caches.encoders.wan import load_wan_vae
+from latentmake.base.errors import CacheError, SourceError, TrainingError
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
-from latentmake.errors import CacheError, SourceError, TrainingError
-from latentmake.files.video import spread_frames, write_mp4
+from latentmake.encode.encoders.wan import load_wan_vae
+from latentmake.formats.video import spread_frames, write_mp4
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.clips import (
     INDEX,

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import ConfigError, TrainingError
 from latentmake.config.root import parse
 from latentmake.config.trainers import Generation
-from latentmake.errors import ConfigError, TrainingError
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.training.loop.clips import (
     GenerationOrder,

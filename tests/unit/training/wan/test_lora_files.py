@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from dit_world import image_dit, inputs, tiny_dit
-from latentmake.errors import TrainingError
+from latentmake.base.errors import TrainingError
 from latentmake.training.lora import add_adapter, begin_lora, load_lora, lora_tensors
 from latentmake.training.wan.dit import PLACES, PREFIX, lora_names
 from latentmake.training.wan.recipe import write_lora

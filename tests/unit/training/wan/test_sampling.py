@@ -16,8 +16,8 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
-from latentmake.caches.encoders.wan import load_wan_vae
 from latentmake.config.weights import Weights
+from latentmake.encode.encoders.wan import load_wan_vae
 from latentmake.training.loop.order import ClipSettings
 from latentmake.training.wan.recipe import Denoiser
 from latentmake.training.wan.sampling import FIRST_FRAME, noise_of, sample_latents

@@ -19,8 +19,8 @@ from dit_world import (
     tiny_dit,
     write_file,
 )
+from latentmake.base.errors import ModelError, TrainingError
 from latentmake.config.models import Model
-from latentmake.errors import ModelError, TrainingError
 from latentmake.models.files import PARTS, folder_in
 from latentmake.training.external.musubi.checks import networks
 from latentmake.training.findings import model_finding

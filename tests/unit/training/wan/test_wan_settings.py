@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latentmake.base.errors import ConfigError
 from latentmake.config.root import parse
 from latentmake.config.trainers import WanTrainer
-from latentmake.errors import ConfigError
 from latentmake.training.wan.dit import boundary_of
 from wan_trainer_world import configuration, make_order
 

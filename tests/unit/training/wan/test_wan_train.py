@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from latentmake.errors import CacheError, ModelError, TrainingError
+from latentmake.base.errors import CacheError, ModelError, TrainingError
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import WAN, Caches, read_items
 from latentmake.training.loop.order import wanted

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from latentmake.config.architectures import MUSUBI, Scripts
 from latentmake.config.models import Model
-from latentmake.files.safetensors import Tensor
+from latentmake.formats.safetensors import Tensor
 from latentmake.models.checks import (
     DIT,
     ModelFile,

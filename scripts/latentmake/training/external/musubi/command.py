@@ -14,7 +14,7 @@ from latentmake.config.architectures import Setting
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.models.files import script_of
 from latentmake.models.headers import weight_file
 from latentmake.training.external.installation import Installation

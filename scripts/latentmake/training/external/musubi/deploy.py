@@ -15,11 +15,11 @@ from typing import Any
 
 import tomli_w
 
+from latentmake.base import atomic
+from latentmake.base.errors import SourceError
+from latentmake.base.sync import Changes, recorded, sync
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import resolution_name
-from latentmake.errors import SourceError
-from latentmake.files import atomic
-from latentmake.files.sync import Changes, recorded, sync
 from latentmake.training.external.musubi.order import DEPLOYED, MusubiOrder
 from latentmake.training.external.order import absolute
 from latentmake.training.rows import Row, rows_of

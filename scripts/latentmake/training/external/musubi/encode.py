@@ -15,10 +15,9 @@ from typing import Any
 
 import tomli_w
 
-from latentmake import digest
+from latentmake.base import atomic, digest
 from latentmake.data.item import BUCKET, IMAGE, Item
-from latentmake.files import atomic
-from latentmake.files.cachefile import CAPTION
+from latentmake.formats.cachefile import CAPTION
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.tensors import frames_and_sides
 from latentmake.training.external.encode import Content, Encoding, PendingTarget, parsed

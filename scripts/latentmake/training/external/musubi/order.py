@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import TrainingError
 from latentmake.config.architectures import Scripts, Setting
 from latentmake.config.external_trainers import MusubiTrainer, shaping_settings
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.errors import TrainingError
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
 from latentmake.models.files import scripted_files
 from latentmake.training.external.installation import Installation, Program

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from latentmake.base.errors import ConfigError, SourceError
 from latentmake.data.contents import decode_text, encoded
-from latentmake.errors import ConfigError, SourceError
 from latentmake.models.checks import ModelFile
 from latentmake.models.files import script_of
 from latentmake.training.external.musubi import checks, command, deploy

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from latentmake.base.errors import UserError
 from latentmake.config import weights
-from latentmake.errors import UserError
 from latentmake.models.checks import ModelFile
 from latentmake.models.files import only_variant
 from latentmake.models.headers import lack

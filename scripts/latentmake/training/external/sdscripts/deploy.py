@@ -26,11 +26,11 @@ from typing import Any
 
 import tomli_w
 
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import CacheError, SourceError
+from latentmake.base.sync import Changes, sync
 from latentmake.config.fields import resolution_name
 from latentmake.data.contents import caption_of, read_text
-from latentmake.errors import CacheError, SourceError
-from latentmake.files.sync import Changes, sync
 from latentmake.layouts.layout import SIZED, SdScripts
 from latentmake.training.external.publish import Files, block_name
 from latentmake.training.external.sdscripts.order import SdScriptsOrder

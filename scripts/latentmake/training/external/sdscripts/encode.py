@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from latentmake.caches.inputs import stored_size
 from latentmake.config.architectures import Call, Encoder, Network
 from latentmake.config.models import Model
-from latentmake.files import npz
+from latentmake.encode.reading import stored_size
+from latentmake.formats import npz
 from latentmake.geometry.buckets import Placement
 from latentmake.models.recipe import encoder_of, options_of
 from latentmake.training.external.encode import Content, Encoding, PendingTarget

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from latentmake import digest
+from latentmake.base import digest
 from latentmake.config.architectures import ArchitectureName, Setting, Strategies
 from latentmake.config.external_trainers import (
     PREDICTING,
@@ -21,7 +21,7 @@ from latentmake.config.external_trainers import (
 from latentmake.config.fields import shaping
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.models.files import T5_LENGTH
 from latentmake.models.parameterization import (
     EPSILON,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from latentmake.base.errors import TrainingError
 from latentmake.config.models import Model
-from latentmake.errors import TrainingError
 from latentmake.models.checks import encoder_fault
 from latentmake.models.headers import kinds_of, tensors_of, weight_file
 from latentmake.training.external.musubi.backend import Musubi

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from latentmake.base.errors import TrainingError
 from latentmake.config.architectures import WAN
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.errors import TrainingError
-from latentmake.index.memo import Memo
+from latentmake.data.memo import Memo
 from latentmake.training.external.installation import PROVEN, Installation, network_finding
 from latentmake.training.external.musubi import order
 from latentmake.training.external.musubi.backend import Musubi

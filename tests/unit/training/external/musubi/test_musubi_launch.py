@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latentmake import digest
-from latentmake.errors import StorageError, TrainingError
-from latentmake.files.safetensors import read_head
+from latentmake.base import digest
+from latentmake.base.errors import StorageError, TrainingError
+from latentmake.formats.safetensors import read_head
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder

@@ -19,11 +19,11 @@ import order_world
 import psutil
 import pytest
 import scripts_world
-from latentmake.caches import encode
+from latentmake.base.errors import DeviceError, ModelError, SourceError
 from latentmake.config.datasets import Dataset
-from latentmake.errors import DeviceError, ModelError, SourceError
-from latentmake.files import cachefile
-from latentmake.files.safetensors import read_head
+from latentmake.encode import runner as encode
+from latentmake.formats import cachefile
+from latentmake.formats.safetensors import read_head
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from latentmake.training.external import encode as external_encode
@@ -305,7 +305,7 @@ def test_half_of_a_file_is_never_taken(mood: str) -> None:
 CHILD = """
 import sys
 from pathlib import Path
-from latentmake.caches import encode
+from latentmake.encode import runner as encode
 from latentmake.plan.orders import Order
 from latentmake.training.external import encode as external_encode
 from latentmake.training.external.musubi.encode import ScriptsEncoding

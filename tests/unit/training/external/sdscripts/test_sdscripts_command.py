@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import sdscripts_world
-from latentmake import digest
+from latentmake.base import digest
+from latentmake.base.errors import CacheError, ModelError, SourceError, TrainingError
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.fields import shaping
 from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Validation
-from latentmake.errors import CacheError, ModelError, SourceError, TrainingError
 from latentmake.layouts.layout import SdScripts as Names
 from latentmake.training import previous
 from latentmake.training.external.launch import prepare

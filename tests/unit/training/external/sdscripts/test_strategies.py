@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from latentmake.base.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
 from latentmake.config.root import parse
-from latentmake.errors import ConfigError, DeviceError, ModelError, SourceError, TrainingError
-from latentmake.files import cachefile
+from latentmake.formats import cachefile
 from latentmake.plan.orders import Order
 from safetensors.torch import save_file
 from strategies_world import STEMS, encode, loads, make, plan, set_moods

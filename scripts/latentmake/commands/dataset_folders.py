@@ -1,0 +1,243 @@
+"""Datasets in folders, for `latentmake init`: images, videos, captions, and files left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from posixpath import splitext
+from typing import NamedTuple
+
+from latentmake.base.errors import DatasetError, SourceError
+from latentmake.config.datasets import Dataset
+from latentmake.data.folders import kohya, slug
+from latentmake.data.item import IMAGE_EXTENSIONS
+from latentmake.data.listing import scan
+from latentmake.data.lists import metadata_of
+from latentmake.data.unread import masks, unread
+from latentmake.formats.media import VIDEO_EXTENSIONS, probe_image, probe_video
+from latentmake.geometry.clips import Timing
+from latentmake.pages.plan_report import counted
+
+_CAPTIONS = (".txt", ".caption", ".TXT")
+_SHOWN = 3  # most items without a caption that a message names
+_LISTS = ("metadata.jsonl", "metadata.csv")
+_PROBED_IMAGES, _PROBED_VIDEOS = 500, 50  # about as many items are probed
+_LONGEST = 33  # most frames of a clip: two seconds of Wan
+
+
+class FoundDataset(NamedTuple):
+    """Dataset in a folder.
+
+    Attributes:
+        name: name of the dataset in the configuration.
+        words: name of the folder as a caption; `10_sks man` and `sks_man` become `sks man`.
+        path: the folder.
+        repeats: number of repeats in the name of a kohya folder, such as 10 in `10_sks man`.
+        video: whether the items are videos.
+        items: number of images or videos.
+        bare: names of items without a caption file or an entry in the metadata file.
+        texts: first lines of the captions of the probed items.
+        ending: ending of the caption files.
+        listed: name of the metadata file, if any.
+        sizes: width and height of the probed items in pixels, the smallest first.
+        clips: number of frames, and frames per second, of the probed videos.
+    """
+
+    name: str
+    words: str
+    path: Path
+    repeats: int
+    video: bool
+    items: int
+    bare: list[str]
+    texts: list[str]
+    ending: str
+    listed: str | None
+    sizes: list[tuple[int, int]]
+    clips: list[tuple[int, float]]
+
+    @property
+    def counted(self) -> str:
+        """Number of items with its noun: `30 images`."""
+        return counted(self.items, "video" if self.video else "image")
+
+    @property
+    def captioned(self) -> int:
+        """Number of items with a caption."""
+        return self.items - len(self.bare)
+
+    @property
+    def described(self) -> str:
+        """Line for people: `30 images, 28 captions, 640 x 480 to 1920 x 1080 pixels`."""
+        ends = dict.fromkeys(f"{w} x {h}" for w, h in (*self.sizes[:1], *self.sizes[-1:]))
+        sizes = f", {' to '.join(ends)} pixels" if ends else ""
+        return f"{self.counted}, {counted(self.captioned, 'caption')}{sizes}"
+
+    @property
+    def lacking(self) -> str:
+        """Line for people about the missing captions."""
+        names = ", ".join(self.bare[:_SHOWN])
+        if len(self.bare) > _SHOWN:
+            names += f" and {len(self.bare) - _SHOWN} more"
+        file = self.path / (self.listed or Path(self.bare[0]).with_suffix(self.ending))
+        first = "it" if len(self.bare) == 1 else "the first"
+        many = counted(len(self.bare), "caption")
+        return f"{many} of {self.path} ({names}): write {first} into {file}"
+
+    @property
+    def settings(self) -> Dataset:
+        """Section of the configuration, with only the keys that decide which files are read."""
+        return Dataset.model_construct(
+            path=str(self.path),
+            caption_extension=self.ending,
+            metadata_file=str(self.path / self.listed) if self.listed else None,
+            target_frames=[1] if self.video else None,
+        )
+
+    @property
+    def fps(self) -> float | None:
+        """Frames per second of the videos; None if they differ or are unknown."""
+        rates = {rate for _, rate in self.clips}
+        return rates.pop() or None if len(rates) == 1 else None
+
+    def target_frames(self, fps: float) -> int:
+        """Return a clip length of 4 n + 1 frames that nine of ten videos reach.
+
+        Args:
+            fps: frames per second of the model.
+        """
+        lengths = sorted(int(n * min(1.0, fps / rate) if rate else n) for n, rate in self.clips)
+        shortest = lengths[len(lengths) // 10] if lengths else 1
+        return max(1, (min(shortest, _LONGEST) - 1) // 4 * 4 + 1)
+
+
+def datasets_in(folder: Path) -> list[FoundDataset]:
+    """Return the datasets of a folder: its images, its videos, or the kohya folders in it.
+
+    Raises:
+        DatasetError: The folder does not exist, or it contains neither images nor videos.
+    """
+    if folder.is_file():
+        hint = "name the folder of the images or videos"
+        if folder.suffix.lower() == ".toml":
+            hint = f"for a dataset file of another trainer run `latentmake import {folder}`"
+        raise DatasetError("is a file, not a folder", where=folder, hint=hint)
+    if not folder.is_dir():
+        raise DatasetError("this folder does not exist", where=folder, hint="correct the path")
+    inside = [path for path in _folders(folder) if kohya(path)]
+    datasets = [dataset for path in inside for dataset in _datasets_of(path)]
+    datasets = datasets or list(_datasets_of(folder))
+    if not datasets:
+        endings = ", ".join(sorted(IMAGE_EXTENSIONS | VIDEO_EXTENSIONS))
+        hint = _unread(folder) or f"put images or videos there ({endings})"
+        raise DatasetError("holds neither images nor videos", where=folder, hint=hint)
+    return datasets
+
+
+def left_out(folder: Path, datasets: Sequence[FoundDataset]) -> Iterator[str]:
+    """Yield a line, with the reason, for everything that `datasets_in` leaves out of a folder."""
+    taken: dict[Path, list[Dataset]] = {}
+    for dataset in datasets:
+        taken.setdefault(dataset.path, []).append(dataset.settings)
+    for path, (first, *others) in taken.items():
+        if line := unread(first, others, _listing(path)):
+            yield f"{path}: {line}"
+    if folder in taken:
+        return
+    why = "its name begins with no number of repeats, as kohya's do that are beside it"
+    for path in _folders(folder):
+        if path not in taken:
+            nothing = _unread(path) or "it holds neither images nor videos"
+            yield f"{path}: left out, {why if [*_datasets_of(path)] else nothing}"
+    kinds, beside = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS, map(Path, _listing(folder))
+    if files := [file for file in beside if len(file.parts) == 1 and file.suffix.lower() in kinds]:
+        yield f"{folder}: left out {counted(len(files), 'file')} beside kohya's folders"
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
+
+
+def _listing(folder: Path) -> list[str]:
+    """Return the names of the files of a folder and its sub-folders, as a dataset lists them."""
+    entries = scan(slug(folder.name), Dataset.model_construct(path=str(folder))).entries
+    return sorted(path for path, size, *_ in entries if size >= 0)
+
+
+def _unread(folder: Path) -> str:
+    """Return a sentence about the files of a folder that are not read; "" if all are read."""
+    images = Dataset.model_construct(path=str(folder))
+    return unread(images, [images.model_copy(update={"target_frames": [1]})], _listing(folder))
+
+
+def _datasets_of(folder: Path) -> Iterator[FoundDataset]:
+    """Yield the dataset of images, then the dataset of videos, of a folder and its sub-folders."""
+    files = _listing(folder)
+    hidden = masks(files, _CAPTIONS)
+    images, videos = (
+        [file for file in files if Path(file).suffix.lower() in endings and file not in hidden]
+        for endings in (IMAGE_EXTENSIONS, VIDEO_EXTENSIONS)
+    )
+    for kind, items in (("images", images), ("videos", videos)):
+        if items:
+            suffix = f"_{kind}" if images and videos else ""
+            yield _dataset(folder, suffix, items, {*files})
+
+
+def _dataset(folder: Path, suffix: str, items: list[str], files: set[str]) -> FoundDataset:
+    """Return the dataset of these items; unreadable items are reported later, by a job.
+
+    Args:
+        folder: folder of the dataset.
+        suffix: suffix of the dataset's name.
+        items: names of the images or videos.
+        files: names of all files in the folder.
+    """
+    repeats, words = kohya(folder) or (1, Path(os.path.abspath(folder)).name)  # noqa: PTH100
+    stems = [splitext(item)[0] for item in items]
+    beside = {ending: sum(f"{stem}{ending}" in files for stem in stems) for ending in _CAPTIONS}
+    ending = max(_CAPTIONS, key=beside.__getitem__)
+    listed = None if beside[ending] else next((name for name in _LISTS if name in files), None)
+    rows = metadata_of(slug(words), str(folder / listed), str(folder))[0] if listed else {}
+    bare = [
+        item
+        for item, stem in zip(items, stems, strict=True)
+        if not (item in rows or stem in rows if listed else f"{stem}{ending}" in files)
+    ]
+    video = Path(items[0]).suffix.lower() in VIDEO_EXTENSIONS
+    sizes, clips, texts = [], [], []
+    for item in items[:: -(-len(items) // (_PROBED_VIDEOS if video else _PROBED_IMAGES))]:
+        stem = splitext(item)[0]
+        row = rows.get(item) or rows.get(stem)
+        if row is not None:
+            texts += (row.caption or row.tags or "").splitlines()[:1]
+        elif item not in bare:
+            texts += _first_line(folder / f"{stem}{ending}")
+        place = str(folder / item)
+        with suppress(SourceError):
+            media = probe_video(place) if video else probe_image(place)
+            sizes.append((media.width, media.height))
+            seconds = float(Timing.parse(media.timing).seconds) if media.timing else 0.0
+            if video:
+                rate = round(media.frames / seconds, 3) if seconds else 0.0
+                clips.append((media.frames, rate))
+    sizes.sort(key=lambda size: size[0] * size[1])
+    name, words = f"{slug(words)}{suffix}", words.replace("_", " ").strip() or "dataset"
+    counts = (len(items), bare, texts, ending, listed)
+    return FoundDataset(name, words, folder, repeats, video, *counts, sizes, clips)
+
+
+def _first_line(file: Path) -> list[str]:
+    """Return the first line of a caption file, or no line if it cannot be read.
+
+    A build reports unreadable files.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError):
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()][:1]

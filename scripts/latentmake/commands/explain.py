@@ -1,0 +1,100 @@
+"""`latentmake explain`: explain where a file comes from, and why a build makes it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from latentmake import backends
+from latentmake.base.errors import ConfigError
+from latentmake.commands.file_origin import Explanation, explanations
+from latentmake.commands.project import Project, coloured, opened
+from latentmake.exchange.clip_files import CLIPS, LIST, plan_clips
+from latentmake.pages.following import outdated, refuse_following
+from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import PREVIOUS, run_folder
+from latentmake.plan.run_plan import stale_targets
+from latentmake.plan.state import Difference
+from latentmake.training.order import BASIS, Basis
+
+_MADE = {
+    "caches": r"caches_{run}|runs/{run}/(dataset\.lock|manifest\.jsonl)",
+    "generate": r"generate_{run}|runs/{run}/generated(\.json|/.*)",
+    "evaluate": r"evaluate_{run}|runs/{run}/evaluation/.*|reports/evaluate_{run}\.html",
+    "clips": r"clips_{run}|clips/{run}/.*",
+    "train": r"train_{run}|runs/{run}/.*",
+}
+"""Word of a target -> pattern of the target and of the files that it makes."""
+
+
+def explain(
+    path: str,
+    as_json: bool = False,
+    configfile: Sequence[Path] | None = None,
+    directory: Path | None = None,
+) -> None:
+    """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
+    with opened(configfile, directory, encoders=True) as project:
+        explained = _of_run(project, path) or explanations(project.facts, path)
+    if as_json:
+        typer.echo(json.dumps([explanation.values() for explanation in explained], indent=1))
+    else:
+        lines = (line for explanation in explained for line in (*explanation.lines(coloured), ""))
+        typer.echo("\n".join(lines), nl=False)
+
+
+def _of_run(project: Project, path: str) -> list[Explanation]:
+    """Explain a target of a run, or a file that a target makes; empty if it is neither."""
+    place = os.path.relpath(path or ".")
+    for run in project.config.runs:
+        previous = run_folder(run) / PREVIOUS
+        if Path(place).is_relative_to(previous) and os.path.lexists(place):
+            meaning = f"the result before that of train_{run}; a new training replaces it"
+            now, was = Basis.read(run_folder(run) / BASIS), Basis.read(previous / BASIS)
+            changed = now.differences(previous, was.wanted) if now and was else []
+            return [Explanation(place, "previous", meaning, differences=changed, runs=[run])]
+        for word, pattern in _MADE.items():
+            if re.fullmatch(pattern.format(run=re.escape(run)), place):
+                reasons = _reasons(project, word, run, place)
+                fresh = "trained; nothing differs" if word == "train" else ""
+                state, reason = ("stale", "") if reasons else ("fresh", fresh)
+                return [Explanation(place, state, reason, differences=reasons, runs=[run])]
+    return []
+
+
+def _reasons(project: Project, word: str, run: str, place: str) -> list[Difference]:
+    """Return the reasons why a build makes a run's target again; raises UserError."""
+    config, facts = project.config, project.facts
+    if word == "clips":
+        return _clip_reasons(facts, run, place)
+    follows = word in ("generate", "evaluate")
+    if follows:
+        refuse_following(config, run, word)
+    elif word == "train" and config.runs[run].trainer is None:
+        raise ConfigError("the run has no trainer", where=place, hint=f"see runs.{run}")
+    plan = project.plan([run], [run] if follows else []).runs[run]
+    if word == "train":
+        return plan.reasons
+    if word == "caches":  # `outdated` is about the manifest, which does not contain the prompts
+        parts = {f"{part.dataset}/{part.name}": state for part, state in plan.parts.items()}
+        return list(dict.fromkeys((*stale_targets(parts), *plan.outdated)))
+    backend = backends.of_run(config, run)
+    assert backend is not None
+    return backend.plan_following(facts, plan, word)[1] or outdated(run, word)
+
+
+def _clip_reasons(facts: Facts, run: str, place: str) -> list[Difference]:
+    order, is_whole = plan_clips(facts, run), place in (f"clips_{run}", str(CLIPS / run / LIST))
+    requested = [file for file in order.files if is_whole or str(order.path(file)) == place]
+    if not (requested or is_whole):
+        return [Difference("no clip of the run has this name; the next build removes it")]
+    return [
+        change._replace(name=f"{order.path(file)}: {change.name}" if is_whole else change.name)
+        for file in requested
+        for change in order.differences(file, file.source()[-1])
+    ]

@@ -1,0 +1,325 @@
+"""Commands of `latentmake`: their arguments, options and help.
+
+The function that does the work has the same name and lies in another module. The other module is
+imported when the command is called, so help and shell completion are fast.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from latentmake.commands import completion
+
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "-c",
+        "--configfile",
+        metavar="FILE",
+        help="Configuration; repeat it to merge several, the last one wins.",
+        show_default=str(completion.DEFAULT),
+    ),
+]
+Directory = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Folder of the project.", show_default=".")
+]
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN",
+        help="Runs of the configuration.",
+        show_default="all",
+        autocompletion=completion.runs,
+    ),
+]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run of the configuration.", autocompletion=completion.runs
+    ),
+]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+NewFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")]
+Kind = Literal["sd", "wan", "musubi", "sdscripts"]
+
+
+def _in(module: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command to call the function of its name in a module of this folder."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def call(**values: object) -> None:
+            # Modules, plan and Snakemake's graph live to the end: looking for garbage among them
+            # takes a tenth of a build that has nothing to do.
+            gc.set_threshold(200_000, 20, 100)
+            getattr(import_module(f"latentmake.commands.{module}"), command.__name__)(**values)
+
+        return call
+
+    return decorate
+
+
+# -- commands that begin a project, and build -----------------------------------------------------
+
+
+@_in("build")
+def build(
+    context: typer.Context,
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET...",
+            help="A run to train, such as `cats`, a target such as `caches_cats`, or a file.",
+            autocompletion=completion.builds,
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan only.")] = False,
+    configfile: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "-c",
+            "--configfile",
+            metavar="FILE",
+            help="Configuration; repeat it to merge several, the last one wins.",
+            show_default="the file of this folder that has the run",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Profile of Snakemake: `slurm`, or one of yours."),
+    ] = None,
+    directory: Directory = None,
+) -> None:
+    """Bring caches and trainings up to date. Options of Snakemake follow after `--`."""
+
+
+@_in("new")
+def new(folder: NewFolder) -> None:
+    """Make a folder for a project: pictures, models, a configuration to fill.
+
+    A project is any folder with a configuration; it needs no clone of Latentmake.
+    """
+
+
+@_in("new")
+def demo(folder: NewFolder = Path("latentmake-demo")) -> None:
+    """Make a folder with the sample: 24 pictures with captions, and a small model.
+
+    Its training takes a minute or two on a CPU.
+    """
+
+
+@_in("init")
+def init(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of images or videos.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Model to train: a file or folder of weights, or the id of a model in the local "
+            "hub cache.",
+            show_default="Stable Diffusion 1.5, with the command that downloads it",
+        ),
+    ] = None,
+    trainer: Annotated[
+        Kind | None, typer.Option(help="Trainer.", show_default="one that can train the model")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File to write.", show_default="FOLDER.yaml, here"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a first configuration for your images and model, with a comment at each setting.
+
+    Prints what was found, what is missing, and what to run next.
+    Exit status: 0 ready to build, 1 something is missing, 2 nothing was written.
+    """
+
+
+@_in("other_trainers")
+def import_(
+    file: Annotated[
+        Path, typer.Argument(help="Dataset file of musubi-tuner or sd-scripts (TOML).")
+    ],
+    name: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Name of the run.", show_default="the file's")
+    ] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option(help="Architecture of the model.", show_default="as the caches say"),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Task of the model, such as t2v-14B.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Model: a file or folder of weights, or the id of a model in the local hub cache.",
+            show_default="paths to fill in",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write.", show_default="print it")
+    ] = None,
+    directory: Directory = None,
+) -> None:
+    """Make a configuration of another trainer's dataset file; notes in it say what differs."""
+
+
+# -- commands that show something -----------------------------------------------------------------
+
+
+@_in("status")
+def status(
+    runs: Runs = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List each file that is not up to date.")
+    ] = False,
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Count fresh and stale caches of runs, and what is left to encode and train."""
+
+
+@_in("explain")
+def explain(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="A cache file, an image or caption of a dataset, a file below runs/ or clips/, "
+            "or a target such as train_cats.",
+        ),
+    ],
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
+
+
+@_in("status")
+def check(
+    runs: Runs = None,
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Check all that a run needs: caches, items, disk, models, the trainer and its settings."""
+
+
+@_in("verify")
+def verify(
+    runs: Runs = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Delete damaged files and move others that are wrong to the store; the next build "
+            "makes them.",
+        ),
+    ] = False,
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Read every cache file of runs and their trained weights, and name those that are damaged."""
+
+
+@_in("pages")
+def captions(
+    run: Run,
+    open_page: Open = False,
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
+
+
+@_in("pages")
+def report(
+    run: Run,
+    open_page: Open = False,
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Write a page with the caches of a run, its training, its buckets and its items."""
+
+
+@_in("pages")
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Runs with sample pictures; a single one is compared with its previous result.",
+            autocompletion=completion.runs,
+        ),
+    ],
+    open_page: Open = False,
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Write a page with the sample pictures and clips of runs; nothing is trained."""
+
+
+@_in("doctor")
+def doctor(
+    as_json: Json = False, configfile: ConfigFiles = None, directory: Directory = None
+) -> None:
+    """Print what a bug report needs: versions, GPU, trainers, disk room, the last error."""
+
+
+# -- commands that clean up and take over caches --------------------------------------------------
+
+
+@_in("prune")
+def prune(
+    datasets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DATASET",
+            help="Folders of cache/.",
+            show_default="the datasets of the configuration",
+            autocompletion=completion.datasets,
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also list folders that the configuration does not name.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List each file.")] = False,
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """List caches that the configuration does not need any more, or remove them with --yes."""
+
+
+@_in("other_trainers")
+def adopt(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="Runs of the configuration.", autocompletion=completion.runs
+        ),
+    ],
+    as_json: Json = False,
+    configfile: ConfigFiles = None,
+    directory: Directory = None,
+) -> None:
+    """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""

@@ -1,0 +1,147 @@
+"""Execution of orders: encode missing targets, then link targets of equal content.
+
+All orders of a process have the same model, so the encoder is loaded once. Their samples go through
+one pipeline, which does not run empty between two orders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache, partial
+
+from latentmake.base.errors import DeviceError, SourceError, joined
+from latentmake.base.progress import Progress
+from latentmake.data.texts import marked
+from latentmake.encode.job import ExternalEncoder, Job, Say
+from latentmake.encode.pipeline import Pipeline
+from latentmake.encode.reading import Loaded
+from latentmake.plan.orders import Order, Work
+
+Lease = Callable[[Say], AbstractContextManager[object]]
+
+
+def carry_out(
+    orders: Iterable[Order],
+    *,
+    say: Say,
+    threads: int = 1,
+    readers: int = 1,
+    load: Callable[[Order], Loaded] | None = None,
+    external: Callable[[Order], ExternalEncoder | None] = lambda order: None,
+    lease: Lease = contextlib.nullcontext,
+) -> None:
+    """Carry out the orders of a job and write their receipts.
+
+    Args:
+        orders: orders, read one by one, because all orders of a large dataset need much memory.
+        say: function that shows a line: a fault or an outcome.
+        threads: number of threads that encode on a CPU, and least number that read and decode.
+        readers: number of threads that read and decode, if larger than `threads`.
+        load: replacement of `load_encoder`.
+        external: function that returns the encoder of another program, if an order uses one.
+        lease: context that holds a GPU; entered once, when there is something to encode.
+
+    Raises:
+        DeviceError: the device is out of memory or in error. Finished files are kept, and the
+            remaining orders are not carried out.
+        SourceError: items were faulty and their datasets set `on_error: fail`. The error names all
+            of them. All orders were carried out.
+        ModelError: the model is missing or incomplete.
+        StorageError: the disk is full or cannot be written.
+    """
+    # OpenMP reads this when torch is imported. Threads that wait by spinning starve the readers.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    clock, has_encoded, faults = time.monotonic(), False, list[str]()
+    readers = max(threads, readers)
+    loads = load or partial(load_encoder, threads=threads, say=say)
+
+    @cache
+    def take_gpu() -> None:
+        nonlocal clock
+        began = time.monotonic()
+        held.enter_context(lease(say))
+        # The time spent waiting for other jobs must not count as start-up time of this one.
+        clock += time.monotonic() - began
+
+    def make(job: Job, works: Sequence[Work]) -> None:
+        if job.order.is_external and (encoder := external(job.order)):
+            encoder(job, works, threads, progress)
+        elif job.order.cuts_clips:
+            from latentmake.encode.clips import make_clips  # imports OpenCV; few jobs need it
+
+            make_clips(job, works, pipeline, readers, progress)
+        else:
+            for reading in job.readings(works, readers, progress):
+                for sample in reading.samples:
+                    pipeline.add(sample, job)
+
+    def finish(job: Job) -> None:
+        nonlocal clock, has_encoded
+        # Items whose files another build has just deleted, and samples that were put off.
+        while todo := job.deliver():
+            make(job, todo)
+            pipeline.drain()
+        for line in marked(job.marked):
+            say(line)
+        for line in pipeline.loaded.remarks() if pipeline.loaded else ():
+            say(line)
+        say(job.outcome(pipeline.bottleneck))
+        if job.failed and not job.order.skips:
+            number = f"{len(job.failed)} of {len(job.order.items)} items are faulty: "
+            faults.append(number + joined(job.failed.values()))
+            job.leave_faults()
+        else:
+            now, starting = time.monotonic(), None if has_encoded else 0.0
+            if job.loaded is not None and not has_encoded:
+                starting, has_encoded = job.loaded - clock, True
+            job.leave_receipt(now - clock, starting, pipeline.bottleneck)
+        clock = time.monotonic()
+
+    job: Job | None = None
+    jobs: deque[Job] = deque()
+    with (
+        contextlib.ExitStack() as held,
+        Progress(total=0, unit="target") as progress,
+        Pipeline(loads, say, progress.update) as pipeline,
+    ):
+        progress.status = lambda: pipeline.bottleneck
+        for order in orders:
+            progress.total = (progress.total or 0) + len(order.paths)
+            progress.set_description(f"{order.kind} of {order.dataset}", refresh=False)
+            job = Job(order, say, take_gpu, job)
+            jobs.append(job)
+            make(job, order.items)
+            while jobs and not jobs[0].waiting:
+                finish(jobs.popleft())
+        pipeline.drain()
+        for job in jobs:
+            finish(job)
+    if faults:
+        hint = "fix these files and run the same command; all other items are finished"
+        raise SourceError(joined(faults), hint=hint)
+
+
+def load_encoder(order: Order, threads: int, say: Say) -> Loaded:
+    """Load the encoder of an order. This imports torch, so it runs when the first sample comes."""
+    # Batches of many shapes would fragment a GPU's memory.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    # Imports create many long-lived objects: the garbage collector would take a third of the time.
+    gc.disable()
+    try:
+        from latentmake.encode.encoders import device
+        from latentmake.encode.encoders.device import attempt
+
+        loaded, message = attempt(device.encoder, order, threads=threads, say=say)
+    finally:
+        gc.enable()
+    if loaded is None:
+        what = f"not enough memory to load the encoders of {order.kind}: {message}"
+        hint = "end other programs and run the same command again"
+        raise DeviceError(what, where=f"models.{order.model}", hint=hint)
+    return loaded

@@ -1,0 +1,153 @@
+"""Check of a complete cache file: its header, its checksums and its values."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from latentmake.base.regular import read_regular
+from latentmake.formats import npz
+from latentmake.formats.cachefile import FOREIGN, KEY, Header, parse_header, recipe_of
+from latentmake.formats.safetensors import (
+    CHECKSUM,
+    DTYPES,
+    HEADER_CHECKSUM,
+    checksum,
+    is_sealed,
+    parse_head,
+    read_head,
+)
+
+_SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids|latents_clean")  # these may be zero
+
+_Bytes = bytes | memoryview
+
+
+class Checked(NamedTuple):
+    """Result of a check.
+
+    Attributes:
+        damage: fault of the file: None if it is sound, `FOREIGN` if another program wrote it.
+        header: origin of the file; None if it cannot be read.
+        recipe: recipe in the header; empty if there is none.
+    """
+
+    damage: str | None
+    header: Header | None = None
+    recipe: Mapping[str, object] = MappingProxyType({})
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another program wrote the file."""
+        return self.damage == FOREIGN
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether the header has a checksum; files of older releases have none."""
+        return self.header is not None and self.header.checksum != ""
+
+
+def verify(path: str | os.PathLike[str], *, values: bool = True) -> Checked:
+    """Read a cache file and check it, see `check`; raises OSError. Any thread may call this."""
+    return check(read_regular(path, None), values=values)
+
+
+def check(data: bytes, *, values: bool = True) -> Checked:
+    """Check the bytes of a cache file.
+
+    With `values`, NaN, infinity and tensors of zeros are faults. An embedding may be zeros, for
+    example the embedding of an empty caption.
+    """
+    is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
+    tensors: Iterable[_Bytes]
+    try:
+        if is_npz:
+            metadata = npz.metadata_of(npz.comment_of(data, len(data)))
+            origin = parse_header(metadata, b"")
+            header, members = npz.split(data)
+            tensors, arrays = members.values(), dict(map(_array, members.items()))
+        else:
+            head = parse_head(data)
+            metadata, header = head.metadata, head.data[8:]
+            origin, body = parse_header(metadata, head.data), memoryview(data)[len(head.data) :]
+            tensors = [body]
+            arrays = {
+                name: (tensor.dtype, body[tensor.start : tensor.end])
+                for name, tensor in head.tensors.items()
+            }
+    except ValueError as error:
+        # A damaged file of ours may lack its key. The key of an npz file is at its end, which may
+        # be cut off, and a crash may leave a file of zeros.
+        is_lost = str(error) != FOREIGN and (is_npz or not data.strip(b"\0"))
+        if is_lost or KEY.encode() in data:
+            return Checked(str(error), origin, recipe_of(metadata))
+        return Checked(FOREIGN)
+    damage, recipe = None, recipe_of(metadata)
+    # Files of older releases have no checksums.
+    if not metadata.keys().isdisjoint((CHECKSUM, HEADER_CHECKSUM)):
+        if not is_sealed(header, metadata.get(HEADER_CHECKSUM)):
+            damage = "has a damaged header"
+        elif origin.checksum != checksum(tensors):
+            damage = "checksum differs"
+    if damage is None and values:
+        damage = _values_fault(arrays, may_be_zero=recipe.get("kind") == "text")
+    return Checked(damage, origin, recipe)
+
+
+def _array(member: tuple[str, bytes]) -> tuple[str, tuple[str, _Bytes]]:
+    """Return the name of an array in an archive, with its dtype and the bytes of its numbers."""
+    name, data = member
+    dtype, _, start = npz.parse_array(data)
+    return name.removesuffix(".npy"), (dtype, memoryview(data)[start:])
+
+
+def _values_fault(arrays: Mapping[str, tuple[str, _Bytes]], *, may_be_zero: bool) -> str | None:
+    longest = max((len(data) for _, data in arrays.values()), default=0)
+    for name, (dtype, data) in arrays.items():
+        top = largest(dtype, data)
+        if top is None:
+            return f"holds NaN or infinity ({name})"
+        # Masks, positions and tensors of less than half the longest size may be all zeros.
+        if not (top or may_be_zero or 2 * len(data) < longest or _SIDE.search(name)):
+            return f"is all zeros ({name})"
+    return None
+
+
+def not_finite(path: Path) -> Iterator[str]:
+    """Yield the names of the tensors that contain NaN or infinity."""
+    head = read_head(path)
+    with path.open("rb") as file:
+        for name, tensor in head.tensors.items():
+            file.seek(len(head.data) + tensor.start)
+            if largest(tensor.dtype, file.read(tensor.end - tensor.start)) is None:
+                yield name
+
+
+def largest(dtype: str, data: bytes | memoryview) -> int | None:
+    """Return the largest bit pattern of floating-point numbers; None if one is NaN or infinite.
+
+    The result is 0 only if all numbers are zeros. It is None, too, if the bytes are not a multiple
+    of the dtype's size, and 1 for other dtypes.
+
+    Bit patterns are compared as integers, which needs no copy of the numbers and works without a
+    numpy type for bfloat16. A number that is not finite has all bits of its exponent set. So its
+    pattern is at least `exponent`: read as signed if the number is positive, and as unsigned, with
+    the sign bit, if it is negative.
+    """
+    import numpy as np  # imported late: planning only reads headers
+
+    if dtype not in DTYPES or not DTYPES[dtype].exponent:
+        return 1
+    _, size, exponent, _ = DTYPES[dtype]
+    if len(data) % size:
+        return None
+    highest = np.maximum.reduce  # faster than `max`, which calls it
+    top = int(highest(np.frombuffer(data, f"<u{size}"), initial=0))
+    if top >= exponent | 1 << 8 * size - 1:
+        return None
+    signed = int(highest(np.frombuffer(data, f"<i{size}"), initial=0))
+    return None if signed >= exponent else top

@@ -1,0 +1,278 @@
+"""Pages of a training: its section of a report, the clips of `generate`, and `evaluate`.
+
+The page of `generate` links to clip files beside it, so browsers play them without a server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tabulate import tabulate
+
+from latentmake.base import atomic, digest
+from latentmake.base.errors import ConfigError
+from latentmake.base.workspace import duration
+from latentmake.config.root import Config
+from latentmake.pages.page import (
+    ClipSources,
+    embedded,
+    state_in,
+    table,
+    template_digest,
+    write_page,
+)
+from latentmake.plan.manifest import PREVIOUS, run_folder
+from latentmake.plan.state import Difference
+from latentmake.training.loop.clips import (
+    FOLDER,
+    INDEX,
+    METRICS,
+    GenerationIndex,
+    Metrics,
+    Result,
+    evaluation_folder,
+)
+from latentmake.training.order import BASIS, AnyRecord, Basis
+
+PAGE = "index.html"
+_LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
+_LOSS = (
+    "How far the network's prediction is from the truth on items that did not train, at the same "
+    "noise for both. Lower is better. Timestep 1000 is noise alone, 0 the item itself."
+)
+_WIDTH = 2400  # largest width of a picture of the training, in pixels
+
+
+def _state(results: Path) -> str | None:
+    """Return the digest of a file of results and the page's templates; None without results."""
+    try:
+        return digest.of_value([template_digest("gallery"), digest.of_file(results)])
+    except OSError:
+        return None
+
+
+def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -> None:
+    """Write the page of the clips in a folder's index, and the receipt; raises StorageError."""
+    index = GenerationIndex.read(folder / INDEX)
+    assert index is not None
+    noun = "clips" if "frames" in index.settings else "pictures"
+    size = {key: index.settings[key] for key in ("width", "height")}
+    rows = [
+        {
+            "title": prompt,
+            "note": f"seed {seed}",
+            "clips": [
+                {
+                    "label": _LABELS["adapter" if clip.adapter else "base"],
+                    "source": clip.file,
+                    **size,
+                }
+                for clip in clips
+            ],
+        }
+        for (prompt, seed), clips in groupby(index.clips, lambda clip: (clip.prompt, clip.seed))
+    ]
+    settings = [[key, str(value)] for key, value in index.settings.items()]
+    data = {
+        "fps": index.settings.get("fps", 1),
+        "summary": "",
+        "rows": rows,
+        "tables": [table("settings", "Settings", "", ["setting", "value"], settings)],
+    }
+    title, page = f"{noun.title()} of {index.run}", folder / PAGE
+    write_page(page, "gallery", title, data, _state(folder / INDEX) or "")
+    say(f"{page}: {len(index.clips)} {noun}")
+    atomic.write(receipt, json.dumps({"clips": len(index.clips), "page": str(page)}).encode())
+
+
+def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> None:
+    """Write the page of the results in a folder, which must exist; raises StorageError."""
+    metrics = Metrics.read(folder / METRICS)
+    assert metrics is not None
+    sources = ClipSources(path, [folder / clip.file for clip in metrics.clips()])
+    data = _data(metrics, folder, sources)
+    title, state = f"Evaluation of {metrics.run}", _state(folder / METRICS) or ""
+    size = write_page(path, "gallery", title, data, state)
+    files = [clip.file for clip in metrics.clips()]
+    noun = "pictures" if files and files[0].endswith(".png") else "clips"
+    say(f"{path}: {len(files)} {noun}, {size}; {_summary(metrics)}")
+
+
+def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any]:
+    lines = [
+        {"kind": kind, "name": _LABELS[kind], "values": metrics.loss_by_timestep[kind]}
+        for kind in ("base", "adapter")
+    ]
+    return {
+        "fps": metrics.fps,
+        "summary": _summary(metrics),
+        "rows": [
+            {
+                "title": result.name,
+                "note": result.group,
+                "caption": result.caption,
+                "clips": [
+                    {
+                        "label": _LABELS[kind],
+                        "source": sources.address(folder / clip.file),
+                        "width": clip.width,
+                        "height": clip.height,
+                    }
+                    for kind, clip in result.clips.items()
+                ],
+            }
+            for result in metrics.results
+            if result.clips
+        ],
+        "chart": {"timesteps": metrics.timesteps, "lines": lines},
+        "tables": [*_tables(metrics)],
+    }
+
+
+def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
+    losses = {"mean of all": metrics.loss}
+    for number, timestep in enumerate(metrics.timesteps):
+        by_kind = metrics.loss_by_timestep.items()
+        losses[f"{timestep:.4g}"] = {kind: values[number] for kind, values in by_kind}
+    heads = [_LABELS["base"], _LABELS["adapter"], "change"]
+    yield table("loss", "Loss by timestep", _LOSS, ["timestep", *heads], _loss_rows(losses))
+    groups: dict[str, list[Result]] = {}
+    for result in metrics.results:
+        groups.setdefault(result.group or "others", []).append(result)
+    if any(result.group for result in metrics.results):
+        means = {
+            f"{name} ({len(several)})": {
+                kind: fmean(loss for result in several for loss in result.losses[kind].values)
+                for kind in metrics.loss
+            }
+            for name, several in sorted(groups.items())
+        }
+        words = "The mean over the items of each label or folder, with their number."
+        yield table("groups", "Loss by group", words, ["group", *heads], _loss_rows(means))
+    yield table("settings", "Settings", "", ["setting", "value"], metrics.settings.items())
+
+
+def _loss_rows(losses: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Return the rows of a table of losses: name, loss of the base, of the adapter, and change."""
+    return [
+        [name, _number(by_kind["base"]), _number(by_kind["adapter"]), _change(**by_kind)]
+        for name, by_kind in losses.items()
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:#.4g}"
+
+
+def _change(base: float, adapter: float) -> str:
+    return f"{(adapter - base) / base:+.2%}".replace("%", " %") if base else "–"
+
+
+def _summary(metrics: Metrics) -> str:
+    base, adapter = metrics.loss["base"], metrics.loss["adapter"]
+    count = len(metrics.results)
+    change = (adapter - base) / base * 100 if base else 0.0
+    items = f"{count} held-out {'item' if count == 1 else 'items'}"
+    if abs(change) < 0.05:
+        return f"On {items} the adapter changes the loss by less than 0.05 %."
+    word = "lowers" if change < 0 else "raises"
+    return (
+        f"On {items} the adapter {word} the loss by {abs(change):.1f} %, "
+        f"from {base:.4g} to {adapter:.4g}."
+    )
+
+
+def refuse_following(config: Config, run: str, word: str) -> None:
+    """Raise ConfigError if a run has no trainer or no items for the target `{word}_{run}`."""
+    trainer, where = config.runs[run].trainer, f"{word}_{run}"
+    if trainer is None or not trainer.ours:
+        does = "draws nothing" if word == "generate" else "evaluates nothing"
+        what = f"the run {run} has no trainer" if trainer is None else f"its trainer {does}"
+        hint = "only the trainers sd and wan do; set the trainer's `kind`"
+        raise ConfigError(what, where=where, hint=hint)
+    if word == "evaluate" and config.runs[run].validation is None:
+        what = f"all items of the run {run} train, so there is none to evaluate it by"
+        hint = "hold some out: `validation: {items: 16}`; it is trained again without them"
+        raise ConfigError(what, where=f"runs.{run}.validation", hint=hint)
+
+
+def outdated(run: str, word: str) -> list[Difference]:
+    """Return the reasons why a run's page of `generate` or `evaluate` is outdated."""
+    folder = run_folder(run) / FOLDER
+    results, page, receipt = folder / INDEX, folder / PAGE, run_folder(run) / "generated.json"
+    if word == "evaluate":
+        results, page = evaluation_folder(run) / METRICS, Path(f"reports/evaluate_{run}.html")
+    elif not receipt.is_file():
+        return [Difference(f"{receipt} is missing")]
+    state = _state(results)
+    shown = state is not None and state == state_in(page)
+    return [] if shown else [Difference(f"{page} does not show these results")]
+
+
+# -- the section of a report ----------------------------------------------------------------------
+
+
+def training_section(run: str) -> dict[str, Any]:
+    """Return a line of figures of a run's training, its curves and its sample pictures."""
+    folder = run_folder(run)
+    trained = AnyRecord.read(folder / "training.json")
+    record = trained.model_dump(exclude={"files"}, exclude_unset=True) if trained else {}
+    words = []
+    if record.get("steps"):
+        words.append(f"{record['steps']} steps")
+    if record.get("seconds"):
+        words.append(duration(record["seconds"] / 60))
+    losses = [record[name] for name in ("loss_start", "loss_end") if record.get(name) is not None]
+    if losses:
+        words.append("loss " + " → ".join(f"{loss:.4g}" for loss in losses))
+    pictures = {"Sample pictures": _file(folder / "samples.png"), "Curves": _curves(folder, run)}
+    shown = [[name, _scaled(data)] for name, data in pictures.items() if data]
+    if not words and not shown:
+        words = ["Not trained yet."]
+    return {"words": " · ".join(words), "pictures": shown}
+
+
+def provenance(run: str) -> str:
+    """Return a table of the network, data and settings of a run's training; "" if untrained."""
+    basis = Basis.read(run_folder(run) / BASIS)
+    if basis is None:
+        return ""
+    rows = {f"run {run}": "", "network": basis.network, **basis.data, **basis.settings}
+    return tabulate(rows.items(), tablefmt="plain", disable_numparse=True)
+
+
+def _file(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _curves(folder: Path, run: str) -> bytes | None:
+    """Return the curves that the training drew, or curves of its newest TensorBoard files."""
+    if (drawn := _file(folder / "curves.png")) is not None:
+        return drawn
+    from latentmake.training.loop.pictures import curves_png
+
+    events = folder.rglob("events.out.tfevents*")
+    current = (path for path in events if not path.is_relative_to(folder / PREVIOUS))
+    files = sorted(current, key=lambda path: path.stat().st_mtime)
+    places = dict.fromkeys(path.parent for path in reversed(files))
+    return next((data for place in places if (data := curves_png(place, title=run))), None)
+
+
+def _scaled(data: bytes) -> str:
+    """Return a PNG as a data URI; a large picture is scaled down."""
+    from PIL import Image
+
+    with Image.open(BytesIO(data), formats=["PNG"]) as image:
+        image.thumbnail((_WIDTH, 2 * _WIDTH))
+        return embedded(
+            image.convert("RGBA" if image.has_transparency_data else "RGB"), "webp", quality=85
+        )

@@ -1,0 +1,273 @@
+"""Report of a plan: its table and estimates, enlarged or cut pictures, and disks without space."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
+
+from latentmake.base.errors import SourceError
+from latentmake.base.workspace import human, is_remote, shortages
+from latentmake.geometry.buckets import Size
+from latentmake.layouts.layout import parsed
+from latentmake.plan import receipts
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import Order, Part
+from latentmake.plan.run_plan import Plan, RunPlan, faulty_items
+from latentmake.plan.state import REASONS, PartState
+
+_ENLARGED = 1.01  # scale factor; smaller ones come from rounding the sides
+_WIDTH = 80  # characters of a line in a terminal
+_HEADS = {"changed recipe": "recipe"}  # reason -> shorter head of its column
+_LOOKED_AT = 1000  # most pictures of a dataset whose headers are read, because disks are slow
+
+
+def plan_table(
+    plan: Plan,
+    orders: Collection[Order],
+    estimates: Iterable[str] = (),
+    *,
+    kinds: Mapping[str, Collection[str]] | None = None,
+) -> str:
+    """Return a table: number of targets in each state, by dataset, model and part.
+
+    Args:
+        plan: the plan.
+        orders: orders that a build carries out.
+        estimates: further lines below the table, such as estimates of time and size.
+        kinds: run -> requested kinds of caches; an empty collection or None stands for all.
+    """
+    parts = {
+        part: state
+        for name, run in plan.runs.items()
+        for part, state in run.parts.items()
+        if not kinds or not kinds[name] or parsed(part.name).kind in kinds[name]
+    }
+    rows: dict[tuple[str, str, str], Counter[str]] = {}
+    for part, state in parts.items():
+        row = rows.setdefault(row_of(part), Counter())
+        row.update(fresh=state.fresh, orphaned=len(state.orphans))
+        row.update(_HEADS.get(target.reason, target.reason) for target in state.stale)
+    faults = {
+        name: dataset_faults
+        for run in plan.runs.values()
+        for name, dataset_faults in run.faults.items()
+    }
+    lines = _table({name: counts for name, counts in rows.items() if counts.total()})
+    if not plan.runs:
+        lines = []  # no runs are planned: the command only names cache files
+    for dataset_faults in faults.values():
+        by_path = sorted(dataset_faults, key=lambda fault: _in_numbers(fault.path))
+        lines += [f"faulty: {fault.line}" for fault in by_path]
+    warnings = (line for run in plan.runs.values() for line in run.warnings)
+    lines += [f"warning: {line}" for line in dict.fromkeys(warnings)]
+    made = Counter[str]()
+    for order in orders:
+        made[order.kind] += sum(len(item.targets) for item in order.items)
+    if total := made.total():
+        names = {order.name for order in orders}
+        jobs = sum(any(order.name in names for order in job.orders) for job in plan.jobs)
+        reused = sum(len(order.paths) for order in orders if order.reuses)
+        linked = f", {reused} of them by linking" if reused else ""
+        lines.append(
+            f"{counted(total, 'target')} to make ({counted(made['latents'], 'latent')}, "
+            f"{counted(made['text'], 'text')}){linked}, in {counted(jobs, 'job')}"
+        )
+    lines += estimates
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _table(rows: Mapping[tuple[str, str, str], Counter[str]]) -> list[str]:
+    """Return the lines of a table without empty columns, at most 80 characters wide if possible."""
+    states = [*(_HEADS.get(reason, reason) for reason in REASONS), "orphaned"]
+    states = [state for state in states if any(counts[state] for counts in rows.values())]
+    heads = ["dataset", "model", "kind", "fresh", *states]
+    cells = [
+        [*name, *(str(counts[head] or ".") for head in heads[3:])] for name, counts in rows.items()
+    ]
+    columns = [[head, *column] for head, *column in zip(heads, *cells, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    if sum(widths) + 2 * len(widths) - 2 > _WIDTH and len({*columns[1][1:]}) == 1:
+        del columns[1], widths[1]  # all rows have the same model
+    names = len(columns) - len(heads[3:])
+    columns = [
+        [cell.ljust(width) if number < names else cell.rjust(width) for cell in column]
+        for number, (column, width) in enumerate(zip(columns, widths, strict=True))
+    ]
+    head, *others = zip(*columns, strict=True)
+    rule = ["-" * width for width in widths]
+    return ["  ".join(line).rstrip() for line in (head, rule, *others)]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 target`, `2 targets`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _in_numbers(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts `line 9` before `line 10`."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+
+
+def row_of(part: Part) -> tuple[str, str, str]:
+    """Return dataset, model and kind of a part's row; all variants of a text share one row."""
+    kind = f"latents {part.name}"
+    if parsed(part.name).kind == "text":
+        text, _, resolution = part.name.partition("@")
+        kind = f"{text.partition('.')[0]} {resolution}".rstrip()
+    return part.dataset, part.model, kind
+
+
+def stopped_by(facts: Facts, plan: RunPlan) -> str:
+    """Return a line about the faulty items that prevent a run's training; "" if there are none."""
+    faults, videos = list[str](), False
+    for name, lines in faulty_items(facts, plan).items():
+        settings = facts.config.datasets[name]
+        if lines and settings.on_error != "skip":
+            videos |= bool(settings.video)
+            faults += lines
+    if not faults:
+        return ""
+    what = f"the manifest of {plan.name} will not be written"
+    if facts.config.runs[plan.name].trainer is not None:
+        what = f"the training of {plan.name} will not start"
+    count = counted(len(faults), "video" if videos else "picture")
+    are, them = ("is", "it") if len(faults) == 1 else ("are", "them")
+    return (
+        f"{what}: {count} {are} faulty; repair {them} as the lines `faulty` say, or set "
+        f"`on_error: skip` to train without {them}"
+    )
+
+
+def report(
+    facts: Facts,
+    plan: Plan,
+    trained: Collection[str],
+    orders: Collection[Order],
+    *,
+    kinds: Mapping[str, Collection[str]],
+    dry: bool,
+    more: str = "",
+) -> str:
+    """Print the table of a plan, and return it; "" if the command needs no run and no cache file.
+
+    Args:
+        facts: facts about the configuration's runs.
+        plan: the plan.
+        trained: runs whose training is requested.
+        orders: orders that a build carries out.
+        kinds: run -> requested kinds of caches.
+        dry: whether nothing is built. If so, a disk without enough space is only a warning.
+        more: a further line; "" for none.
+
+    Raises:
+        StorageError: A disk does not have enough space for the build.
+    """
+    training = [run for name, run in plan.runs.items() if name in trained]
+    lines = [*receipts.lines(facts.memo, orders)]
+    lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
+    lines += [line for run in training for line in (run.reason, run.note) if line]
+    runs = plan.runs.values()
+    lines = [*dict.fromkeys(fitting_lines(facts, plan)), *lines]
+    stale = (target for run in runs for state in run.parts.values() for target in state.stale)
+    if any(target.reason == "changed recipe" for target in stale):
+        from latentmake.pages.explanation import recipe_changes
+
+        lines = [*recipe_changes(facts, runs), *lines]
+    lines += [
+        f"{need.what}: {human(need.size)} in {need.folder}" for need in plan.needs if need.size
+    ]
+    if more:
+        lines.append(more)
+    lines = [*_noted(facts, runs), *lines]
+    # A command for one kind of caches writes no manifest, so faulty items do not stop it.
+    complete = (run for name, run in plan.runs.items() if len(kinds[name]) > 1 and _may_stop(run))
+    lines += [line for run in complete if (line := stopped_by(facts, run))]
+    text = plan_table(plan, orders, lines, kinds=kinds)
+    sys.stderr.write(f"{text}\n" if text else "")
+    caches = receipts.needs(facts.memo, orders)
+    for shortage in shortages(
+        [*caches, *plan.needs, *(need for run in training for need in run.needs)]
+    ):
+        if not dry:
+            raise shortage
+        sys.stderr.write(f"warning: {shortage}\n")
+    return text
+
+
+def _may_stop(plan: RunPlan) -> bool:
+    return bool(plan.faults) or any(state.stale for state in plan.parts.values())
+
+
+def _noted(facts: Facts, runs: Iterable[RunPlan]) -> Iterator[str]:
+    """Yield a line for each fault that a job of an earlier build noted and this plan did not."""
+    printed = set[str]()
+    for run in runs:
+        if _may_stop(run):
+            printed |= {fault.line for faults in run.faults.values() for fault in faults}
+            noted = {line for lines in faulty_items(facts, run).values() for line in lines}
+            yield from (f"faulty: {line}" for line in sorted(noted - printed, key=_in_numbers))
+            printed |= noted
+
+
+def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
+    """Yield a line for each dataset and resolution whose stale pictures are enlarged or cut.
+
+    Sizes come from the images' headers; the memo remembers them. In a large dataset, only a sample
+    of the headers is read. Images on S3 count only if the names of their cache files contain the
+    size.
+    """
+    parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
+    for part, state in parts.items():
+        kind, _, resolution = parsed(part.name)
+        if kind == "text" or resolution is None or not state.stale:
+            continue
+        settings, layout = facts.config.datasets[part.dataset], facts.layout(part.model)
+        if not layout.external and settings.exif_rotation and len(set(resolution)) > 1:
+            continue  # EXIF may rotate an image, and the size in its header does not show this
+        sizes = Counter(_sizes(facts, part.dataset, state))
+        enlarged, cut, most = 0, 0, 0.0
+        for size, count in sizes.items():
+            try:
+                resized, _, _, target = layout.place(size, resolution, settings)
+            except SourceError:  # the item is faulty, and another line reports it
+                continue
+            scale = max(resized.width / size.width, resized.height / size.height)
+            enlarged += count * (scale > _ENLARGED)
+            most = max(most, scale)
+            cut += count * (2 * target.width * target.height < resized.width * resized.height)
+        changes = []
+        if enlarged:
+            changes.append(f"{_are(enlarged)} enlarged (up to {most:.3g} times)")
+        if cut:
+            changes.append(f"{_are(cut)} cut by more than half")
+        if changes:
+            items = counted(sizes.total(), "video" if settings.video else "picture")
+            yield f"{part.dataset} at {part.name}: of {items}, {', '.join(changes)}"
+
+
+def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
+    """Yield the sizes of the items to be encoded, as far as they are known."""
+    unknown = {}
+    for item in {stale.item.stem: stale.item for stale in state.stale}.values():
+        if item.media is not None:
+            yield Size(item.media.width, item.media.height)
+        elif item.files and not is_remote(item.files[0].path):
+            unknown[item.files[0].path] = item.files[0]
+    step = -(-len(unknown) // _LOOKED_AT) or 1
+    if sample := [*islice(unknown.values(), 0, None, step)]:
+        from latentmake.data.probe import probed
+
+        results = probed(sample, facts.memo, video=False).values()
+        yield from (
+            Size(media.width, media.height)
+            for media in results
+            if not isinstance(media, SourceError)
+        )
+
+
+def _are(count: int) -> str:
+    return f"{count} {'is' if count == 1 else 'are'}"

@@ -1,0 +1,187 @@
+"""Status of a run: state, size and unfinished work by dataset, model and kind; running builds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from latentmake.base.errors import StorageError
+from latentmake.base.workspace import human
+from latentmake.data.memo import Folder, unpacked
+from latentmake.layouts.layout import parsed
+from latentmake.pages.explanation import recipe_changes
+from latentmake.pages.plan_report import row_of
+from latentmake.plan import receipts, store
+from latentmake.plan.build import running
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import FOLDER, Order, Part
+from latentmake.plan.run_plan import RunPlan, faulty_items, is_reg
+
+
+class StatusRow(BaseModel, extra="forbid", frozen=True):
+    """State of one dataset, model and kind; all variants of a text count as one kind."""
+
+    dataset: str
+    model: str
+    kind: str  # `latents 64`, `text`
+    fresh: int  # number of fresh targets
+    stale: dict[str, int]  # reason -> number of stale targets
+    orphans: int  # number of cache files whose items are gone
+    files: int  # number of existing cache files, including stale and orphaned ones
+    bytes: int  # their size; a file with several hard links counts once
+    rest: int  # number of files to be encoded
+    rest_bytes: int | None  # their estimated size; None if unknown
+    rest_seconds: float | None  # estimated time; None if no job of the kind has run here
+
+
+class Status(BaseModel, extra="forbid", frozen=True):
+    """Status of a run."""
+
+    run: str
+    rows: list[StatusRow]  # one row per dataset, model and kind
+    files: list[dict[str, str]]  # reason and path of each stale target and each orphaned file
+    faulty: list[str]  # a line for each faulty item
+    builds: list[dict[str, Any]]  # running builds, as `running_builds` returns them
+    lines: list[str]  # further lines: warnings, recipes, past jobs, manifest, training, store
+
+    @property
+    def stale(self) -> int:
+        """Number of stale targets."""
+        return sum(sum(row.stale.values()) for row in self.rows)
+
+
+def status_of(facts: Facts, plan: RunPlan) -> Status:
+    """Return the status of a run."""
+    files = []
+    for state in plan.parts.values():
+        files += [{"reason": target.reason, "path": target.path} for target in state.stale]
+        files += [{"reason": "orphaned", "path": path} for path in state.orphans]
+    return Status(
+        run=plan.name,
+        rows=[*_rows(facts, plan)],
+        files=files,
+        faulty=[line for lines in faulty_items(facts, plan).values() for line in lines],
+        builds=running_builds(),
+        lines=[*_lines(facts, plan)],
+    )
+
+
+def stale_items(plan: RunPlan) -> dict[tuple[str, str], list[str]]:
+    """Return dataset and stem of an item -> its stale targets, such as `text: edited`."""
+    items: dict[tuple[str, str], list[str]] = {}
+    for part, state in plan.parts.items():
+        for target in state.stale:
+            words = items.setdefault((part.dataset, target.item.stem), [])
+            if (word := f"{row_of(part)[-1]}: {target.reason}") not in words:
+                words.append(word)
+    return items
+
+
+def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
+    def name_of(order: Order, part: str) -> tuple[str, str, str]:
+        return row_of(Part(order.dataset, order.model, part))
+
+    rests = receipts.estimates(facts.memo, plan.orders, name_of)
+    parts: dict[tuple[str, str, str], list[Part]] = {}
+    for part in plan.parts:
+        parts.setdefault(row_of(part), []).append(part)
+    places = {(dataset, model) for dataset, model, _ in parts}
+    listings = {place: Folder("/".join(("cache", *place))) for place in places}
+    for name, own in parts.items():
+        dataset, model, kind = name
+        states, rest = [plan.parts[part] for part in own], rests.get(name, receipts.Past())
+        sizes = _sizes(facts, own, listings[dataset, model])
+        yield StatusRow(
+            dataset=dataset,
+            model=model,
+            kind=kind,
+            fresh=sum(state.fresh for state in states),
+            stale=Counter(target.reason for state in states for target in state.stale),
+            orphans=sum(len(state.orphans) for state in states),
+            files=len(sizes),
+            bytes=sum(dict(sizes).values()),
+            rest=round(rest.targets),
+            rest_bytes=round(rest.size) if rest.size or not rest.targets else None,
+            rest_seconds=round(rest.seconds, 3) if rest.seconds or not rest.targets else None,
+        )
+
+
+def _sizes(facts: Facts, parts: Sequence[Part], listing: Folder) -> list[tuple[int, int]]:
+    """Return inode and size of each cache file of these parts, which are of one kind."""
+    layout, is_text = facts.layout(parts[0].model), parsed(parts[0].name).kind == "text"
+    ending = layout.text_ending if is_text else layout.latents_ending
+    folders = tuple(f"{layout.folder(*part)}/" for part in parts)
+    return [
+        (inode, size)
+        for folder, block in listing.blocks
+        if f"{folder}/".startswith(folders)  # not ==: a stem may contain sub-folders
+        for name, size, _, inode in unpacked(block)
+        if name.endswith(ending)
+    ]
+
+
+def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
+    yield from plan.warnings
+    if regular := is_reg(facts, plan.name):
+        yield f"{plan.name}: regularisation images: {', '.join(regular)}"
+    yield from recipe_changes(facts, [plan])
+    for work in dict.fromkeys(f"{parsed(part.name).kind} {part.model}" for part in plan.parts):
+        if past := receipts.past_jobs(facts.memo, work):
+            speed, words = past.targets / past.seconds, f", {past.words}" if past.words else ""
+            number = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+            yield f"past jobs of {work.replace(' ', ' of ')}: {number} targets/s{words}"
+    if plan.manifest_order is not None:
+        yield f"{plan.name}: the next build writes the manifest, the list of what is trained on"
+    if plan.training_order is not None:
+        lines = [line for line in (plan.reason, plan.note) if line]
+        yield from lines or [f"{plan.name}: the next build trains it, or draws its samples"]
+        if plan.forecast:
+            yield f"training of {plan.name}: {plan.forecast}"
+    used, bound = human(store.used()), human(facts.config.store.keep)
+    yield f"store: {used} of {bound} used (store.keep)"
+
+
+# -- running builds -------------------------------------------------------------------------------
+
+
+def running_builds() -> list[dict[str, Any]]:
+    """Return the builds that run in this folder, and their progress, which is read from the disk.
+
+    Returns:
+        `process` (process ID on the build's machine), `targets` (targets of its command line;
+        empty for all), `began` (seconds since 1970), `made` (`latents tiny` -> number of finished
+        targets, and of all), `training` (run -> last line of its log; "" if there is none yet).
+    """
+    builds = []
+    for _, about in running():
+        began, made = about["began"], dict[str, tuple[int, int]]()
+        for name in about.pop("orders"):
+            with contextlib.suppress(StorageError):
+                order = Order.read(FOLDER / f"{name}.json")
+                done, total = made.get(order.work, (0, 0))
+                targets = [target for item in order.items for target in item.targets]
+                made[order.work] = (
+                    done + sum(target.is_made for target in targets),
+                    total + len(targets),
+                )
+        logs = {run: Path(f"logs/train/{run}.log") for run in about.pop("trained")}
+        training = {run: _last_line(log, began) for run, log in logs.items()}
+        builds.append(about | {"made": made, "training": training})
+    return builds
+
+
+def _last_line(log: Path, began: float) -> str:
+    """Return the last line of a log; "" if it was not written since a build began.
+
+    If the last line is a progress bar, its latest state is returned.
+    """
+    with contextlib.suppress(OSError):
+        if log.stat().st_mtime >= began - 1:  # the clocks of machines may differ
+            text = log.read_text(errors="replace").replace("\r", "\n")
+            return text.rstrip().rpartition("\n")[2].strip()
+    return ""
