@@ -48,9 +48,9 @@ class _Words(TyperGroup):
         except UserError as error:
             mistake = error
         except OSError as error:
-            if isinstance(error, BrokenPipeError) or not (known := system_error(error)):
+            if isinstance(error, BrokenPipeError) or not (readable := system_error(error)):
                 raise
-            mistake = known
+            mistake = readable
         typer.echo(f"error: {mistake}", err=True)
         raise typer.Exit(2)
 
@@ -65,14 +65,14 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(given: bool) -> None:
+    if given:
         typer.echo(f"latentmake {latentmake.__version__}")
         raise typer.Exit
 
 
-def _snakefile(asked: bool) -> None:
-    if asked:
+def _snakefile(given: bool) -> None:
+    if given:
         typer.echo(Path(__file__).resolve().parents[2] / "Snakefile")
         raise typer.Exit
 

@@ -1,13 +1,16 @@
-"""Pages and docstrings of the configuration avoid openings and words that make readers stumble.
+"""Pages, docstrings and comments avoid openings and words that make readers stumble.
 
 Only prose is read: no code blocks, inline code or targets of links. A question may begin with any
-word.
+word. Some words are no names, either: they do not say what a variable holds.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,20 @@ WORDS = re.compile(
     r"|whole(?=[.,;:)]|$| (?:of|and|or|is|are|was|has|in|as)\b))\b",
     re.IGNORECASE,
 )
+NAMES = {
+    *("each", "found", "known", "asked", "hand", "aside", "mend", "kin", "twin", "whole"),
+    *("x", "spooled", "wishes", "is_"),
+}
+"""Names that do not say what they hold."""
+IN_FILES = {
+    "plan/manifest.py: aside",
+    "plan/orders.py: found",
+    "training/loop/clips.py: asked",
+    "training/rows.py: aside",
+}
+"""Fields with such a name that stand in files of users."""
+CODE = [path for path in sorted(ROOT.glob("scripts/**/*.py")) if "egg-info" not in path.parts]
+DIRECTIVE = re.compile(r"#:?\s*(?:noqa|type:|fmt:|pragma|mypy:|!)")
 MARKDOWN = MarkdownIt().enable("table")
 
 
@@ -62,6 +79,74 @@ def faults(text: str) -> Iterator[tuple[int, str, str]]:
             for word in WORDS.finditer(sentence):
                 at = place + sentence.count("\n", 0, word.start())
                 yield at, " ".join(word[0].split()), " ".join(sentence.split())
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each docstring, and of each block of comments, of a module."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield statement.lineno, text
+    block, last = [], 0
+    for token in [*tokenize.generate_tokens(io.StringIO(source).readline), None]:
+        if token and (token.type != tokenize.COMMENT or DIRECTIVE.match(token.string)):
+            continue
+        goes_on = token and token.start[0] == last + 1 and not token.line[: token.start[1]].strip()
+        if block and not goes_on:
+            yield last - len(block) + 1, "\n".join(block)
+            block = []
+        if token:
+            block.append(token.string.lstrip("#: ").rstrip())
+            last = token.start[0]
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line in a docstring or comment, and the text, of each sentence and entry."""
+    begin = 0
+    for paragraph in re.split(r"\n[ \t]*\n|\n(?=[ \t]*[-*] )|\n(?=[ \t]+\w+: )", text):
+        begin = text.index(paragraph, begin)
+        words = re.sub(r"``?[^`]+``?", "CODE", paragraph)
+        words = re.sub(r"^\s*(?:[-*] |\w+: )", "", words)
+        for sentence in re.split(r"(?<=[.?!:;])\s+(?=[A-Z`])|(?<=[.?!])\s+", words):
+            yield text.count("\n", 0, begin), " ".join(sentence.split())
+
+
+def names(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line of each variable, parameter, attribute and function, and its name."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case (
+                ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
+                | ast.arg(arg=name)
+                | ast.alias(asname=str(name))
+                | ast.ExceptHandler(name=str(name))
+                | ast.FunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
+                yield node.lineno, name
+
+
+@pytest.mark.parametrize("module", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_avoids_the_forbidden_openings_words_and_names(module: Path) -> None:
+    source, place = module.read_text(), module.relative_to(ROOT)
+    faulty = []
+    for line, text in texts(source):
+        for offset, sentence in prose(text):
+            opening = OPENINGS.match(sentence)
+            if opening and not sentence.endswith("?"):
+                faulty.append(f"{place}:{line + offset}: {opening[0]}: {sentence}")
+            faulty += [
+                f"{place}:{line + offset}: {word[0]}: {sentence}"
+                for word in WORDS.finditer(sentence)
+            ]
+    for line, name in names(source):
+        short = f"{place.relative_to(*place.parts[:2]) if len(place.parts) > 2 else place}: {name}"
+        if {name, name.strip("_")} & NAMES and short not in IN_FILES:
+            faulty.append(f"{place}:{line}: the name {name}")
+    assert not faulty, "\n" + "\n".join(faulty)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -16,7 +16,7 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, `kill`, and a closed terminal."""
 
-_WAKES = signal.SIGURG  # which a process that has no handler for it ignores
+_WAKES = signal.SIGURG  # a signal that processes ignore unless they have a handler for it
 
 _acts: list[Callable[[int], object]] = []
 """Functions of the nested `signals_call` contexts that are active, the innermost last."""

@@ -159,7 +159,7 @@ class Build:
             keep_orders = {order.name for order in self.orders}
             oldest = time.time() - KEPT_SECONDS
             for path in [*FOLDER.glob("*"), *RUNS.glob("*")]:
-                is_half = path.name.endswith(atomic.TEMPORARY_SUFFIX)  # of a job that was killed
+                is_half = path.name.endswith(atomic.TEMPORARY_SUFFIX)  # a killed job left it
                 with contextlib.suppress(OSError):
                     is_old = path.stat().st_mtime < oldest
                     if is_half or (is_old and path.name.split(".")[0] not in keep_orders):
