@@ -24,7 +24,7 @@ import torch
 from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/worlds"), str(ROOT / "tests/unit/caches")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/worlds"), str(ROOT / "tests/unit/encode")]
 
 import test_encoders  # noqa: E402
 from demo.text import clip_tokenizer  # noqa: E402

@@ -74,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         say_error(fault)
         return 1
     except KeyboardInterrupt as stopped:
-        tell(str(stopped))
+        if line := str(stopped):  # only the main process has one; the file is that of all
+            tell(line)
         return 130
     return 0
 
