@@ -9,7 +9,7 @@ import shlex
 from latentmake import commandline
 from latentmake.encode.gpu import visible
 from latentmake.config.document import check_files
-from latentmake.base.workspace import usable_cores
+from latentmake.base.machine import usable_cores
 from latentmake.plan import receipts
 from latentmake.request import FOLLOWING, VARIABLE
 

@@ -11,7 +11,7 @@ with logged(snakemake.log[0]) as say:
     from pathlib import Path
 
     from latentmake.backends import encoder_of
-    from latentmake.base.workspace import usable_cores
+    from latentmake.base.machine import usable_cores
     from latentmake.encode.gpu import visible
     from latentmake.encode.lease import lease
     from latentmake.encode.runner import carry_out

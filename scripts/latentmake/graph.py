@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from latentmake import backends
 from latentmake.base.errors import LatentmakeError
-from latentmake.base.workspace import is_remote
+from latentmake.base.paths import is_remote
 from latentmake.config.root import Config
 from latentmake.data.item import CAPTION, TAGS, Item
 from latentmake.data.memo import MEMO

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict
 from latentmake import backends
 from latentmake.base import atomic
 from latentmake.base.errors import ConfigError, nearest
+from latentmake.base.machine import Need
 from latentmake.base.state_file import read_order
-from latentmake.base.workspace import Need
 from latentmake.config.root import Config
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, RUNS, Order, job_of

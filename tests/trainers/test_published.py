@@ -13,7 +13,7 @@ import pytest
 import world
 from conftest import said_by, write_wan_dit
 from latentmake import backends
-from latentmake.base.workspace import System
+from latentmake.base.paths import System
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.root import parse

@@ -15,7 +15,7 @@ import yaml
 
 import latentmake
 from latentmake.base.errors import UserError
-from latentmake.base.workspace import free, human
+from latentmake.base.machine import free, human
 from latentmake.commands.project import opened
 from latentmake.config.machines import ExternalProgram
 from latentmake.training.external.installation import proven_commit, said

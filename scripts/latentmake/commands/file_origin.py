@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from latentmake.base.errors import CacheError, SourceError, nearest
-from latentmake.base.workspace import is_remote
+from latentmake.base.paths import is_remote
 from latentmake.data.item import Item
 from latentmake.formats.cachefile import Header, read_metadata
 from latentmake.formats.check import Checked, verify

@@ -21,7 +21,8 @@ import typer
 
 from latentmake.base import atomic
 from latentmake.base.errors import ConfigError, StorageError, UserError, refuse_unknown
-from latentmake.base.workspace import OWNER, human, other_owner
+from latentmake.base.machine import human
+from latentmake.base.workspace import OWNER, other_owner
 from latentmake.commands.project import opened, printable, table
 from latentmake.formats.cachefile import header_of
 from latentmake.plan.build import alone

@@ -209,7 +209,7 @@ def explain(
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
 
 
-@_in("status")
+@_in("check")
 def check(
     runs: Runs = None,
     as_json: Json = False,
@@ -259,7 +259,7 @@ def report(
     """Write a page with the caches of a run, its training, its buckets and its items."""
 
 
-@_in("pages")
+@_in("compare")
 def compare(
     runs: Annotated[
         list[str],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from latentmake.base.workspace import human
+from latentmake.base.machine import human
 from latentmake.commands.project import coloured, opened, printable
 from latentmake.pages import verification
 from latentmake.pages.verification import DAMAGED, UNEXPECTED, Finding, Verified

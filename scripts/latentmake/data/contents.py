@@ -15,8 +15,8 @@ from typing import Self
 from latentmake.base import digest
 from latentmake.base.digest import SourceStat
 from latentmake.base.errors import SourceError, unreadable
+from latentmake.base.paths import is_remote
 from latentmake.base.regular import read_regular
-from latentmake.base.workspace import is_remote
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import CAPTION, Fault, File, Item, fault_of, text_fault
 from latentmake.data.memo import Memo

@@ -11,7 +11,7 @@ from pydantic import PlainSerializer
 
 from latentmake.base.digest import SourceStat
 from latentmake.base.errors import SourceError, UserError
-from latentmake.base.workspace import is_text
+from latentmake.base.paths import is_remote, is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.layouts.layout import Layout, parsed
@@ -114,6 +114,11 @@ class Item(NamedTuple):
     def image(self) -> str:
         """Path of its image or video."""
         return next(path for role, path, _ in self.files if role in (IMAGE, BUCKET))
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its image or video is at a URL."""
+        return is_remote(self.image)
 
     @property
     def caption(self) -> str | None:

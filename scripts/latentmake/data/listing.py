@@ -15,7 +15,7 @@ from stat import S_ISDIR, S_ISREG
 from latentmake.base import digest
 from latentmake.base.digest import source_stat
 from latentmake.base.errors import DatasetError
-from latentmake.base.workspace import is_remote
+from latentmake.base.paths import is_remote
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import NO_FILE, Entry, Scan, broken_link, missing_file
 

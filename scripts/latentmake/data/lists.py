@@ -33,8 +33,8 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from latentmake.base import digest
 from latentmake.base.digest import SourceStat, source_stat
 from latentmake.base.errors import DatasetError, shortened
+from latentmake.base.paths import is_text
 from latentmake.base.regular import read_regular
-from latentmake.base.workspace import is_text
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import Number, Real
 from latentmake.config.trainers import whole_latents

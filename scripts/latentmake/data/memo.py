@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from latentmake.base import digest
 from latentmake.base.digest import SourceStat, TargetStat, source_stat, target_stat
 from latentmake.base.errors import CacheError, first_line
-from latentmake.base.workspace import is_text
+from latentmake.base.paths import is_text
 from latentmake.formats.cachefile import Picture
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from latentmake.base import digest
 from latentmake.base.digest import source_stat
 from latentmake.base.errors import SourceError, unreadable
+from latentmake.base.paths import is_remote
 from latentmake.base.regular import open_regular
-from latentmake.base.workspace import is_remote
 from latentmake.data import remote
 from latentmake.data.contents import (
     caption_of,

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from latentmake.base import digest
 from latentmake.base.digest import source_stat
 from latentmake.base.errors import ConfigError, unreadable
-from latentmake.base.workspace import Need
+from latentmake.base.machine import Need
 from latentmake.data.item import Item
 from latentmake.data.probe import indices_of
 from latentmake.formats import npz

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from latentmake.base.errors import SourceError
-from latentmake.base.workspace import usable_cores
+from latentmake.base.machine import usable_cores
 from latentmake.formats.video import probe
 from latentmake.geometry.clips import Media
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.base.errors import SourceError
+from latentmake.base.machine import usable_cores
 from latentmake.base.progress import Progress
-from latentmake.base.workspace import is_remote, usable_cores
 from latentmake.config.datasets import Dataset
 from latentmake.formats.readers import Readers
 from latentmake.geometry.buckets import Size
@@ -62,7 +62,7 @@ def page_data(
             "stem": card.item.stem,
             "path": card.item.image,
             "caption": card.item.caption or card.item.place,
-            "remote": is_remote(card.item.image),
+            "remote": card.item.is_remote,
             "size": size,
             "picture": picture,
             "fault": card.fault or fault,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from latentmake.base.errors import TrainingError
-from latentmake.base.workspace import is_remote
 from latentmake.data.item import Item
 from latentmake.pages.captions import Card
 from latentmake.plan.facts import Facts
@@ -63,7 +62,7 @@ class Edits:
         return edits
 
     def _digest(self, card: Card) -> str | None:
-        if is_remote(card.item.image):
+        if card.item.is_remote:
             return None
         return self._contents[card.dataset].of(self._inputs[card.dataset][card.item.stem])
 

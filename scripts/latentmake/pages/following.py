@@ -17,7 +17,7 @@ from tabulate import tabulate
 
 from latentmake.base import atomic, digest
 from latentmake.base.errors import ConfigError
-from latentmake.base.workspace import duration
+from latentmake.base.machine import duration
 from latentmake.config.root import Config
 from latentmake.pages.page import (
     ClipSources,

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
 from latentmake.base.errors import SourceError
-from latentmake.base.workspace import human, is_remote, shortages
+from latentmake.base.machine import human, shortages
+from latentmake.base.paths import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts

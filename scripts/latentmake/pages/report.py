@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.base.errors import UserError
-from latentmake.base.workspace import human
+from latentmake.base.machine import human
 from latentmake.formats.cachefile import arrays_in
 from latentmake.layouts.layout import parsed
 from latentmake.models.files import vae_factor

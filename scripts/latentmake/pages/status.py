@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from latentmake.base.errors import StorageError
-from latentmake.base.workspace import human
+from latentmake.base.machine import human
 from latentmake.data.memo import Folder, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.pages.explanation import recipe_changes

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentmake.base.errors import SourceError
-from latentmake.base.workspace import is_remote
 from latentmake.config.datasets import Dataset
 from latentmake.formats.media import NPZ, VIDEO_EXTENSIONS, opened, opened_image, upright_size
 from latentmake.formats.metadata import orientation
@@ -30,7 +29,7 @@ def look_at(
     The thumbnail of a video is its first frame. An item at a URL has neither size nor thumbnail.
     Without `embeds`, only the size is read.
     """
-    if is_remote(card.item.image):
+    if card.item.is_remote:
         return None, None, ""
     settings = facts.config.datasets[card.dataset]
     # If file names contain an item's size, the trainer's layout does not rotate images.

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from latentmake.base import digest
 from latentmake.base.digest import target_stat
 from latentmake.base.errors import shortened, storage_error
+from latentmake.base.machine import usable_cores
 from latentmake.base.progress import Progress
-from latentmake.base.workspace import usable_cores
 from latentmake.data.item import Item
 from latentmake.formats import check
 from latentmake.pages.explanation import differences

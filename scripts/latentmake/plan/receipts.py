@@ -16,8 +16,9 @@ from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 from latentmake.base import atomic
 from latentmake.base.digest import SourceStat, TargetStat, target_stat
 from latentmake.base.errors import CacheError
+from latentmake.base.machine import Need, duration, human
+from latentmake.base.paths import is_remote
 from latentmake.base.state_file import read_state
-from latentmake.base.workspace import Need, duration, human, is_remote
 from latentmake.config.machines import Cluster
 from latentmake.data.memo import Memo
 from latentmake.formats.cachefile import Picture

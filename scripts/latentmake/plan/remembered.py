@@ -17,7 +17,7 @@ from typing import Any
 import latentmake
 from latentmake.base import digest
 from latentmake.base.digest import TargetStat
-from latentmake.base.workspace import is_remote
+from latentmake.base.paths import is_remote
 from latentmake.data.item import Item
 from latentmake.data.memo import Folder, Listing, packed, unpacked
 from latentmake.layouts.layout import parsed

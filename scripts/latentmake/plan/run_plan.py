@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from latentmake.base import atomic, digest
 from latentmake.base.errors import DatasetError, joined
-from latentmake.base.workspace import Need
+from latentmake.base.machine import Need
 from latentmake.config.root import Run
 from latentmake.data.contents import encoded, former_digests
 from latentmake.data.item import Fault

@@ -19,7 +19,7 @@ from latentmake.base import digest
 from latentmake.base.atomic import TEMPORARY_SUFFIX
 from latentmake.base.digest import TargetStat
 from latentmake.base.errors import CacheError, SourceError
-from latentmake.base.workspace import is_text
+from latentmake.base.paths import is_text
 from latentmake.config.datasets import Dataset
 from latentmake.data.contents import Contents
 from latentmake.data.item import CAPTION, IMAGE, Fault, Item

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 from latentmake.base.errors import SourceError
-from latentmake.base.workspace import is_remote
 from latentmake.data.item import Item
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
@@ -62,7 +61,7 @@ def _counted(facts: Facts, dataset: str, model: str, seen: Mapping[str, SeenItem
             texts = item.texts or [contents.text(item)]
         except SourceError:  # the plan names it
             return True
-        if texts != was.texts or not was.source or is_remote(item.image):
+        if texts != was.texts or not was.source or item.is_remote:
             return texts != was.texts
         return contents.of(item.inputs("latents", layout)) != was.source
 

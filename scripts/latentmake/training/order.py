@@ -21,8 +21,8 @@ from pydantic_core import to_json
 
 from latentmake.base import atomic, digest, state_file
 from latentmake.base.errors import CacheError, TrainingError, storage_error
+from latentmake.base.machine import duration
 from latentmake.base.state_file import is_damaged, read_state
-from latentmake.base.workspace import duration
 from latentmake.formats.safetensors import read_head
 from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock, run_folder
 from latentmake.plan.orders import run_order

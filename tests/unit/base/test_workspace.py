@@ -13,20 +13,9 @@ from pathlib import Path
 import pytest
 from latentmake.base import workspace
 from latentmake.base.errors import ConfigError, StorageError
-from latentmake.base.workspace import (
-    OWNER,
-    Need,
-    absolute,
-    check_folder,
-    check_run_folder,
-    claim,
-    free,
-    human,
-    other_owner,
-    shortages,
-    translate,
-    usable_cores,
-)
+from latentmake.base.machine import Need, free, human, shortages, usable_cores
+from latentmake.base.paths import absolute, translate
+from latentmake.base.workspace import OWNER, check_folder, check_run_folder, claim, other_owner
 
 
 @pytest.fixture
@@ -205,7 +194,7 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delattr(os, "sched_getaffinity")  # macOS tells no affinity
     assert usable_cores() == os.cpu_count()
     asking = Path(workspace.__file__).parents[1].rglob("*.py")
-    assert [x.name for x in asking if "sched_getaffinity" in x.read_text()] == ["workspace.py"]
+    assert [x.name for x in asking if "sched_getaffinity" in x.read_text()] == ["machine.py"]
 
 
 # -- names of a folder on Linux, WSL and Windows --------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from latentmake.base.errors import DatasetError, SourceError
-from latentmake.commands.status import _of_items
+from latentmake.commands.check import _of_items
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.encode import runner as encode

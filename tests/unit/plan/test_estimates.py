@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from item_world import work_of
-from latentmake.base.workspace import Need
+from latentmake.base.machine import Need
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import Cluster
 from latentmake.config.models import Model

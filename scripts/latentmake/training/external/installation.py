@@ -27,7 +27,7 @@ from typing import NamedTuple, Self
 import latentmake
 from latentmake.base import digest
 from latentmake.base.errors import TrainingError
-from latentmake.base.workspace import is_windows
+from latentmake.base.paths import is_windows
 from latentmake.data.memo import Memo
 from latentmake.training.findings import Finding
 

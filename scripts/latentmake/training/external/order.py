@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from pydantic import Field
 
 from latentmake.base.errors import ModelError
-from latentmake.base.workspace import is_windows
+from latentmake.base.paths import is_windows
 from latentmake.config.architectures import Setting
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer, flags_of

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from latentmake.base.errors import ConfigError, SourceError, TrainingError
+from latentmake.base.paths import System, absolute, is_windows, translate
 from latentmake.base.progress import Progress
 from latentmake.base.sync import sync
-from latentmake.base.workspace import System, absolute, is_windows, translate
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
 from latentmake.data.memo import Memo

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from latentmake.base.workspace import Need, duration, human
+from latentmake.base.machine import Need, duration, human
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.config.trainers import WanTrainer

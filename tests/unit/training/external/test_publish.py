@@ -19,8 +19,8 @@ from latentmake.base.errors import (
     StorageError,
     TrainingError,
 )
+from latentmake.base.paths import System
 from latentmake.base.sync import RECORD
-from latentmake.base.workspace import System
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.training.external import publish
