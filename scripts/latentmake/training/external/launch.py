@@ -280,6 +280,7 @@ class _Training:
             except BaseException as error:
                 _remove_partial(files)
                 if isinstance(error, process.Stopped):
+                    self.say("")  # ends the line of a progress bar
                     error.said = f"run {order.run}: {self._kept()}"
                 raise
         seconds = time.monotonic() - started
