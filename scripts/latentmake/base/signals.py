@@ -38,20 +38,21 @@ def signals_call(act: Callable[[int], object] = _interrupt) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    if _acts:
-        with _acting(act):
+    is_outermost = not _acts
+    with _acting(act):  # before the handlers are there, which call it
+        if not is_outermost:
             yield
-        return
-    before = {}
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, _handle)
-    try:
-        with _woken(), _acting(act):
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            return
+        before = {}
+        try:
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    before[number] = signal.signal(number, _handle)
+            with _woken():
+                yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 @contextmanager
@@ -88,11 +89,12 @@ def _woken() -> Iterator[None]:
     waker = threading.Thread(target=wake, daemon=True)
     before = signal.signal(_WAKES, lambda *_: None)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    waker.start()
     try:
+        waker.start()
         yield
     finally:
         signal.set_wakeup_fd(-1)
         os.close(writing)
-        waker.join()
+        if waker.is_alive():  # a signal may have come while it was started
+            waker.join()
         signal.signal(_WAKES, before if before is not None else signal.SIG_DFL)

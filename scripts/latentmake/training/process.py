@@ -123,7 +123,8 @@ def run_program(
             raise
         finally:
             _end(child, number, watchdog)
-            reader.join(_GRACE)
+            with suppress(RuntimeError):  # a signal came while it was started
+                reader.join(_GRACE)
             child.stdout.close()
     return child.returncode, bytes(tail).decode("utf-8", "replace")
 
