@@ -25,6 +25,17 @@ from latentmake.plan.orders import Order, Work
 
 Lease = Callable[[Say], AbstractContextManager[object]]
 
+_ENVIRONMENT = {
+    # OpenMP reads this when torch is imported. Threads that wait by spinning starve the readers.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Batches of many shapes would fragment a GPU's memory.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    # `device` sets these to its own values, which then adds nothing.
+    "DIFFUSERS_VERBOSITY": "error",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+
 
 def carry_out(
     orders: Iterable[Order],
@@ -55,8 +66,8 @@ def carry_out(
         ModelError: the model is missing or incomplete.
         StorageError: the disk is full or cannot be written.
     """
-    # OpenMP reads this when torch is imported. Threads that wait by spinning starve the readers.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Before threads start: to add a variable while another thread reads one may crash (getenv).
+    os.environ.update({**_ENVIRONMENT, **os.environ})
     clock, has_encoded, faults = time.monotonic(), False, list[str]()
     readers = max(threads, readers)
     loads = load or partial(load_encoder, threads=threads, say=say)
@@ -129,8 +140,6 @@ def carry_out(
 
 def load_encoder(order: Order, threads: int, say: Say) -> Loaded:
     """Load the encoder of an order. This imports torch, so it runs when the first sample comes."""
-    # Batches of many shapes would fragment a GPU's memory.
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     # Imports create many long-lived objects: the garbage collector would take a third of the time.
     gc.disable()
     try:
