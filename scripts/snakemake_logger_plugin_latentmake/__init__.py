@@ -125,8 +125,9 @@ class _Lines(logging.Formatter):
         event = getattr(record, "event", None)
         if event == LogEvent.RESOURCES_INFO and hasattr(record, "nodes"):
             self._short = False  # jobs run on a cluster
-        self._stops = self._stops or _STOPS.match(str(record.msg)) is not None
-        if self._verbose or _STOPS.match(str(record.msg)):
+        stops = _STOPS.match(str(record.msg)) is not None
+        self._stops |= stops
+        if self._verbose or stops:
             return True
         if _ENDS.match(str(record.msg)) or (self._plan_only and self._is_planned(record, event)):
             return False

@@ -1,1 +1,1 @@
-"""Index: facts about files, remembered by stat."""
+"""Base: tools that every layer uses, such as errors, digests, atomic writes and signals."""

@@ -1,1 +1,1 @@
-"""Caches: jobs that encode stale targets."""
+"""Encode: jobs that make stale cache files."""

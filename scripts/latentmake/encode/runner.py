@@ -25,12 +25,13 @@ from latentmake.plan.orders import Order, Work
 
 Lease = Callable[[Say], AbstractContextManager[object]]
 
-_ENVIRONMENT = {
+_DEFAULTS = {
     # OpenMP reads this when torch is imported. Threads that wait by spinning starve the readers.
     "OMP_WAIT_POLICY": "PASSIVE",
     # Batches of many shapes would fragment a GPU's memory.
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    # `device` sets these to its own values, which then adds nothing.
+}
+_QUIET = {  # these libraries read it when they are imported
     "DIFFUSERS_VERBOSITY": "error",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -67,7 +68,7 @@ def carry_out(
         StorageError: the disk is full or cannot be written.
     """
     # Before threads start: to add a variable while another thread reads one may crash (getenv).
-    os.environ.update({**_ENVIRONMENT, **os.environ})
+    os.environ.update({**_DEFAULTS, **os.environ, **_QUIET})
     clock, has_encoded, faults = time.monotonic(), False, list[str]()
     readers = max(threads, readers)
     loads = load or partial(load_encoder, threads=threads, say=say)

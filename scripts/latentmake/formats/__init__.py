@@ -1,1 +1,1 @@
-"""Files: atomic writes, headers, checks, synced folders, paths, images and videos."""
+"""Formats: bytes of cache files, images and videos, and checks of them."""

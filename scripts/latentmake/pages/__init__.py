@@ -1,1 +1,1 @@
-"""Reports for people: plan tables, checklists, pages."""
+"""Pages: plan tables, checklists and HTML pages for people."""

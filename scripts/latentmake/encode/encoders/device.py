@@ -15,7 +15,6 @@ Memory is pinned only for CUDA. On a CPU, tensors are passed on as they are.
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -50,11 +49,6 @@ frame, and for a token of a T5-XXL."""
 _MOST = {"latents": 64, "text": 256}  # largest number of samples in a batch on a GPU
 _IN_FLIGHT = 3  # workers on a GPU: one queues work, others wait for results and write
 _ROWS, _CAPTIONS = 150, 4  # tokens and captions in a batch on a CPU; larger ones gain little
-_QUIET = {
-    "DIFFUSERS_VERBOSITY": "error",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-}
 
 
 # -- loading --------------------------------------------------------------------------------------
@@ -83,7 +77,6 @@ def encoder(order: Order, *, threads: int, say: Callable[[str], None]) -> Loaded
     threads = max(1, threads // workers) if on_cpu else threads
     torch.set_num_threads(threads)
     torch.backends.cudnn.allow_tf32 = False
-    os.environ.update(_QUIET)  # these libraries read it when they are imported
 
     name, function = order.layout.encoder(order.kind)
     module = import_module(f"latentmake.encode.encoders.{name}")
