@@ -27,7 +27,7 @@ import json
 import time
 from pathlib import Path
 
-from latentmake.plan.state import Difference
+from latentmake.plan.product import Difference
 from latentmake.plan.orders import run_order
 from latentmake.training.backend import Backend
 

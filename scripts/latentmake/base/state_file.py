@@ -11,10 +11,11 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, Self, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from latentmake.base import atomic
 from latentmake.base.errors import StorageError, first_line
 from latentmake.base.regular import read_regular
 
@@ -52,6 +53,22 @@ def read_state(
         if not quiet:
             sys.stderr.write(f"note: {path} is damaged ({fault}); Latentmake makes it anew\n")
     return content
+
+
+class JsonFile(BaseModel):
+    """A JSON file with a fixed set of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    quiet: ClassVar[bool] = False  # whether the caller reports a damaged file itself
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Return the content of a file; None if it is missing or damaged."""
+        return read_state(path, cls.model_validate_json, quiet=cls.quiet)
+
+    def write(self, path: Path) -> None:
+        """Write the file; raises StorageError."""
+        atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
 def is_damaged(path: Path) -> bool:

@@ -18,8 +18,8 @@ from latentmake.exchange.clip_files import CLIPS, LIST, plan_clips
 from latentmake.pages.following import outdated, refuse_following
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import PREVIOUS, run_folder
+from latentmake.plan.product import Difference
 from latentmake.plan.run_plan import stale_targets
-from latentmake.plan.state import Difference
 from latentmake.training.order import BASIS, Basis
 
 _MADE = {

@@ -20,7 +20,11 @@ from latentmake.pages.explanation import differences, program_of, recipe_words
 from latentmake.plan.batches import judge_one, named_targets
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompts_of, targets_of
-from latentmake.plan.state import Difference, Judge, short
+from latentmake.plan.product import (
+    Difference,
+    short,
+)
+from latentmake.plan.state import Judge
 from latentmake.plan.store import mark_reusable
 
 

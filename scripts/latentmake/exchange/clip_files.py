@@ -25,7 +25,11 @@ from latentmake.formats.cachefile import KEY
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps, Span
 from latentmake.plan.facts import Facts
-from latentmake.plan.state import Difference, short, value_differences
+from latentmake.plan.product import (
+    Difference,
+    short,
+    value_differences,
+)
 
 CLIPS = Path("clips")
 LIST = "train.jsonl"

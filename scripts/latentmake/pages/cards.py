@@ -19,7 +19,7 @@ from latentmake.pages.captions import Card, Cards
 from latentmake.pages.edits import Edits
 from latentmake.pages.thumbnails import look_at
 from latentmake.plan.facts import Facts
-from latentmake.plan.state import some
+from latentmake.plan.product import some
 
 PICTURES = 500
 """Number of cards whose picture is embedded; further cards show the picture file itself."""

@@ -16,16 +16,18 @@ from latentmake.formats.cachefile import Header, read_header, read_metadata, rec
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Part, view_of
-from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.state import (
+from latentmake.plan.product import (
     Difference,
-    Judge,
-    Stale,
     is_digest,
     short,
     some,
     text_of,
     value_differences,
+)
+from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.state import (
+    Judge,
+    Stale,
 )
 
 PLACED = "size and crop"

@@ -28,7 +28,7 @@ from latentmake.pages.page import (
     write_page,
 )
 from latentmake.plan.manifest import PREVIOUS, run_folder
-from latentmake.plan.state import Difference
+from latentmake.plan.product import Difference
 from latentmake.training.loop.clips import (
     FOLDER,
     INDEX,

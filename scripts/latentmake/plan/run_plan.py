@@ -48,7 +48,15 @@ from latentmake.plan.orders import (
     settings_digest,
     targets_of,
 )
-from latentmake.plan.state import FORCED, Difference, PartState, some, value_differences
+from latentmake.plan.product import (
+    Difference,
+    some,
+    value_differences,
+)
+from latentmake.plan.state import (
+    FORCED,
+    PartState,
+)
 
 _ANEW = Difference("the manifest is written anew")
 _Skipped = dict[str, list[dict[str, str]]]

@@ -8,7 +8,6 @@ must be read again. All callers (the plan, `status`, `explain`, `verify`) use `J
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -345,59 +344,3 @@ def _refuse_obstacles(paths: Iterable[str], listing: Listing) -> None:
                 link = "a link that leads nowhere, or to other caches"
                 what = f"is {link if place.is_symlink() else 'a file'}, where a folder belongs"
                 raise CacheError(what, where=place, hint="move it away or remove it")
-
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHOWN = 8  # digits of a digest in a message
-_NAMED = 3  # most names in one line
-
-
-class Difference(NamedTuple):
-    """One difference between the past and the present: name, old value, new value.
-
-    Without values, the name is a sentence that says what differs.
-    """
-
-    name: str
-    old: str = ""
-    new: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} -> {self.new}" if self.old != self.new else self.name
-
-
-def is_digest(value: str) -> bool:
-    """Return whether a text is a complete SHA-256 digest."""
-    return _SHA256.fullmatch(value) is not None
-
-
-def short(value: str) -> str:
-    """Return the first digits of a digest; return any other text unchanged."""
-    return f"{value[:_SHOWN]}.." if is_digest(value) else value
-
-
-def some(names: Collection[object]) -> str:
-    """Return the first names as text, and the number of the others."""
-    others = len(names) - _NAMED
-    listed = ", ".join([*map(str, names)][:_NAMED])
-    return f"{listed} and {others} more" if others > 0 else listed
-
-
-def value_differences(
-    old: Mapping[str, object], new: Mapping[str, object], name: str = "{}"
-) -> list[Difference]:
-    """Return a Difference for each key whose values differ; `name` is a pattern for its name."""
-    return [
-        Difference(name.format(key), short(text_of(old.get(key))), short(text_of(new.get(key))))
-        for key in dict.fromkeys((*new, *old))
-        if old.get(key) != new.get(key)
-    ]
-
-
-def text_of(value: object) -> str:
-    """Return a value of a recipe or of the configuration as text."""
-    if isinstance(value, list):
-        return " ".join(map(text_of, value)) or "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "none" if value is None else str(value)

@@ -12,8 +12,8 @@ from latentmake.training.order import RunFiles
 if TYPE_CHECKING:
     from latentmake.config.root import Config
     from latentmake.plan.facts import Facts
+    from latentmake.plan.product import Difference
     from latentmake.plan.run_plan import RunPlan
-    from latentmake.plan.state import Difference
     from latentmake.training.findings import Finding, Say
 
 

@@ -15,8 +15,8 @@ from latentmake.base.errors import SourceError
 from latentmake.data.item import Item
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
+from latentmake.plan.product import Difference
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.state import Difference
 from latentmake.training.seen import SeenItem, read_seen
 
 _FROM_ITEMS = (

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -22,12 +22,17 @@ from pydantic_core import to_json
 from latentmake.base import atomic, digest, state_file
 from latentmake.base.errors import CacheError, TrainingError, storage_error
 from latentmake.base.machine import duration
-from latentmake.base.state_file import is_damaged, read_state
+from latentmake.base.state_file import JsonFile, is_damaged, read_state
 from latentmake.formats.safetensors import read_head
 from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock, run_folder
 from latentmake.plan.orders import run_order
+from latentmake.plan.product import (
+    Difference,
+    short,
+    text_of,
+    value_differences,
+)
 from latentmake.plan.receipts import Amount
-from latentmake.plan.state import Difference, short, text_of, value_differences
 from latentmake.training.seen import SEEN, write_seen
 
 BASIS = "trained_on.json"
@@ -36,22 +41,6 @@ _FOLDERS = {"generate": "generated", "evaluate": "evaluation"}
 _PAGES = ("report", "captions", "compare", "evaluate")
 _VALUES = TypeAdapter(dict[str, Any])  # content of a receipt, see `finish`
 _Order = TypeVar("_Order", bound=BaseModel)
-
-
-class JsonFile(BaseModel):
-    """A JSON file with a fixed set of keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    quiet: ClassVar[bool] = False  # whether the caller reports a damaged file itself
-
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """Return the content of a file; None if it is missing or damaged."""
-        return read_state(path, cls.model_validate_json, quiet=cls.quiet)
-
-    def write(self, path: Path) -> None:
-        """Write the file; raises StorageError."""
-        atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
 class Wanted(JsonFile):

@@ -30,7 +30,7 @@ from latentmake.models.files import (
 from latentmake.models.recipe import make, weights_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.plan.state import value_differences
+from latentmake.plan.product import value_differences
 from latentmake.training.sd.plan import Sd
 from latentmake.training.sd.recipe import SdRecipe
 from latentmake.training.sd.unet import SdOrder

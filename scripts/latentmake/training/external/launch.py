@@ -31,6 +31,7 @@ from pydantic_core import from_json
 from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError
 from latentmake.base.regular import read_regular
+from latentmake.base.state_file import JsonFile
 from latentmake.encode import lease
 from latentmake.formats.check import not_finite
 from latentmake.formats.safetensors import read_head
@@ -45,7 +46,6 @@ from latentmake.training.external.order import (
 )
 from latentmake.training.findings import passed
 from latentmake.training.order import (
-    JsonFile,
     LaunchedRecord,
     RunFiles,
     Wanted,

@@ -23,7 +23,7 @@ from latentmake.config.machines import Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Validation
 from latentmake.data.memo import Memo
-from latentmake.plan.state import Difference
+from latentmake.plan.product import Difference
 from latentmake.training.external.installation import Installation
 from latentmake.training.order import LaunchedRecord, RunFiles, RunOrder, Wanted, run_values
 

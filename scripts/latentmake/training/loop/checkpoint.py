@@ -18,10 +18,14 @@ from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 
+from latentmake.base.state_file import JsonFile
 from latentmake.plan.receipts import Amount
 from latentmake.training.loop.order import Order, TrainingOrder
 from latentmake.training.loop.order import wanted as wanted_by
-from latentmake.training.order import JsonFile, RunFiles, Wanted
+from latentmake.training.order import (
+    RunFiles,
+    Wanted,
+)
 
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 PROGRESS = "progress.json"

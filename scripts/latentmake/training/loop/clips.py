@@ -19,13 +19,22 @@ from pydantic import Field, StringConstraints, model_validator
 
 from latentmake.base import digest
 from latentmake.base.errors import TrainingError
+from latentmake.base.state_file import JsonFile
 from latentmake.config.models import Model
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.orders import prompt_path, run_order
-from latentmake.plan.state import Difference, short, value_differences
+from latentmake.plan.product import (
+    Difference,
+    short,
+    value_differences,
+)
 from latentmake.training.loop.order import CAPTIONS, ClipSettings, Prompt, TrainingOrder
-from latentmake.training.order import JsonFile, caption_in, last_place, lock_of
+from latentmake.training.order import (
+    caption_in,
+    last_place,
+    lock_of,
+)
 from latentmake.training.rows import rows_of
 
 FOLDER = "generated"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from latentmake.base import digest
 from latentmake.base.errors import CacheError, TrainingError, shortened
 from latentmake.base.progress import Progress, say
+from latentmake.base.state_file import JsonFile
 from latentmake.encode.encoders.device import pick_device
 from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_items
 from latentmake.training.loop.clips import (
@@ -46,7 +47,7 @@ from latentmake.training.loop.clips import (
     settings_of,
 )
 from latentmake.training.loop.recipe import Painter, Recipe, item_losses, spread_timesteps
-from latentmake.training.order import JsonFile, caption_in
+from latentmake.training.order import caption_in
 
 _MADE: tuple[Kind, ...] = ("base", "adapter")
 _PARTS = ".parts.json"  # losses and clips of an evaluation that has not ended

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints, model_validator
 
 from latentmake.base import digest
+from latentmake.base.state_file import JsonFile
 from latentmake.config.fields import shaping
 from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
 from latentmake.training.order import (
-    JsonFile,
     Origin,
     RunFiles,
     RunOrder,

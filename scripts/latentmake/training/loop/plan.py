@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from latentmake.config.trainers import LoopTrainer
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import prompt_path
+from latentmake.plan.product import Difference
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.state import Difference
 from latentmake.training.backend import Backend
 from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.order import Prompt, TrainingOrder, goes_on, wanted

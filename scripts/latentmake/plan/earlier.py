@@ -1,0 +1,24 @@
+"""Records of earlier releases, read as parts of products.
+
+Releases before 0.3 wrote digests under other names, and the named values behind them into a file of
+their own. So nothing that they made is made again. This module is deleted with release 0.5.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_PARTS = {"data": "dataset", "settings": "settings", "weights": "network"}
+_VERSION = "version of the trainer"
+
+
+def with_parts(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a record, with `parts` in place of an earlier release's digests."""
+    wanted = content.get("wanted", content if "data" in content else None)
+    if "parts" in content or not isinstance(wanted, dict):
+        return content
+    if missing := _PARTS.keys() - wanted.keys():
+        raise ValueError(f"it has no digest of {min(missing)}")
+    parts = {name: wanted[key] for key, name in _PARTS.items()}
+    parts[_VERSION] = wanted.get("version", 1)
+    return {**content, "parts": parts}

@@ -1,0 +1,148 @@
+"""Products of a build besides cache files: what they are made of, and why they are made again.
+
+A product has named parts: digests or values of everything that shapes it. A record of these parts
+lies beside the product's files. `judge` compares product and record, and nothing else decides
+whether a product is made again. (Cache files have their parts in their headers, see `plan.state`.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, JsonValue, model_validator
+
+from latentmake.base.state_file import JsonFile
+from latentmake.plan import earlier
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 8  # digits of a digest in a message
+_NAMED = 3  # most names in one line
+
+Parts = dict[str, JsonValue]
+"""Name of a part in the user's words -> digest or value."""
+
+
+class Product(NamedTuple):
+    """Something that a build makes from named parts.
+
+    Attributes:
+        absent: why the product is made if there is no record of it, as a sentence.
+        parts: digests or values of everything that shapes the product, by name.
+        values: part -> names and values that its digest covers. They explain a difference of the
+            digest, and do not decide anything.
+        places: part -> path of what has its digest, for messages.
+        files: paths of the product's files.
+    """
+
+    absent: str
+    parts: Parts
+    values: Mapping[str, Mapping[str, JsonValue]] = {}
+    places: Mapping[str, str] = {}
+    files: Sequence[Path] = ()
+
+
+class Made(JsonFile, extra="ignore"):  # earlier releases write more
+    """Record of what a product was made of. The attributes are those of a `Product`.
+
+    Records of single products have further keys.
+    """
+
+    parts: Parts
+    values: dict[str, dict[str, JsonValue]] = Field({})
+    places: dict[str, str] = Field({})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier(cls, content: Any) -> Any:
+        return earlier.with_parts(content) if isinstance(content, dict) else content
+
+
+def judge(product: Product, made: Made | None) -> list[Difference]:
+    """Return why a product must be made again, or nothing if it is up to date.
+
+    Args:
+        product: the product as it should be.
+        made: record of the product as it was made; None if there is none.
+    """
+    if made is None:
+        return [Difference(product.absent)]
+    differences: list[Difference] = []
+    for name in dict.fromkeys((*product.parts, *made.parts)):
+        was, now = made.parts.get(name), product.parts.get(name)
+        if was == now:
+            continue
+        told = value_differences(made.values.get(name, {}), product.values.get(name, {}))
+        differences += told or [_of_part(name, was, now, made.places, product.places)]
+    if differences:
+        return differences
+    return [Difference(f"{path} is missing") for path in product.files if not path.is_file()]
+
+
+def _of_part(
+    name: str,
+    was: JsonValue,
+    now: JsonValue,
+    old_places: Mapping[str, str],
+    places: Mapping[str, str],
+) -> Difference:
+    """Return the difference of a part whose values do not explain it."""
+    old, new = text_of(was), text_of(now)
+    if is_digest(old) or is_digest(new):
+        owner = f"{name}'" if name.endswith("s") else f"{name}'s"
+        ends = [f" ({of[name]})" if of.get(name) else "" for of in (old_places, places)]
+        return Difference(f"{owner} digest", short(old) + ends[0], short(new) + ends[1])
+    return Difference(name, old, new)
+
+
+class Difference(NamedTuple):
+    """One difference between the past and the present: name, old value, new value.
+
+    Without values, the name is a sentence that says what differs.
+    """
+
+    name: str
+    old: str = ""
+    new: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.old} -> {self.new}" if self.old != self.new else self.name
+
+
+def is_digest(value: str) -> bool:
+    """Return whether a text is a complete SHA-256 digest."""
+    return _SHA256.fullmatch(value) is not None
+
+
+def short(value: str) -> str:
+    """Return the first digits of a digest; return any other text unchanged."""
+    return f"{value[:_SHOWN]}.." if is_digest(value) else value
+
+
+def some(names: Collection[object]) -> str:
+    """Return the first names as text, and the number of the others."""
+    others = len(names) - _NAMED
+    listed = ", ".join([*map(str, names)][:_NAMED])
+    return f"{listed} and {others} more" if others > 0 else listed
+
+
+def value_differences(
+    old: Mapping[str, object], new: Mapping[str, object], name: str = "{}"
+) -> list[Difference]:
+    """Return a Difference for each key whose values differ; `name` is a pattern for its name."""
+    return [
+        Difference(name.format(key), short(text_of(old.get(key))), short(text_of(new.get(key))))
+        for key in dict.fromkeys((*new, *old))
+        if old.get(key) != new.get(key)
+    ]
+
+
+def text_of(value: object) -> str:
+    """Return a value of a recipe or of the configuration as text."""
+    if isinstance(value, list):
+        return " ".join(map(text_of, value)) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else str(value)
