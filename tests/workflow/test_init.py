@@ -166,14 +166,21 @@ def test_pictures_without_a_caption_are_named_if_others_have_one(project: Projec
     assert "class_tokens" not in written(project, "cats.yaml")["datasets"]["cats"]
 
 
-def test_a_run_is_named_by_its_file(project: Project) -> None:
-    """So that a second configuration of a folder does not write over the first one's result."""
+def test_a_second_run_of_a_folder_is_named_by_its_file(project: Project) -> None:
+    """So that it does not write over the first one's result."""
     pictures(project / "cats")
     place = model(project, "sd15")
-    for file, run in (("cats2.yaml", "cats2"), ("config/config.yaml", "cats")):
+    files = ("first.yaml", "cats"), ("first.yaml", "cats"), ("cats2.yaml", "cats2")
+    for file, run in (*files, ("config/config.yaml", "cats")):
         said = project.ask("init", "cats", "--model", place, "--output", file)
         assert said.one_line("next", f"snakemake -n train_{run} --configfile {file}")
         assert list(written(project, file)["runs"]) == [run]
+    for file in ("first.yaml", "config/config.yaml"):
+        (project / file).unlink()
+    (project / "runs/cats").mkdir(parents=True)
+    (project / "runs/cats/training.json").write_text("{}")
+    project.ask("init", "cats", "--model", place, "--output", "cats3.yaml")
+    assert list(written(project, "cats3.yaml")["runs"]) == ["cats3"]
 
 
 def test_prompts_are_from_all_over_the_dataset_and_one_is_new(project: Project) -> None:
