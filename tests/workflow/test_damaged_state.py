@@ -14,7 +14,6 @@ KINDS = (
     "runs/tiny/dataset.lock",
     "runs/tiny/manifest.jsonl",
     "runs/tiny/training.json",
-    "runs/tiny/trained_on.json",
     "runs/tiny/trained.json",
     "runs/tiny/samples/index.json",
     "runs/tiny/checkpoints/*/progress.json",
@@ -83,7 +82,7 @@ def test_damaged_files_of_state_are_made_anew_and_nothing_is_encoded_or_trained_
     for path in (path for kind in kinds for path in trained.folder.glob(kind)):
         write(path, b'{"digest": [], "aside": []}')
     result = trained.run("train_tiny")
-    for name in ("dataset.lock", "training.json", "trained_on.json"):
+    for name in ("dataset.lock", "training.json"):
         result.one_line(f"note: runs/tiny/{name} is damaged (", "; Latentmake makes it anew")
     result.one_line("note: .latentmake/memo.sqlite is damaged (file is not a database)")
     result.one_line("tiny: already trained on exactly this")

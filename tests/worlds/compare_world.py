@@ -12,8 +12,9 @@ from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.pages.pictured import Pictured, index_of
 from latentmake.plan.manifest import run_folder
+from latentmake.plan.product import Parts
 from latentmake.training.loop.order import INDEX, PictureIndex, Prompt, picture_name
-from latentmake.training.order import Record, Wanted
+from latentmake.training.order import Record
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
@@ -64,17 +65,17 @@ def make_run(
     for step in steps:
         for column, file in enumerate(rows[step]):
             atomic.write(folder / file, png(colour_of(number, column, step), size))
-    want = Wanted(data="d" * 64, settings="s" * 64, weights=weights * 64)
-    PictureIndex.of(order, want, rows).write(folder / INDEX)
+    want: Parts = {"dataset": "d" * 64, "settings": "s" * 64, "network": weights * 64}
+    PictureIndex.of_rows(order, want, rows).write(folder / INDEX)
     return Pictured(name, run_folder(name), index_of(run_folder(name)), None)
 
 
-def make_trained(name: str, steps: int) -> Wanted:
+def make_trained(name: str, steps: int) -> Parts:
     """Write the record, the LoRA and the losses of a run that `make_run` made; one loss is NaN."""
-    want = Wanted(data="d" * 64, settings="s" * 64, weights="w" * 64)
+    want: Parts = {"dataset": "d" * 64, "settings": "s" * 64, "network": "w" * 64}
     files = {"kohya.safetensors": "f"}
     record = Record(
-        wanted=want, steps=steps, loss_start=1, loss_end=1, seconds=1, files=files
+        parts=want, steps=steps, loss_start=1, loss_end=1, seconds=1, files=files
     )  # fmt: skip
     folder = Path("runs", name)
     record.write(folder / "training.json")

@@ -18,9 +18,9 @@ from latentmake.exchange.clip_files import CLIPS, LIST, plan_clips
 from latentmake.pages.following import outdated, refuse_following
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import PREVIOUS, run_folder
-from latentmake.plan.product import Difference
+from latentmake.plan.product import Difference, judge
 from latentmake.plan.run_plan import stale_targets
-from latentmake.training.order import BASIS, Basis
+from latentmake.training.order import Record
 
 _MADE = {
     "caches": r"caches_{run}|runs/{run}/(dataset\.lock|manifest\.jsonl)",
@@ -55,8 +55,10 @@ def _of_run(project: Project, path: str) -> list[Explanation]:
         previous = run_folder(run) / PREVIOUS
         if Path(place).is_relative_to(previous) and os.path.lexists(place):
             meaning = f"the result before that of train_{run}; a new training replaces it"
-            now, was = Basis.read(run_folder(run) / BASIS), Basis.read(previous / BASIS)
-            changed = now.differences(previous, was.wanted) if now and was else []
+            now, was = (
+                Record.read(folder / "training.json") for folder in (run_folder(run), previous)
+            )
+            changed = judge(now.product, was) if now and was else []
             return [Explanation(place, "previous", meaning, differences=changed, runs=[run])]
         for word, pattern in _MADE.items():
             if re.fullmatch(pattern.format(run=re.escape(run)), place):

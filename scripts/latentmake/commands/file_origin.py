@@ -24,7 +24,6 @@ from latentmake.plan.product import (
     Difference,
     short,
 )
-from latentmake.plan.state import Judge
 from latentmake.plan.store import mark_reusable
 
 
@@ -245,7 +244,7 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     ]
     if explanation.header is not None:
         explanation.differences = [
-            *_source_differences(judge, part, item, explanation, content),
+            *_source_differences(judge.contents.text, part, item, explanation, content),
             *differences(facts, part, stale),
         ] or [Difference("key", short(explanation.header.key), short(explanation.key or ""))]
     return explanation
@@ -262,14 +261,15 @@ def _runs(facts: Facts, part: Part, item: Item) -> list[str]:
 
 
 def _source_differences(
-    judge: Judge, part: Part, item: Item, explanation: Explanation, content: str
+    text: Callable[[Item], str], part: Part, item: Item, explanation: Explanation, content: str
 ) -> list[Difference]:
+    """Return why the source of a file differs; `text` reads the present caption of an item."""
     header = explanation.header
     if header is None or header.source == content:
         return []
     place = f" ({item.source})" if item.source else ""
     if explanation.caption is not None and item.media is None:
-        new = judge.contents.text(item)
+        new = text(item)
         if explanation.caption != new:
             return [Difference("caption", _quoted(explanation.caption), _quoted(new) + place)]
     name = "caption's digest" if parsed(part.name).kind == "text" else "source's digest"

@@ -27,7 +27,7 @@ from latentmake.commands.new_config import (
     size_of,
     unedited,
 )
-from latentmake.commands.project import HOME, say
+from latentmake.commands.project import HOME, is_used, say
 from latentmake.config.fields import literal
 from latentmake.config.root import parse
 from latentmake.models import recipe
@@ -56,7 +56,7 @@ def init(
     """
     by_folder = {folder: datasets_in(folder) for folder in folders}
     datasets = _named([dataset for several in by_folder.values() for dataset in several])
-    name, file = run_and_file(datasets, output)
+    name, file = run_and_file(datasets, output, is_used)
     if file.exists() and not force and not unedited(_text_of(file)):
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -14,7 +14,6 @@ from latentmake.base import digest
 from latentmake.commands.dataset_folders import FoundDataset
 from latentmake.commands.local_models import Model
 from latentmake.commands.model_section import Section
-from latentmake.commands.project import configurations, sections_of
 from latentmake.config.architectures import WAN, Scripts
 from latentmake.config.fields import literal
 from latentmake.config.weights import Weights
@@ -22,7 +21,6 @@ from latentmake.data.folders import slug
 from latentmake.encode import gpu
 from latentmake.models.files import network_config
 from latentmake.pages.plan_report import counted
-from latentmake.plan.manifest import result_folder
 from latentmake.training.external.musubi.checks import number_format
 
 _UNEDITED = "# Until you edit it, the next `latentmake init` replaces it"
@@ -51,20 +49,25 @@ _WHY = {
 }
 
 
-def run_and_file(datasets: Sequence[FoundDataset], output: Path | None) -> tuple[str, Path]:
+def run_and_file(
+    datasets: Sequence[FoundDataset], output: Path | None, is_used: Callable[[str, Path], bool]
+) -> tuple[str, Path]:
     """Return the name of a run and the path of its configuration.
 
-    The run has the name of its folder, or that of its file if another configuration or an earlier
-    result has the folder's name: the two must not write over each other's results.
+    The run has the name of its folder, or that of its file if another run has the folder's name:
+    the two must not write over each other's results.
+
+    Args:
+        datasets: datasets of the run.
+        output: path that the user named.
+        is_used: whether a name belongs to a run that is not in the configuration at a path.
     """
     name = slug(datasets[0].words)
-    file = Path(f"{name}.yaml") if output is None else output
-    if output is None or file.stem == "config" or name in sections_of(file).get("runs", {}):
-        return name, file
-    others = (sections for path, sections in configurations().items() if path != file)
-    is_used = any(name in sections.get("runs", {}) for sections in others)
-    is_used |= (result_folder(name) / "training.json").is_file()
-    return slug(file.stem) if is_used else name, file
+    if output is None:
+        return name, Path(f"{name}.yaml")
+    return name if output.stem == "config" or not is_used(name, output) else slug(
+        output.stem
+    ), output
 
 
 def size_of(model: Model, datasets: Sequence[FoundDataset]) -> tuple[int | list[int], str]:

@@ -24,6 +24,7 @@ from latentmake.commands.completion import DEFAULT
 from latentmake.config.document import check_file
 from latentmake.config.root import Config, parse
 from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import result_folder
 from latentmake.plan.planner import make_plan, many_objects
 from latentmake.plan.run_plan import Plan
 
@@ -155,6 +156,18 @@ def sections_of(file: Path) -> Mapping[str, Any]:
     """Return the sections of a configuration; no sections if it has no runs."""
     values = completion.sections(file)
     return values if isinstance(values.get("runs"), dict) else {}
+
+
+def is_used(run: str, file: Path) -> bool:
+    """Whether a name belongs to a run of another configuration, or to an earlier result.
+
+    If the configuration at the path `file` has the run, the result is its own.
+    """
+    if run in sections_of(file).get("runs", {}):
+        return False
+    others = (sections for path, sections in configurations().items() if path != file)
+    result = result_folder(run) / "training.json"
+    return result.is_file() or any(run in sections.get("runs", {}) for sections in others)
 
 
 def check_directory(directory: Path | None) -> None:

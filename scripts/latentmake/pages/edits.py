@@ -10,7 +10,7 @@ from latentmake.data.item import Item
 from latentmake.pages.captions import Card
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import read_lock, result_folder, run_folder
-from latentmake.training.order import Origin
+from latentmake.training.order import parts_in
 from latentmake.training.seen import SeenItem, read_seen, seen_items
 
 
@@ -76,8 +76,8 @@ def _read_seen(run: str) -> dict[tuple[str, str], SeenItem]:
     folder = result_folder(run)
     items = read_seen(folder)
     if items is None:
-        record = Origin.read(folder / "training.json")
-        if record is None or record.wanted.data != read_lock(run).data:
+        parts = parts_in(folder / "training.json")
+        if parts is None or parts.get("dataset") != read_lock(run).data:
             return {}
         with suppress(TrainingError):
             items = [*seen_items(run_folder(run) / "manifest.jsonl")]

@@ -38,7 +38,7 @@ from latentmake.training.loop.clips import (
     Result,
     evaluation_folder,
 )
-from latentmake.training.order import BASIS, AnyRecord, Basis
+from latentmake.training.order import Record
 
 PAGE = "index.html"
 _LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
@@ -221,15 +221,13 @@ def outdated(run: str, word: str) -> list[Difference]:
 def training_section(run: str) -> dict[str, Any]:
     """Return a line of figures of a run's training, its curves and its sample pictures."""
     folder = run_folder(run)
-    trained = AnyRecord.read(folder / "training.json")
-    record = trained.model_dump(exclude={"files"}, exclude_unset=True) if trained else {}
-    words = []
-    if record.get("steps"):
-        words.append(f"{record['steps']} steps")
-    if record.get("seconds"):
-        words.append(duration(record["seconds"] / 60))
-    losses = [record[name] for name in ("loss_start", "loss_end") if record.get(name) is not None]
-    if losses:
+    record, words = Record.read(folder / "training.json"), list[str]()
+    if record and record.steps:
+        words.append(f"{record.steps} steps")
+    if record and record.seconds:
+        words.append(duration(record.seconds / 60))
+    losses = [record.loss_start, record.loss_end] if record else []
+    if losses := [loss for loss in losses if loss is not None]:
         words.append("loss " + " → ".join(f"{loss:.4g}" for loss in losses))
     pictures = {"Sample pictures": _file(folder / "samples.png"), "Curves": _curves(folder, run)}
     shown = [[name, _scaled(data)] for name, data in pictures.items() if data]
@@ -240,10 +238,12 @@ def training_section(run: str) -> dict[str, Any]:
 
 def provenance(run: str) -> str:
     """Return a table of the network, data and settings of a run's training; "" if untrained."""
-    basis = Basis.read(run_folder(run) / BASIS)
-    if basis is None:
+    record = Record.read(run_folder(run) / "training.json")
+    if record is None:
         return ""
-    rows = {f"run {run}": "", "network": basis.network, **basis.data, **basis.settings}
+    rows = {f"run {run}": "", **record.places}
+    for values in record.values.values():
+        rows |= values
     return tabulate(rows.items(), tablefmt="plain", disable_numparse=True)
 
 

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from latentmake.pages.page import as_text
 from latentmake.training.loop.clips import FOLDER, INDEX, GenerationIndex
 from latentmake.training.loop.order import PictureIndex, read_index
-from latentmake.training.order import COPIED, Record, Wanted
+from latentmake.training.order import COPIED, Record, parts_in
 
 _ALL_STEPS = "*"
 _LOSSES = ("loss", "validation_loss")
@@ -58,7 +58,7 @@ class Pictured(NamedTuple):
         if record is None:
             return {}
         copies = sorted((self.folder / "saved").glob("step-*"))
-        own = [copy for copy in copies if Wanted.read(copy / COPIED) == record.wanted]
+        own = [copy for copy in copies if parts_in(copy / COPIED) == record.parts]
         paths = {str(int(copy.name.removeprefix("step-"))): _lora_in(copy) for copy in own}
         names = [self.folder / name for name in record.files]
         last = min((path for path in names if path.is_file()), default=self.folder)
@@ -102,7 +102,7 @@ def index_of(folder: Path) -> PictureIndex | None:
     record = Record.read(folder / "training.json")
     if index is None or not index.prompts or not index.steps:
         return None
-    return index if record is None or record.wanted == index.wanted else None
+    return index if record is None or record.parts == index.parts else None
 
 
 def pictures_in(folder: Path, name: str) -> Pictured | None:

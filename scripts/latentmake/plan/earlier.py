@@ -6,7 +6,14 @@ their own. So nothing that they made is made again. This module is deleted with 
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+
+from latentmake.base.state_file import read_state
+
+BASIS = "trained_on.json"
+"""File beside a record of trained weights that has the named values behind its digests."""
 
 _PARTS = {"data": "dataset", "settings": "settings", "weights": "network"}
 _VERSION = "version of the trainer"
@@ -22,3 +29,18 @@ def with_parts(content: dict[str, Any]) -> dict[str, Any]:
     parts = {name: wanted[key] for key, name in _PARTS.items()}
     parts[_VERSION] = wanted.get("version", 1)
     return {**content, "parts": parts}
+
+
+def named_values(folder: Path, parts: dict[str, Any]) -> dict[str, Any]:
+    """Return the values and places of a record in a folder; empty if they are unknown.
+
+    `parts` are those of the record. The values may belong to another training.
+    """
+    content: Any = read_state(folder / BASIS, json.loads)
+    try:
+        if with_parts(content)["parts"] != parts:
+            return {}
+        values = {"dataset": content["data"], "settings": content["settings"]}
+        return {"values": values, "places": {"network": content["network"]}}
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -39,7 +39,7 @@ class Product(NamedTuple):
 
     absent: str
     parts: Parts
-    values: Mapping[str, Mapping[str, JsonValue]] = {}
+    values: Mapping[str, Mapping[str, str]] = {}
     places: Mapping[str, str] = {}
     files: Sequence[Path] = ()
 
@@ -51,8 +51,18 @@ class Made(JsonFile, extra="ignore"):  # earlier releases write more
     """
 
     parts: Parts
-    values: dict[str, dict[str, JsonValue]] = Field({})
+    values: dict[str, dict[str, str]] = Field({})
     places: dict[str, str] = Field({})
+
+    @classmethod
+    def of(cls, product: Product, **more: Any) -> Self:
+        """Return the record of a product, with the further keys of its kind."""
+        return cls(parts=product.parts, values=product.values, places=product.places, **more)
+
+    @property
+    def product(self) -> Product:
+        """The product as it was made, to compare it with an earlier one."""
+        return Product("", self.parts, self.values, self.places)
 
     @model_validator(mode="before")
     @classmethod
@@ -74,7 +84,9 @@ def judge(product: Product, made: Made | None) -> list[Difference]:
         was, now = made.parts.get(name), product.parts.get(name)
         if was == now:
             continue
-        told = value_differences(made.values.get(name, {}), product.values.get(name, {}))
+        told: list[Difference] = []
+        if name in made.values and name in product.values:
+            told = value_differences(made.values[name], product.values[name])
         differences += told or [_of_part(name, was, now, made.places, product.places)]
     if differences:
         return differences

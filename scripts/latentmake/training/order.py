@@ -2,8 +2,8 @@
 
 The planner writes the order without importing torch. The trainer reads the order, and the manifest
 and lock that it names, and no other file of the plan. A record beside the trained weights has the
-digests of everything that shaped them. While they equal the digests of the order, there is nothing
-to train. This module does not import torch, because launcher and planner compare these digests.
+parts that they were made of. While they equal the parts of the order, there is nothing to train.
+This module does not import torch, because launcher and planner compare these parts.
 """
 
 from __future__ import annotations
@@ -12,30 +12,28 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import to_json
 
 from latentmake.base import atomic, digest, state_file
 from latentmake.base.errors import CacheError, TrainingError, storage_error
 from latentmake.base.machine import duration
-from latentmake.base.state_file import JsonFile, is_damaged, read_state
+from latentmake.base.state_file import is_damaged, read_state
 from latentmake.formats.safetensors import read_head
+from latentmake.plan import earlier
 from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock, run_folder
 from latentmake.plan.orders import run_order
-from latentmake.plan.product import (
-    Difference,
-    short,
-    text_of,
-    value_differences,
-)
+from latentmake.plan.product import Difference, Made, Parts, Product, judge, text_of
 from latentmake.plan.receipts import Amount
 from latentmake.training.seen import SEEN, write_seen
 
-BASIS = "trained_on.json"
+TrainedParts: TypeAlias = Parts
+"""Parts of trained weights: digests of dataset, settings and network, and `VERSION`."""
+VERSION = "version of the trainer"
+"""Part of trained weights: version of the trainer."""
 _RECEIPT = "trained.json"
 _FOLDERS = {"generate": "generated", "evaluate": "evaluation"}
 _PAGES = ("report", "captions", "compare", "evaluate")
@@ -43,33 +41,8 @@ _VALUES = TypeAdapter(dict[str, Any])  # content of a receipt, see `finish`
 _Order = TypeVar("_Order", bound=BaseModel)
 
 
-class Wanted(JsonFile):
-    """Digests of everything that shapes trained weights.
-
-    Attributes:
-        data: digest of the manifest's caches.
-        settings: digest of all settings that shape the weights.
-        weights: digest of the network that is trained, and of its noise schedule.
-        resumed: digest of another training's checkpoint, from which a training of an earlier
-            release began; "" for none.
-        version: version of the trainer; a record without it has version 1.
-    """
-
-    data: str
-    settings: str
-    weights: str
-    resumed: str = ""
-    version: int = 1
-
-
-class Origin(JsonFile, extra="ignore"):
-    """Digests in any record, index of pictures or note on states; other keys are ignored."""
-
-    wanted: Wanted
-
-
-class Forced(Origin):
-    """Mark in a run's folder that a forced training has not ended.
+class Forced(Made):
+    """Mark in a run's folder that a forced training of these parts has not ended.
 
     Attributes:
         planned: time of its order, see `RunOrder`.
@@ -78,57 +51,54 @@ class Forced(Origin):
     planned: int
 
 
-class Basis(JsonFile):
-    """Named values that shaped trained weights, in a file beside them.
-
-    They explain why a run is trained again; only the digests decide whether it is.
+class Record(Made):
+    """Record beside trained weights; the receipt of its build has the same content.
 
     Attributes:
-        wanted: digests that decide.
-        settings: settings of the trainer that shape the weights, by name.
-        data: digests in the lock, by name.
-        network: place of the network.
+        steps: number of steps; None if a launched trainer does not report it, like the losses.
+        loss_start: mean squared error over fixed noise and timesteps, before the training.
+        loss_end: the same error after the training.
+        seconds: time spent on steps, without steps that a killed training lost.
+        mixed_precision: precision of the training; "" in records of earlier releases.
+        files: path of each file of trained weights below the run's folder -> its SHA-256; empty in
+            records of earlier releases.
     """
 
-    wanted: Wanted
-    settings: dict[str, str]
-    data: dict[str, str]
-    network: str
+    steps: int | None = None
+    loss_start: float | None = None
+    loss_end: float | None = None
+    seconds: Amount
+    mixed_precision: str = ""
+    files: dict[str, str] = Field({})
 
-    def differences(
-        self, folder: Path, was: Wanted | None, chosen: Iterable[str] = ()
-    ) -> list[Difference]:
-        """Return the differences from the last training.
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Return the record at a path. If it is damaged, return its copy in the receipt.
 
-        Records of earlier releases may have only digests, or lack today's settings. A setting that
-        the record lacks is a difference only if it is `chosen`.
-
-        Args:
-            folder: folder of the last result.
-            was: digests in its record; None if there is no record.
-            chosen: names of the settings that are not at their defaults.
+        The copy counts only if the files of the weights have the digests that it names.
         """
-        if was is None:
-            return [Difference("it has not been trained yet")]
-        now, last = self.wanted, Basis.read(folder / BASIS)
-        old = last if last and last.wanted == was else self.model_copy(update={"network": ""})
-        gone = {key: value for key, value in old.settings.items() if key not in self.settings}
-        named = {*old.settings, *chosen}
-        settings = {key: value for key, value in self.settings.items() if key in named} | gone
-        reasons = []
-        if was.data != now.data:
-            digests = Difference("dataset's digest", short(was.data), short(now.data))
-            reasons += value_differences(old.data, self.data) or [digests]
-        if was.settings != now.settings:
-            digests = Difference("settings' digest", short(was.settings), short(now.settings))
-            reasons += value_differences(old.settings, settings) or [digests]
-        if was.weights != now.weights:
-            ends = [f" ({place})" if place else "" for place in (old.network, self.network)]
-            networks = short(was.weights) + ends[0], short(now.weights) + ends[1]
-            reasons.append(Difference("network's digest", *networks))
-        return reasons + value_differences(
-            {"version of the trainer": was.version}, {"version of the trainer": now.version}
-        )
+        record = super().read(path)
+        if record is None and is_damaged(path):
+            record = cls._copy(path)
+        if record is None or record.values:
+            return record
+        return record.model_copy(update=earlier.named_values(path.parent, record.parts))
+
+    @classmethod
+    def _copy(cls, path: Path) -> Self | None:
+        content = read_state(path.with_name(_RECEIPT), _VALUES.validate_json)
+        try:
+            copy = cls.model_validate(content)
+            files = copy.files.items()
+            same = [digest.of_file(path.parent / name) == recorded for name, recorded in files]
+        except (OSError, ValueError):
+            return None
+        return copy if same and all(same) else None
+
+    @property
+    def dataset(self) -> str:
+        """Digest of the training data; "" if the record has none."""
+        return str(self.parts.get("dataset", ""))
 
 
 class RunOrder(BaseModel, ABC):
@@ -171,6 +141,10 @@ class RunOrder(BaseModel, ABC):
     def networks(self) -> Iterable[object]:
         """Return the places of the networks that are trained, for messages."""
 
+    def chosen(self) -> Iterable[str]:
+        """Return the names of settings that the user set. They count if a record lacks them."""
+        return ()
+
     def force(self, forced: Collection[str]) -> tuple[Self, list[Difference]]:
         """Return the order, and the reason to train if the command forces it.
 
@@ -178,18 +152,44 @@ class RunOrder(BaseModel, ABC):
         """
         if f"train_{self.run}" not in forced:
             return self, []
-        last = AnyRecord.read(RunFiles(self).finished.record)
+        last = Record.read(RunFiles(self).finished.record)
         took = f"; the last one took {duration(last.seconds / 60)}" if last and last.seconds else ""
         return self.model_copy(update={"forced": True}), [Difference(f"forced{took}")]
 
-    def basis(self, wanted: Wanted) -> Basis:
-        """Return the named values behind these digests, with the run's lock as it is now."""
+    def product(self, parts: TrainedParts, last: Record | None = None) -> Product:
+        """Return the trained weights as a product, with the run's lock as it is now.
+
+        Args:
+            parts: digests of everything that shapes the weights.
+            last: record of the last training. Settings that it has and today's release lacks are no
+                difference. Settings that it lacks are one only if the user set them.
+        """
         settings, data = (
             {name: text_of(value) for name, value in values.items()}
             for values in (self.settings(), read_lock(self.run).data_values())
         )
-        network = ", ".join(map(str, self.networks()))
-        return Basis(wanted=wanted, settings=settings, data=data, network=network)
+        if last is not None:
+            old = last.values.get("settings", {})
+            named = {*old, *self.chosen()}
+            settings = old | {name: value for name, value in settings.items() if name in named}
+        files = RunFiles(self)
+        return Product(
+            absent="it has not been trained yet",
+            parts=parts,
+            values={"dataset": data, "settings": settings},
+            places={"network": ", ".join(map(str, self.networks()))},
+            files=[*files.results, files.receipt],
+        )
+
+    def differences(self, parts: TrainedParts, last: Record | None) -> list[Difference]:
+        """Return why the run must be trained, or its job must write files again.
+
+        If the weights are up to date, the job does not train: it only writes missing files. See
+        `product` for the arguments.
+        """
+        differences = judge(self.product(parts, last), last)
+        damaged = filter(is_damaged, [RunFiles(self).record])
+        return differences or [Difference(f"{path} is damaged") for path in damaged]
 
     @property
     def path(self) -> Path:
@@ -202,10 +202,9 @@ class RunOrder(BaseModel, ABC):
         A damaged record of trained weights is repaired from the receipt, if possible.
         """
         place = RunFiles(self).record
-        for kind in (Record, LaunchedRecord):
-            # Now, not in the job: Snakemake deletes the receipt before the job starts.
-            if (record := kind.read(place)) is not None and is_damaged(place):
-                record.write(place)
+        # Now, not in the job: Snakemake deletes the receipt before the job starts.
+        if (record := Record.read(place)) is not None and is_damaged(place):
+            record.write(place)
         atomic.write(self.path, self.model_dump_json().encode())
         return self.path
 
@@ -256,7 +255,28 @@ def taken_back(run: str) -> str:
 
 
 COPIED = "wanted.json"
-"""File in a copy of trained weights that has the digests of what shaped them."""
+"""File in a copy of trained weights that has the parts of its training."""
+
+
+class States(Made):
+    """File beside a launched trainer's states: parts of their training.
+
+    Attributes:
+        epochs: epochs that were done before its last start.
+    """
+
+    epochs: int = Field(0, ge=0, lt=10**6)
+
+
+def write_parts(path: Path, parts: TrainedParts) -> None:
+    """Write a record that has only the parts of a training; raises StorageError."""
+    Made(parts=parts).write(path)
+
+
+def parts_in(path: Path) -> TrainedParts | None:
+    """Return the parts in any record, or None if it is missing or damaged."""
+    made = Made.read(path)
+    return None if made is None else made.parts
 
 
 class RunFiles:
@@ -270,9 +290,8 @@ class RunFiles:
         self.names = order.results
         self.results = [self.output / name for name in self.names]
         self.weights = self.results[0]
-        self.record = self.output / "training.json"  # a `Record` or `LaunchedRecord`
+        self.record = self.output / "training.json"  # a `Record`
         self.receipt = self.output / _RECEIPT  # the build's receipt, written last
-        self.basis = self.output / BASIS
         self.logs = self.output / "logs"  # TensorBoard's files
         self.samples = self.output / "samples"  # sample pictures and their index
         self.grid = self.output / "samples.png"  # all sample pictures in one
@@ -283,7 +302,7 @@ class RunFiles:
         self.prompts = self.output / "prompts.txt"  # sample prompts for a launched trainer
         self.work = self.output / "output"  # a launched trainer's own weights and states
         self.last = self.work / self.weights.name  # the launched trainer's last weights
-        self.progress = self.work / "wanted.json"  # digests of the training of those states
+        self.progress = self.work / "wanted.json"  # a `States`
         self.resumed = self.work / "resumed"  # states from which a training was resumed
         self.previous = self.output / PREVIOUS  # the previous result, see `training.previous`
         self.forced = self.output / "forced.json"  # a `Forced`
@@ -305,37 +324,33 @@ class RunFiles:
         places = self, self.at(self.output / LEAVING), self.at(self.previous)
         return next((files for files in places if files.record.is_file()), self)
 
-    def holder(self, want: Wanted) -> RunFiles | None:
-        """Return the files of a present or previous result with the digests `want`, else None."""
+    def holder(self, want: TrainedParts) -> RunFiles | None:
+        """Return the files of a present or previous result with the parts `want`, else None."""
         before = () if self.is_forced(want) else self.before()
         return next((files for files in (self, *before) if files.came_from(want)), None)
 
-    def is_forced(self, want: Wanted) -> bool:
-        """Whether a forced training with the digests `want` has not ended.
+    def is_forced(self, want: TrainedParts) -> bool:
+        """Whether a forced training with the parts `want` has not ended.
 
         A previous result then does not replace it.
         """
-        mark = Origin.read(self.forced)
-        return mark is not None and mark.wanted == want
+        return parts_in(self.forced) == want
 
-    def came_from(self, want: Wanted) -> bool:
-        """Whether the result is complete and has the digests `want`."""
-        origin = Origin.read(self.record)
-        fits = origin is not None and origin.wanted == want
-        return fits and all(path.is_file() for path in self.results)
+    def came_from(self, want: TrainedParts) -> bool:
+        """Whether the result is complete and has the parts `want`."""
+        return parts_in(self.record) == want and all(path.is_file() for path in self.results)
 
-    def trained(self, want: Wanted) -> Record | None:
-        """Return the record of the trained weights if they have the digests `want`, else None."""
+    def trained(self, want: TrainedParts) -> Record | None:
+        """Return the record of the trained weights if they have the parts `want`, else None."""
         return Record.read(self.record) if self.came_from(want) else None
 
     def outputs(self, word: str, *, finished: bool) -> dict[Path, str]:
         """Return files and their captions, see `Backend.outputs`."""
-        always = [*self.results, self.record, self.basis] if word == "train" else []
-        captions = {self.grid: "samples", self.curves: "curves"}
-        captions |= dict.fromkeys((self.record, self.basis), "provenance")
+        always = [*self.results, self.record] if word == "train" else []
+        captions = {self.grid: "samples", self.curves: "curves", self.record: "provenance"}
         made: list[Path] = []
         if finished and word == "train":
-            recorded = AnyRecord.read(self.record)
+            recorded = Record.read(self.record)
             made += [self.output / name for name in (recorded.files if recorded else ())]
             made += [self.grid, self.curves, self.prompts, self.output / SEEN]
             for folder in (self.samples, self.logs, self.saved, self.checkpoints, self.work):
@@ -350,17 +365,6 @@ class RunFiles:
         there = [path for path in dict.fromkeys([*always, *made]) if path.is_file() or not finished]
         return {path: captions.get(path, "") for path in there}
 
-    def missing(self) -> list[Difference]:
-        """Return a reason to run the training's job for each missing or damaged file of the result.
-
-        If the weights are up to date, the job does not train: it only writes these files.
-        """
-        needed = (*self.results, self.receipt)
-        missing = [Difference(f"{path} is missing") for path in needed if not path.is_file()]
-        Basis.read(self.basis)  # so that `is_damaged` knows about it
-        damaged = filter(is_damaged, (self.record, self.basis))
-        return missing + [Difference(f"{path} is damaged") for path in damaged]
-
 
 def last_place(path: Path) -> Path:
     """Return the present path of a result's file, which may have been moved to `previous`."""
@@ -371,100 +375,26 @@ def last_place(path: Path) -> Path:
     return next((place for place in moved if place.exists()), path)
 
 
-class _Recorded(JsonFile):
-    """A record beside trained weights; the receipt of its build has the same content."""
-
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """Return a record. If it is damaged, return its copy in the receipt.
-
-        The copy counts only if the files of the weights have the digests that it names.
-        """
-
-        def parse(data: bytes) -> list[Self]:
-            try:
-                return [cls.model_validate_json(data)]
-            except ValidationError:
-                # Another kind of trainer may have written the record: then it is not damaged.
-                for other in (Record, LaunchedRecord):
-                    with suppress(ValidationError):
-                        other.model_validate_json(data)
-                        return []
-                raise
-
-        parsed: list[Self] | None = read_state(path, parse)
-        if parsed is not None or not is_damaged(path):
-            return parsed[0] if parsed else None
-        values = read_state(path.with_name(_RECEIPT), _VALUES.validate_json) or {}
-        try:
-            copy = cls(**{name: values[name] for name in cls.model_fields if name in values})
-            files = copy.model_dump()["files"].items()
-            same = [digest.of_file(path.parent / name) == recorded for name, recorded in files]
-        except (OSError, ValueError):
-            return None
-        return copy if same and all(same) else None
-
-
-class Record(_Recorded, extra="ignore"):  # earlier releases write more
-    """Origin of trained weights, and their losses; kept beside them.
-
-    Attributes:
-        loss_start: mean squared error over fixed noise and timesteps, before the training.
-        loss_end: the same error after the training.
-        seconds: time spent on steps, without steps that a killed training lost.
-        mixed_precision: precision of the training; "" in records of earlier releases.
-        files: path of each file of trained weights below the run's folder -> its SHA-256; empty in
-            records of earlier releases.
-    """
-
-    wanted: Wanted
-    steps: int
-    loss_start: float
-    loss_end: float
-    seconds: Amount
-    mixed_precision: str = ""
-    files: dict[str, str] = Field({})
-
-
-class LaunchedRecord(_Recorded):
-    """Origin of weights that a launched trainer wrote, with their path; see `Record`."""
-
-    wanted: Wanted
-    weights: str
-    seconds: Amount
-    files: dict[str, str] = Field({})
-
-
-class AnyRecord(_Recorded, extra="ignore"):
-    """Fields of a `Record` or `LaunchedRecord` that pages and checks read."""
-
-    steps: int | None = None
-    loss_start: float | None = None
-    loss_end: float | None = None
-    seconds: Amount | None = None
-    files: dict[str, str] = Field({})
-
-
 def trained_files(run: str) -> tuple[Path, dict[str, str]]:
     """Return the path of a run's record, and its files.
 
     The files are a dictionary: path below the run's folder -> digest.
     """
     path = run_folder(run) / "training.json"
-    record = AnyRecord.read(path)
+    record = Record.read(path)
     return path, {} if record is None else record.files
 
 
-def finish(order: RunOrder, record: Record | LaunchedRecord, receipt: Path, **more: object) -> None:
-    """Write the items and values that shaped the trained weights, and the receipt.
+def finish(order: RunOrder, record: Record, receipt: Path, **more: object) -> None:
+    """Write the items that the weights were trained on, and the receipt.
 
     The receipt has the content of the record, and `more`.
     """
     files = RunFiles(order)
     write_seen(Path(order.manifest), files.output)
-    order.basis(record.wanted).write(files.basis)
     content: dict[str, Any] = {"run": order.run, "weights": str(files.weights)}
-    atomic.write(receipt, to_json(content | record.model_dump() | more, indent=2) + b"\n")
+    content |= record.model_dump(exclude_unset=True)
+    atomic.write(receipt, to_json(content | more, indent=2) + b"\n")
     files.forced.unlink(missing_ok=True)
 
 

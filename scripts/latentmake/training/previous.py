@@ -24,30 +24,24 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from pydantic import Field
-
 from latentmake.base import atomic
 from latentmake.base.errors import storage_error
+from latentmake.plan.earlier import BASIS
 from latentmake.plan.manifest import LEAVING, PREVIOUS
-from latentmake.training.order import BASIS, COPIED, Forced, Origin, RunFiles, Wanted
+from latentmake.plan.product import Parts
+from latentmake.training.order import COPIED, Forced, Record, RunFiles, parts_in
 from latentmake.training.seen import SEEN
 
 _RETURNING = f".returning{atomic.TEMPORARY_SUFFIX}"
 _UNFINISHED = "unfinished"
 _MADE = (BASIS, SEEN, "trained.json", "generated.json", "generated", "evaluation")
-# The last two have the digests of their training. They are moved last, so that after a kill the
+# The last two have the parts of their training. They are moved last, so that after a kill the
 # folder does not claim files that are still elsewhere.
 _COURSE = ("samples.png", "curves.png", "logs", "samples", "output")
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 _OfFiles = Callable[Concatenate[RunFiles, _Given], _Result]
-
-
-class _Weights(Origin):
-    """Record of a result, with `files` as in `Record`."""
-
-    files: dict[str, str] = Field({})
 
 
 def _moving(function: _OfFiles[_Given, _Result]) -> _OfFiles[_Given, _Result]:
@@ -72,17 +66,17 @@ def _moving(function: _OfFiles[_Given, _Result]) -> _OfFiles[_Given, _Result]:
 
 @_moving
 def begin(
-    files: RunFiles, want: Wanted, weights: Collection[str], continued: Collection[Wanted] = ()
+    files: RunFiles, want: Parts, weights: Collection[str], continued: Collection[Parts] = ()
 ) -> None:
-    """Prepare a run's folder for a training with the digests `want`.
+    """Prepare a run's folder for a training with the parts `want`.
 
     Results of other trainings are moved away.
 
     Args:
         files: files of the run.
-        want: digests of the training that begins.
+        want: parts of the training that begins.
         weights: names of all files and folders that may hold its trained weights.
-        continued: digests of other trainings whose samples and logs this training continues.
+        continued: parts of other trainings whose samples and logs this training continues.
     """
     kept, unfinished = (want, *continued), files.at(files.output / _UNFINISHED)
     _leave_to(want, files, weights)
@@ -99,8 +93,8 @@ def begin(
 
 
 @_moving
-def take_back(files: RunFiles, want: Wanted) -> bool:
-    """Exchange the present result for a previous one with the digests `want`.
+def take_back(files: RunFiles, want: Parts) -> bool:
+    """Exchange the present result for a previous one with the parts `want`.
 
     Returns:
         False if there is no such previous result.
@@ -118,22 +112,22 @@ def take_back(files: RunFiles, want: Wanted) -> bool:
 
 
 @_moving
-def anew(files: RunFiles, want: Wanted, planned: int, states: Iterable[Path] = ()) -> None:
+def anew(files: RunFiles, want: Parts, planned: int, states: Iterable[Path] = ()) -> None:
     """Prepare a run's folder for a forced training, which begins from the start.
 
-    The present result is moved away, whatever its digests. If the job is tried again, or the build
+    The present result is moved away, whatever its parts. If the job is tried again, or the build
     is started again after a kill, the training goes on instead: the mark in the folder is equal.
 
     Args:
         files: files of the run.
-        want: digests of the training.
+        want: parts of the training.
         planned: time of its order, see `RunOrder`.
         states: checkpoints that the training could resume from; they are removed.
     """
-    mark = Forced(wanted=want, planned=planned)
+    mark = Forced(parts=want, planned=planned)
     if Forced.read(files.forced) == mark:
         return
-    if Origin.read(files.record):
+    if parts_in(files.record):
         _leave(files)
     unfinished = files.at(files.output / _UNFINISHED)
     of_want = [place for place in (files, unfinished) if _course(place) == want]
@@ -168,16 +162,14 @@ def reuse(folder: Path) -> None:
 # -- moves -----------------------------------------------------------------------------------------
 
 
-def _course(files: RunFiles) -> Wanted | None:
-    """Return the digests of the training whose samples and states a folder holds; else None."""
-    origin = Origin.read(files.progress) or Origin.read(files.samples / "index.json")
-    return None if origin is None else origin.wanted
+def _course(files: RunFiles) -> Parts | None:
+    """Return the parts of the training whose samples and states a folder holds; else None."""
+    return parts_in(files.progress) or parts_in(files.samples / "index.json")
 
 
-def _leave_to(want: Wanted, files: RunFiles, weights: Collection[str]) -> None:
-    """Move the finished result away if its digests are not `want`."""
-    record = Origin.read(files.record)
-    if record is not None and record.wanted != want:
+def _leave_to(want: Parts, files: RunFiles, weights: Collection[str]) -> None:
+    """Move the finished result away if its parts are not `want`."""
+    if parts_in(files.record) not in (None, want):
         _leave(files, weights)
 
 
@@ -187,15 +179,15 @@ def _leave(files: RunFiles, weights: Collection[str] = ()) -> None:
     leaving = files.at(files.output / LEAVING)
     leaving.output.mkdir(exist_ok=True)
     _move(files.record, leaving.record)
-    record, course = _Weights.read(leaving.record), _course(files)
+    record, course = Record.read(leaving.record), _course(files)
     written = record.files if record else {}
     names = {*_MADE, *_first((*weights, *files.names, *written))}
-    if record and course in (None, record.wanted):
+    if record and course in (None, record.parts):
         names |= {*_COURSE}
     for name in sorted(names):
         _move(files.output / name, leaving.output / name)
     for copy in files.saved.glob("*"):
-        if record and Wanted.read(copy / COPIED) == record.wanted:
+        if record and parts_in(copy / COPIED) == record.parts:
             _move(copy, leaving.saved / copy.name)
     with suppress(OSError):  # copies of other trainings stay
         files.saved.rmdir()
@@ -225,7 +217,7 @@ def _return(files: RunFiles) -> None:
 
 def _keep_unfinished(files: RunFiles, weights: Collection[str] = ()) -> None:
     """Move the files of a training that did not finish to `unfinished`."""
-    names = [] if Origin.read(files.record) else [files.record.name, *_first(weights)]
+    names = [] if parts_in(files.record) else [files.record.name, *_first(weights)]
     paths = [files.output / name for name in (*names, *_COURSE)]
     unfinished = files.output / _UNFINISHED
     # If the folder names its training, it is complete and another one's. A move that was killed

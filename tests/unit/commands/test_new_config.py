@@ -85,7 +85,7 @@ def test_names_that_yaml_or_a_path_reads_otherwise_are_kept(
     assert [Path(each.path) for each in config.datasets.values()] == [*map(Path, names)]
     words = [each.class_tokens for each in config.datasets.values()]
     assert words[:4] == names[:4] and words[-3:] == ["d", "1 2\n3", "hf:e"]
-    assert [*config.runs] == ["c"]
+    assert [*config.runs] == ["2024"]
 
 
 def test_what_is_left_out_is_named_with_the_reason(

@@ -26,7 +26,7 @@ from latentmake.commands.compare import (
 from latentmake.config.root import Config, parse
 from latentmake.pages.page import Pictures, page
 from latentmake.pages.pictured import Pictured
-from latentmake.training.order import COPIED
+from latentmake.training.order import COPIED, write_parts
 from PIL import Image
 
 
@@ -136,11 +136,11 @@ def test_each_step_has_the_path_of_its_lora_and_each_run_its_losses() -> None:
     run = make_run("one", ["a cat"], [0, 50, 100])
     assert (run.weights(), [*run.losses()]) == ({}, [])
     want = make_trained("one", 100)
-    for step, wanted in ((50, want), (75, want.model_copy(update={"data": "e" * 64}))):
+    for step, wanted in ((50, want), (75, want | {"dataset": "e" * 64})):
         folder = Path(f"runs/one/saved/step-{step:06d}")
         folder.mkdir(parents=True)
         (folder / "kohya.safetensors").touch()
-        wanted.write(folder / COPIED)
+        write_parts(folder / COPIED, wanted)
     assert run.weights() == {
         "50": "runs/one/saved/step-000050/kohya.safetensors",
         "100": "runs/one/kohya.safetensors",

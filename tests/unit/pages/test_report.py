@@ -65,7 +65,9 @@ def test_the_pictures_of_a_training_are_shown_large_ones_scaled_down() -> None:
     Path("runs/r").mkdir(parents=True)
     Image.new("RGB", (1200, 600), "red").save("runs/r/curves.png")
     Image.new("RGB", (4800, 2000), "blue").save("runs/r/samples.png")
-    Path("runs/r/training.json").write_text('{"steps": 200, "loss_start": 0.5, "loss_end": 0.25}')
+    Path("runs/r/training.json").write_text(
+        '{"parts": {}, "seconds": 0, "steps": 200, "loss_start": 0.5, "loss_end": 0.25}'
+    )
     found = pictures()
     assert (found["Curves"].size, found["Sample pictures"].size) == ((1200, 600), (2400, 1000))
     assert training_section("r")["words"] == "200 steps · loss 0.5 → 0.25"

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from latentmake.base.atomic import TEMPORARY_SUFFIX
+from latentmake.plan.product import Made, Parts
 from latentmake.training import previous
-from latentmake.training.order import Forced, Record, RunFiles, Wanted, last_place
+from latentmake.training.order import Forced, Record, RunFiles, last_place
 from latentmake.training.sd.unet import SdOrder
 from trainer_world import make_order
 
@@ -25,8 +26,8 @@ _EVENTS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link"}
 Tree = dict[str, str]
 
 
-def want(name: str) -> Wanted:
-    return Wanted(data=name, settings="s", weights="w")
+def want(name: str) -> Parts:
+    return {"dataset": name, "settings": "s", "network": "w"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> SdOrder:
 
 def course(name: str) -> Tree:
     """Return the files of a training's course; each says of which training it is."""
-    index = json.dumps({"wanted": want(name).model_dump(), "steps": [name]})
+    index = json.dumps({"parts": want(name), "steps": [name]})
     files = ("samples/step.png", "samples.png", "curves.png", "logs/events", "logs/samples/events")
     return {"samples/index.json": index, **dict.fromkeys(files, name)}
 
@@ -44,7 +45,7 @@ def course(name: str) -> Tree:
 def result(name: str, *, step: str = "step-1") -> Tree:
     """Return the files of a finished result."""
     record = Record(
-        wanted=want(name),
+        parts=want(name),
         steps=1,
         loss_start=1,
         loss_end=1,
@@ -57,7 +58,7 @@ def result(name: str, *, step: str = "step-1") -> Tree:
         **dict.fromkeys(made, name),
         **course(name),
         f"saved/{step}/lora": name,
-        f"saved/{step}/wanted.json": want(name).model_dump_json(),
+        f"saved/{step}/wanted.json": Made(parts=want(name)).model_dump_json(),
     }
 
 
@@ -115,7 +116,7 @@ def take_back(name: str) -> Callable[[RunFiles], object]:
 
 def forced(name: str, *before: Tree) -> Tree:
     """Return what a forced training finds: no states, its mark, and the results before."""
-    mark = Forced(wanted=want(name), planned=7).model_dump_json(indent=2)
+    mark = Forced(parts=want(name), planned=7).model_dump_json(indent=2, exclude_unset=True)
     states = {"forced.json": f"{mark}\n", "checkpoints/step-1/state.pt": ""}
     for number, each in enumerate(before, 1):
         states |= below("/".join(["previous"] * number), each)
@@ -251,7 +252,10 @@ def test_what_waits_for_a_result_goes_when_it_is_there(order: SdOrder, tmp_path:
 
 
 def test_copies_of_a_training_that_never_ended_stay(order: SdOrder, tmp_path: Path) -> None:
-    copy = {"saved/step-9/lora": "D", "saved/step-9/wanted.json": want("D").model_dump_json()}
+    copy = {
+        "saved/step-9/lora": "D",
+        "saved/step-9/wanted.json": Made(parts=want("D")).model_dump_json(),
+    }
     lay(tmp_path, A | copy)
     begin("B")(RunFiles(order, tmp_path))
     assert tree(tmp_path) == copy | below("previous", A)

@@ -25,13 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
 from pydantic_core import from_json
 
 from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError
 from latentmake.base.regular import read_regular
-from latentmake.base.state_file import JsonFile
 from latentmake.encode import lease
 from latentmake.formats.check import not_finite
 from latentmake.formats.safetensors import read_head
@@ -46,9 +44,10 @@ from latentmake.training.external.order import (
 )
 from latentmake.training.findings import passed
 from latentmake.training.order import (
-    LaunchedRecord,
+    Record,
     RunFiles,
-    Wanted,
+    States,
+    TrainedParts,
     finish,
     lock_of,
     read_order,
@@ -58,16 +57,9 @@ from latentmake.training.order import (
 _KEPT = 2  # states that are kept: the one to resume from, and a spare in case it is damaged
 
 
-class _Progress(JsonFile, extra="ignore"):  # files of earlier releases have more keys
-    """File beside the states: their training, and the epochs done before its last start."""
-
-    wanted: Wanted
-    epochs: int = Field(0, ge=0, lt=10**6)
-
-
 def prepare(
     files: RunFiles,
-    want: Wanted,
+    want: TrainedParts,
     *,
     epochs: int | None,
     usable: Callable[[Resume], bool] = lambda resume: True,
@@ -81,14 +73,14 @@ def prepare(
 
     Args:
         files: files of the run.
-        want: digests of the training.
+        want: parts of the training.
         epochs: epochs of the complete training, after which the trainer saves `{run}-state`; None
             if a number of steps ends it.
         usable: function that returns whether the trainer can be resumed from a state.
     """
     files.work.mkdir(parents=True, exist_ok=True)
     _remove_partial(files)
-    progress, resume = _Progress.read(files.progress), Resume()
+    progress, resume = States.read(files.progress), Resume()
     place = files.resumed / f"{progress.epochs if progress else 0:06d}"
     for path in _results(files):
         place.mkdir(parents=True, exist_ok=True)
@@ -99,7 +91,7 @@ def prepare(
     for state in states.keys() - {option.state for option in latest}:
         shutil.rmtree(state)
     resume = next(filter(usable, reversed(latest)), resume)
-    _Progress(wanted=want, epochs=resume.done).write(files.progress)
+    States(parts=want, epochs=resume.done).write(files.progress)
     return resume
 
 
@@ -230,29 +222,29 @@ def train(
     finish(order, record, receipt)
 
 
-def _trained(order: ExternalOrder, data: str) -> LaunchedRecord | None:
+def _trained(order: ExternalOrder, data: str) -> Record | None:
     """Return the record of an order's result; None if the result is missing or another one."""
     files = RunFiles(order)
-    record = LaunchedRecord.read(files.record)
-    is_same = record is not None and record.wanted == wanted(order, data, record)
+    record = Record.read(files.record)
+    is_same = record is not None and record.parts == wanted(order, data, record.parts)
     return record if is_same and not _fault(files.weights) else None
 
 
 class _Training:
     """A training whose result does not exist yet; `want` is written into its record."""
 
-    def __init__(self, trainer: Any, order: ExternalOrder, want: Wanted, log: Path) -> None:
+    def __init__(self, trainer: Any, order: ExternalOrder, want: TrainedParts, log: Path) -> None:
         self.trainer, self.order, self.wanted, self.log = trainer, order, want, log
         self.files, self.resume = RunFiles(order), Resume()
         self.say = partial(process.say, log)
 
-    def run(self, processes: int, threads: int) -> LaunchedRecord:
+    def run(self, processes: int, threads: int) -> Record:
         """Train from the start or from a state; return the record of the result."""
         trainer, order, files, settings = self.trainer, self.order, self.files, self.order.trainer
         program = order.find()
         previous.begin(files, self.wanted, files.names)
-        progress = _Progress.read(files.progress)
-        if progress and progress.wanted == self.wanted and not _fault(files.last):
+        progress = States.read(files.progress)
+        if progress and progress.parts == self.wanted and not _fault(files.last):
             self.say(f"{order.run}: all epochs were done before")
             return self._accept("", 0.0)
         trainer.deploy(order)
@@ -291,7 +283,7 @@ class _Training:
             raise self._failure(output, status)
         return self._accept(output, seconds)
 
-    def _accept(self, output: str, seconds: float) -> LaunchedRecord:
+    def _accept(self, output: str, seconds: float) -> Record:
         """Give a new and complete result its name, and write its record.
 
         The order counts: the record comes after the weights, and the states go last, so that a job
@@ -307,14 +299,13 @@ class _Training:
             )
         atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
         atomic.link(files.last, files.weights)
-        record = LaunchedRecord(
-            wanted=self.wanted,
-            weights=str(files.weights),
+        record = Record.of(
+            self.order.product(self.wanted),
             seconds=round(seconds, 3),
             files={files.weights.name: digest.of_file(files.weights)},
         )
         record.write(files.record)
-        if progress := _Progress.read(files.progress):
+        if progress := States.read(files.progress):
             _number_through(files, progress.epochs)
         atomic.remove(files.resumed)
         self.say(f"{run}: trained: {files.weights}")

@@ -23,9 +23,9 @@ from latentmake.config.machines import Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Validation
 from latentmake.data.memo import Memo
-from latentmake.plan.product import Difference
+from latentmake.plan.product import Difference, Parts
 from latentmake.training.external.installation import Installation
-from latentmake.training.order import LaunchedRecord, RunFiles, RunOrder, Wanted, run_values
+from latentmake.training.order import VERSION, Record, RunFiles, RunOrder, parts_in, run_values
 
 _VERSION = 2  # 1: keys had one default each; 2: the defaults come from the architecture's guide
 
@@ -268,28 +268,27 @@ def with_defaults(
     return {"trainer": trainer.model_copy(update=keys), "defaults": defaults}
 
 
-def wanted(order: ExternalOrder, data: str, record: LaunchedRecord | None = None) -> Wanted:
-    """Return the digests from which the result of an order must come.
+def wanted(order: ExternalOrder, data: str, recorded: Parts | None = None) -> Parts:
+    """Return the parts from which the result of an order must come.
 
     Args:
         order: order of the run.
         data: digest of the run's caches.
-        record: record of the existing result, if any. A result that an earlier release trained
-            with the defaults of version 1 stays valid, so its digests are returned.
+        recorded: parts of the existing result, if any. A result that an earlier release trained
+            with the defaults of version 1 stays valid, so its parts are returned.
     """
     settings = order.settings_digest()
-    want = Wanted(data=data, settings=settings, weights=order.weights, version=_VERSION)
-    update = {"settings": order.earlier().settings_digest(), "version": 1}
-    earlier = want.model_copy(update=update)
-    return earlier if record is not None and record.wanted == earlier else want
+    want: Parts = {"dataset": data, "settings": settings, "network": order.weights}
+    earlier = want | {"settings": order.earlier().settings_digest(), VERSION: 1}
+    return earlier if recorded == earlier else want | {VERSION: _VERSION}
 
 
-def former(order: ExternalOrder, data: str) -> Wanted | None:
-    """Return the digests of a previous result of a run that fits its order; None without one."""
+def former(order: ExternalOrder, data: str) -> Parts | None:
+    """Return the parts of a previous result of a run that fits its order; None without one."""
     if RunFiles(order).is_forced(wanted(order, data)):
         return None
     for files in RunFiles(order).before():
-        want = wanted(order, data, LaunchedRecord.read(files.record))
+        want = wanted(order, data, parts_in(files.record))
         if files.came_from(want):
             return want
     return None
@@ -305,14 +304,9 @@ def reasons(order: ExternalOrder, lock: str | None, unread: str = "") -> list[Di
     """
     if unread:
         return [Difference(unread)]
-    files = RunFiles(order)
-    last = files.finished
-    record = LaunchedRecord.read(last.record)
-    was = None if record is None else record.wanted
-    want = wanted(order, lock or (was.data if was else ""), record)
-    if was != want:
-        return order.basis(want).differences(last.output, was)
-    return [] if lock is None else files.missing()
+    record = Record.read(RunFiles(order).finished.record)
+    data = lock or (record.dataset if record else "")
+    return order.differences(wanted(order, data, record.parts if record else None), record)
 
 
 # LR schedulers that do not depend on the number of steps, so a resumed training may end anywhere.

@@ -18,24 +18,20 @@ from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 
-from latentmake.base.state_file import JsonFile
+from latentmake.plan.product import Made, Parts
 from latentmake.plan.receipts import Amount
 from latentmake.training.loop.order import Order, TrainingOrder
 from latentmake.training.loop.order import wanted as wanted_by
-from latentmake.training.order import (
-    RunFiles,
-    Wanted,
-)
+from latentmake.training.order import RunFiles
 
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 PROGRESS = "progress.json"
 
 
-class Progress(JsonFile, extra="ignore"):  # earlier releases write more
+class Progress(Made):
     """Progress of a training. Checkpoints of earlier releases lack the fields with a default.
 
     Attributes:
-        wanted: digests of the training.
         step: number of completed steps.
         loss_start: loss before the training.
         seconds: time spent on steps so far.
@@ -47,7 +43,6 @@ class Progress(JsonFile, extra="ignore"):  # earlier releases write more
     """
 
     quiet: ClassVar[bool] = True  # a training that resumes reports damaged checkpoints
-    wanted: Wanted
     step: int
     loss_start: float
     seconds: Amount
@@ -73,9 +68,9 @@ def folders(checkpoints: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), folder) for match, folder in matches if match), reverse=True)
 
 
-def find(checkpoints: Path, wanted: Wanted) -> list[Checkpoint]:
-    """Return the checkpoints of the training with these digests, newest first."""
-    return _fitting(checkpoints, lambda progress: progress.wanted == wanted)
+def find(checkpoints: Path, wanted: Parts) -> list[Checkpoint]:
+    """Return the checkpoints of the training with these parts, newest first."""
+    return _fitting(checkpoints, lambda progress: progress.parts == wanted)
 
 
 def _fitting(checkpoints: Path, fits: Callable[[Progress], bool]) -> list[Checkpoint]:
@@ -87,7 +82,7 @@ def _fitting(checkpoints: Path, fits: Callable[[Progress], bool]) -> list[Checkp
     return fitting
 
 
-def resumable(order: TrainingOrder, wanted: Wanted) -> list[Checkpoint]:
+def resumable(order: TrainingOrder, wanted: Parts) -> list[Checkpoint]:
     """Return the checkpoints that a training can resume from, newest first.
 
     These are its own checkpoints, and those of shorter trainings that are otherwise equal.
@@ -95,30 +90,27 @@ def resumable(order: TrainingOrder, wanted: Wanted) -> list[Checkpoint]:
     course, limit = order.course_digest(), order.trainer.step_limit or math.inf
 
     def fits(progress: Progress) -> bool:
-        # These two may differ: a shorter training has other settings, and an older release may
-        # have begun from another run's checkpoint (`resumed`).
-        same = {"settings": wanted.settings, "resumed": wanted.resumed}
-        if progress.wanted.model_copy(update=same) != wanted:
-            return False
-        if progress.wanted == wanted:
+        if progress.parts == wanted:
             return True
+        if progress.parts | {"settings": wanted["settings"]} != wanted:
+            return False
         shorter = progress.length <= order.length and (progress.limit or math.inf) <= limit
         return progress.course == course and shorter
 
     return _fitting(RunFiles(order).checkpoints, fits)
 
 
-def as_begun(order: Order, want: Wanted) -> Order:
+def as_begun(order: Order, want: Parts) -> Order:
     """Return an order whose `mixed_precision: auto` is replaced by the precision used before.
 
     The precision is taken from a finished, previous or begun training that is otherwise equal.
     Without such a training, or with another `mixed_precision`, the order is returned as it is. Only
-    the digest of the data in `want` is used.
+    the dataset in `want` is used.
     """
     if order.trainer.mixed_precision != "auto":
         return order
     chosen = [order.with_settings(mixed_precision=name) for name in ("bf16", "fp16", "no")]
-    candidates = [(candidate, wanted_by(candidate, want.data)) for candidate in chosen]
+    candidates = [(candidate, wanted_by(candidate, str(want["dataset"]))) for candidate in chosen]
     trained = [candidate for candidate, own in candidates if RunFiles(candidate).came_from(own)]
     before = [candidate for candidate, own in candidates if RunFiles(candidate).holder(own)]
     begun = [candidate for candidate, own in candidates if resumable(candidate, own)]

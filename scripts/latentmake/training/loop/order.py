@@ -18,14 +18,8 @@ from latentmake.base.state_file import JsonFile
 from latentmake.config.fields import shaping
 from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
-from latentmake.training.order import (
-    Origin,
-    RunFiles,
-    RunOrder,
-    Wanted,
-    last_place,
-    lock_of,
-)
+from latentmake.plan.product import Made, Parts
+from latentmake.training.order import VERSION, RunFiles, RunOrder, last_place, lock_of, parts_in
 
 if TYPE_CHECKING:
     from latentmake.training.init_lora import Place
@@ -238,8 +232,8 @@ class TrainingOrder(RunOrder):
         )
 
 
-def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
-    """Return the digests that trained weights must have to be up to date with this order.
+def wanted(order: TrainingOrder, data: str | None = None) -> Parts:
+    """Return the parts that trained weights must have to be up to date with this order.
 
     Weights that were trained with a setting that no longer exists stay up to date.
 
@@ -247,31 +241,28 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Wanted:
         order: order of the training.
         data: digest of the run's caches; by default the digest in its lock, see `lock_of`.
     """
-    settings, resumed = order.settings_digest(), ""
+    settings = order.settings_digest()
     same = [settings, *(order.settings_digest(**gone) for gone in _GONE)]
     files = RunFiles(order)
-    records = (Origin.read(result.record) for result in (files, *files.before()))
-    fitting = (record for record in records if record and record.wanted.settings in same)
-    if record := next(fitting, None):
-        settings, resumed = record.wanted.settings, record.wanted.resumed
-    return Wanted(
-        data=lock_of(order.lock).data if data is None else data,
-        settings=settings,
-        weights=order.weights,
-        resumed=resumed,
-        version=order.version,
-    )
+    recorded = (parts_in(result.record) for result in (files, *files.before()))
+    fitting = (parts["settings"] for parts in recorded if parts and parts.get("settings") in same)
+    return {
+        "dataset": lock_of(order.lock).data if data is None else data,
+        "settings": next(fitting, settings),
+        "network": order.weights,
+        VERSION: order.version,
+    }
 
 
-def goes_on(order: TrainingOrder, want: Wanted | None) -> bool:
+def goes_on(order: TrainingOrder, want: Parts | None) -> bool:
     """Whether a training begins from the weights of the last result, see `on_change`.
 
-    A forced training does not. If the last result has the digests `want`, the training is a forced
+    A forced training does not. If the last result has the parts `want`, the training is a forced
     one that is tried again, and does not either.
     """
     files = RunFiles(order).finished
-    last = Origin.read(files.record) if order.trainer.on_change == "continue" else None
-    same = last is not None and last.wanted.weights == order.weights and last.wanted != want
+    last = parts_in(files.record) if order.trainer.on_change == "continue" else None
+    same = last is not None and last.get("network") == order.weights and last != want
     return same and not order.forced and all(path.is_file() for path in files.results)
 
 
@@ -291,12 +282,11 @@ INDEX = "index.json"
 _Name = Annotated[str, StringConstraints(pattern=r"^step-\d{6,}_\d{2,}\.(png|mp4)$")]
 
 
-class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
+class PictureIndex(Made):
     """Index of the sample pictures of one training. It is written again after each drawn step.
 
     Attributes:
         run: name of the run.
-        wanted: digests of the training.
         prompts: prompts of the pictures.
         seed: seed of the noise.
         steps: steps after which pictures were drawn, ascending.
@@ -306,7 +296,6 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
     """
 
     run: str
-    wanted: Wanted
     prompts: list[str]
     seed: int
     steps: list[int]
@@ -327,21 +316,21 @@ class PictureIndex(JsonFile, extra="ignore"):  # earlier releases write more
         return samples, self.settings.get("sample_size")
 
     @classmethod
-    def of(
-        cls, order: TrainingOrder, want: Wanted, rows: Mapping[int, Sequence[str | None]]
+    def of_rows(
+        cls, order: TrainingOrder, want: Parts, rows: Mapping[int, Sequence[str | None]]
     ) -> PictureIndex:
         """Return the index of a training's pictures; `rows` is step -> names of the pictures."""
         return cls(
             run=order.run,
-            wanted=want,
+            parts=want,
             prompts=[prompt.prompt for prompt in order.prompts] if rows else [],
             seed=order.trainer.samples.seed,
             steps=sorted(rows),
             files=[list(rows[step]) for step in sorted(rows)],
             settings={
                 **order.described(),
-                "weights": want.weights,
-                "data": want.data,
+                "weights": want["network"],
+                "data": want["dataset"],
                 "trainer": order.trainer.model_dump(mode="json"),
                 "sample_size": [*order.sample_size],
             },

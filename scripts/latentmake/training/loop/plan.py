@@ -117,27 +117,13 @@ class LoopBackend(Backend):
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
     """Return the reasons to train: why the weights are not up to date with an order."""
-    files = RunFiles(order)
-    last = files.finished
-    record = Record.read(last.record)
-    if record is None:
-        return [Difference("it has not been trained yet")]
-    differences = [] if plan.lock else [*plan.outdated]
-    data = plan.lock or record.wanted.data
-    want = wanted(order, data)
-    is_other = record.wanted != want
-    if is_other:
-        # With `auto`, the precision that the training chose is no reason to train again.
-        if order.trainer.mixed_precision == "auto":
-            order = order.with_settings(mixed_precision=record.mixed_precision or "auto")
-        today = wanted(order, data)
-        basis = order.basis(today)
-        differences += basis.differences(last.output, record.wanted, order.chosen())
-    if differences:
-        return differences
-    if missing := files.missing():
-        return missing
-    return [Difference("the settings changed")] if is_other else []
+    record = Record.read(RunFiles(order).finished.record)
+    data = plan.lock or (record.dataset if record else "")
+    # With `auto`, the precision that the training chose is no reason to train again.
+    if record and order.trainer.mixed_precision == "auto" and record.parts != wanted(order, data):
+        order = order.with_settings(mixed_precision=record.mixed_precision or "auto")
+    differences = order.differences(wanted(order, data), record)
+    return differences if record is None or plan.lock else [*plan.outdated, *differences]
 
 
 def _note(order: TrainingOrder, plan: RunPlan) -> str:

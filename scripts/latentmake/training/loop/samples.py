@@ -22,6 +22,7 @@ from latentmake.base import atomic
 from latentmake.base.errors import shortened
 from latentmake.base.progress import say
 from latentmake.formats.video import spread_frames
+from latentmake.plan.product import Parts
 from latentmake.training.loop.order import (
     INDEX,
     PictureIndex,
@@ -31,7 +32,7 @@ from latentmake.training.loop.order import (
 )
 from latentmake.training.loop.pictures import curves_png, draw_grid, png_of
 from latentmake.training.loop.recipe import Painter
-from latentmake.training.order import RunFiles, Wanted
+from latentmake.training.order import RunFiles
 
 # Files that Latentmake may remove: pictures, and latents that earlier releases wrote.
 _OURS = re.compile(r"\.?step-\d{6,}(_\d{2,}\.(png|mp4)|\.safetensors)")
@@ -44,24 +45,24 @@ class Samples:
 
     Args:
         order: order of the training.
-        want: digests of the training.
-        kept: digests of trainings whose pictures stay; all other pictures are removed.
+        want: parts of the training.
+        kept: parts of trainings whose pictures stay; all other pictures are removed.
 
     Attributes:
         rows: step -> name of the picture of each prompt; None for a picture that was left out.
     """
 
-    def __init__(self, order: TrainingOrder, want: Wanted, kept: Collection[Wanted] = ()) -> None:
+    def __init__(self, order: TrainingOrder, want: Parts, kept: Collection[Parts] = ()) -> None:
         self._order, self._wanted = order, want
         self._files = RunFiles(order)
         self._shown = -_PAUSE
         self._events: Any = None
         self.rows: dict[int, list[str | None]] = {}
         folder, index = self._files.samples, read_index(self._files.samples)
-        if index is None or index.wanted not in kept:
+        if index is None or index.parts not in kept:
             for path in (self._files.grid, self._files.curves):
                 path.unlink(missing_ok=True)
-        elif index.shown == PictureIndex.of(order, want, {}).shown:
+        elif index.shown == PictureIndex.of_rows(order, want, {}).shown:
             self.rows = {
                 step: row
                 for step, row in zip(index.steps, index.files, strict=True)
@@ -119,7 +120,7 @@ class Samples:
         self._shown = time.monotonic()
 
     def _write_index(self) -> None:
-        index = PictureIndex.of(self._order, self._wanted, self.rows)
+        index = PictureIndex.of_rows(self._order, self._wanted, self.rows)
         index.write(self._files.samples / INDEX)
 
     def _log(self, steps: Iterable[int]) -> None:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError, first_line, is_out_of_memory
 from latentmake.config.trainers import LoopTrainer
+from latentmake.plan.product import Parts
 from latentmake.training.loop.checkpoint import (
     PROGRESS,
     Checkpoint,
@@ -28,7 +29,7 @@ from latentmake.training.loop.checkpoint import (
 )
 from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Network, Recipe
-from latentmake.training.order import RunFiles, Wanted
+from latentmake.training.order import RunFiles
 
 State: TypeAlias = tuple[dict[str, torch.Tensor], dict[str, Any]]
 """Trained weights by name, and the state of optimizer, LR scheduler, EMA and scaler."""
@@ -271,13 +272,13 @@ def rate_of(step: int, settings: LoopTrainer, steps: int) -> float:
 
 
 def newest(
-    order: TrainingOrder, wanted: Wanted, steps: int, say: Callable[[str], None]
+    order: TrainingOrder, wanted: Parts, steps: int, say: Callable[[str], None]
 ) -> tuple[Checkpoint, State] | None:
     """Return the newest undamaged checkpoint that a training can resume from, and its state.
 
     Args:
         order: order of the training.
-        wanted: digests of the training.
+        wanted: parts of the training.
         steps: number of its steps. On more devices, the same epochs have fewer steps, so a
             checkpoint of a shorter training may have more; it is skipped.
         say: shows a line about each damaged checkpoint.
@@ -286,7 +287,7 @@ def newest(
         if Progress.read(folder / PROGRESS) is None:
             say(f"{folder} is damaged and skipped")
     for checkpoint in resumable(order, wanted):
-        if checkpoint.progress.wanted != wanted and checkpoint.progress.step > steps:
+        if checkpoint.progress.parts != wanted and checkpoint.progress.step > steps:
             continue
         state = load(checkpoint)
         if state is not None:
@@ -324,7 +325,7 @@ def save(checkpoints: Path, progress: Progress, state: State) -> None:
         progress.model_copy(update={"files": digests}).write(new / PROGRESS)
 
 
-def prune(checkpoints: Path, wanted: Wanted, keep: int, *, others: bool = False) -> None:
+def prune(checkpoints: Path, wanted: Parts, keep: int, *, others: bool = False) -> None:
     """Remove all checkpoints of a training except the `keep` newest.
 
     With `others`, checkpoints of other trainings and incomplete ones are removed too.

@@ -45,7 +45,14 @@ from latentmake.training.loop.recipe import (
 )
 from latentmake.training.loop.samples import Samples
 from latentmake.training.loop.state import Learner, newest, prune, save
-from latentmake.training.order import COPIED, Record, RunFiles, Wanted, write_trained
+from latentmake.training.order import (
+    COPIED,
+    Record,
+    RunFiles,
+    TrainedParts,
+    write_parts,
+    write_trained,
+)
 
 Unread = tuple[int, Callable[[], dict[str, float]], dict[str, float], str]
 """Step, function that waits for its scalars, further scalars, and items per second as text."""
@@ -171,12 +178,12 @@ class Training:
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
 
-    def _resume(self) -> list[Wanted]:
-        """Resume from the newest checkpoint that fits; return the digests of its training."""
+    def _resume(self) -> list[TrainedParts]:
+        """Resume from the newest checkpoint that fits; return the parts of its training."""
         if resumed := newest(self.order, self.wanted, self.steps, say):
             (folder, progress), state = resumed
             self.learner.restore(state, folder)
-            own = progress.wanted == self.wanted
+            own = progress.parts == self.wanted
             self.step, self.seconds = progress.step, progress.seconds
             self.loss_start = progress.loss_start
             self.saved = self.step if own else 0
@@ -184,7 +191,7 @@ class Training:
             if self.main:
                 shorter = "" if own else " of a shorter training"
                 say(f"resumed from step {self.step}{shorter} ({folder})")
-            return [progress.wanted, self.wanted]
+            return [progress.parts, self.wanted]
         return []
 
     def _steps(self, steps_with_samples: frozenset[int]) -> None:
@@ -461,7 +468,7 @@ class Training:
     def _save(self) -> None:
         """Write a checkpoint, and remove old ones."""
         progress = checkpoint.Progress(
-            wanted=self.wanted,
+            parts=self.wanted,
             step=self.step,
             loss_start=self.loss_start,
             seconds=self.seconds,
@@ -479,7 +486,7 @@ class Training:
         """Write a copy of the trained weights as they are now, for the user."""
         folder = self.files.saved / f"step-{self.step:06d}"
         self._write(folder)
-        self.wanted.write(folder / COPIED)
+        write_parts(folder / COPIED, self.wanted)
         say(f"weights of step {self.step}: {folder}")
 
     def _write(self, folder: Path) -> None:
@@ -491,8 +498,8 @@ class Training:
         self.samples.show()
         loss_end = self._probe()
         say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
-        record = Record(
-            wanted=self.wanted,
+        record = Record.of(
+            self.order.product(self.wanted),
             steps=self.steps,
             loss_start=self.loss_start,
             loss_end=loss_end,

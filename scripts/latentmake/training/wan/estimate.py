@@ -67,7 +67,8 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
     parts = ", ".join(f"{part} {human(size)}" for part, size in memory.items())
     total = human(sum(memory.values()))
     note = f"about {total} of GPU memory ({parts}), {human(disk)} of disk"
-    if (last := Record.read(result_folder(name) / "training.json")) is not None:
+    last = Record.read(result_folder(name) / "training.json")
+    if last and last.steps:
         pace, steps = last.seconds / last.steps, _steps(trainer)
         time = f"{duration(steps * pace / 60)} at " if steps else ""
         note += f"; {time}{pace:.2g} s a step, as in the last training"

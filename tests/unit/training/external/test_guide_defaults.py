@@ -18,6 +18,7 @@ from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import Resume
 from latentmake.training.external.sdscripts.backend import SdScripts
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.order import VERSION
 from latentmake.training.sd.unet import SdOrder
 from latentmake.training.wan.dit import WanOrder
 from musubi_world import RUN, called, make_run, stand_in, write_order
@@ -226,7 +227,7 @@ class Project:
         for name in ("training.json", "output/wanted.json"):
             path = Path(f"runs/{RUN}/{name}")
             content = json.loads(path.read_text())
-            content["wanted"]["version"] = 1
+            content["parts"][VERSION] = 1
             path.write_text(json.dumps(content))
 
     def plan(self, **trainer: Any) -> RunPlan:

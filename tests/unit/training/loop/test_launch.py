@@ -73,20 +73,15 @@ def test_what_earlier_releases_trained_stays_trained_and_resumes_as_it_began(
     """Their digest left out `no`, the default, and their records name no precision."""
     auto = in_precision(tmp_path, "auto")
     files, settings = RunFiles(auto), {"kind": "sd", "train_batch_size": 2, "steps": 4}
-    former = wanted(auto).model_copy(
-        update={
-            "settings": digest.of_value(
-                [settings | ({} if begun == "no" else {"mixed_precision": begun})]
-            )
-        }
-    )
+    chosen = {} if begun == "no" else {"mixed_precision": begun}
+    former = wanted(auto) | {"settings": digest.of_value([settings | chosen])}
     losses: dict[str, Any] = {"loss_start": 1.0, "seconds": 1.0}
-    progress = Progress(wanted=former, step=2, **losses)
+    progress = Progress(parts=former, step=2, **losses)
     progress.write(files.checkpoints / "step-000002/progress.json")
     assert as_begun(auto, wanted(auto)).trainer.mixed_precision == begun
     shutil.rmtree(files.checkpoints)
     assert as_begun(auto, wanted(auto)) == auto
-    record = Record(wanted=former, steps=4, loss_end=0.5, **losses)
+    record = Record(parts=former, steps=4, loss_end=0.5, **losses)
     record.write(files.record)
     files.weights.write_bytes(b"")
     known = as_begun(auto, wanted(auto))

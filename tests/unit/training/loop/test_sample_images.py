@@ -64,7 +64,7 @@ def test_each_picture_is_a_file_that_the_index_names(order: SdOrder) -> None:
     assert (index.run, index.steps, index.seed) == ("tiny", list(STEPS), 0)
     assert index.prompts == ["a shape 0", "a shape 1"]
     assert [name for row in index.files for name in row] == NAMES
-    assert index.wanted == wanted(order)
+    assert index.parts == wanted(order)
     assert index.settings["trainer"] == order.trainer.model_dump(mode="json")
     assert index.settings["unet"] == order.unet.path
     assert len(set(files.values())) == len(files)
@@ -86,7 +86,7 @@ def test_pictures_of_an_earlier_training_go(order: SdOrder, tmp_path: Path) -> N
     assert sorted(pngs(later)) == ["mine.png", *NAMES[:4]]
     after = read_index(layout.samples)
     assert after is not None
-    assert (after.steps, after.wanted) == ([0, 50], wanted(later))
+    assert (after.steps, after.parts) == ([0, 50], wanted(later))
 
 
 def test_a_training_that_resumes_keeps_the_pictures_that_are_there(order: SdOrder) -> None:

@@ -15,7 +15,7 @@ from latentmake.pages.plan_report import report
 from latentmake.plan.run_plan import Plan, RunPlan
 from latentmake.training.loop.order import read_index, sample_steps, wanted
 from latentmake.training.loop.train import Training
-from latentmake.training.order import BASIS, RunFiles
+from latentmake.training.order import Record, RunFiles
 from latentmake.training.sd.plan import Sd
 from latentmake.training.sd.unet import SdOrder
 from trainer_world import make_order, make_training
@@ -143,7 +143,7 @@ def test_an_edited_training_goes_on_from_its_last_weights_where_it_is_asked_to(
     anew = make_order(tmp_path, steps=6, seed=1, learning_rate=1e-2, output="anew")
     make_training(anew).run()
     assert record(anew)["loss_start"] > record(edited)["loss_start"]
-    assert before["wanted"] != record(edited)["wanted"] == record(anew)["wanted"]
+    assert before["parts"] != record(edited)["parts"] == record(anew)["parts"]
     with pytest.raises(TrainingError, match=r"another rank.*trains them anew"):
         make_training(make_order(tmp_path, **settings | {"rank": 2}))
 
@@ -154,13 +154,14 @@ def test_a_setting_that_the_record_of_an_earlier_release_lacks_is_named(
     monkeypatch.chdir(tmp_path)
     order = make_order(tmp_path, steps=2)
     make_training(order).run()
-    basis = order.basis(wanted(order))
-    settings = {key: value for key, value in basis.settings.items() if key != "snr_gamma"}
-    file = Path(order.output, BASIS)
-    basis.model_copy(update={"settings": settings}).write(file)
+    file = RunFiles(order).record
+    made = Record.read(file)
+    assert made is not None
+    made.values["settings"].pop("snr_gamma")
+    made.write(file)
     other = make_order(tmp_path, steps=2, snr_gamma=5, rank=4)
     assert [*map(str, planned(other).reasons)] == ["rank 8 -> 4", "snr_gamma none -> 5.0"]
-    file.unlink()
+    made.model_copy(update={"values": {}}).write(file)
     (settings_alone,) = planned(other).reasons
     assert settings_alone.name == "settings' digest"
     assert settings_alone.old != settings_alone.new

@@ -21,11 +21,12 @@ from latentmake.base.errors import (
     storage_error,
 )
 from latentmake.config.weights import Weights
+from latentmake.plan.product import Parts
 from latentmake.training.loop import checkpoint, state
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.pictures import read_curves
 from latentmake.training.loop.recipe import generator
-from latentmake.training.order import RunFiles, Wanted, read_order
+from latentmake.training.order import RunFiles, read_order
 from latentmake.training.sd.unet import SdOrder
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -92,7 +93,7 @@ def _inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def test_receipt_and_log_tell_what_was_trained(launched: Launched) -> None:
     receipt, layout = launched.receipt, RunFiles(launched.order)
-    assert receipt["wanted"] == wanted(launched.order).model_dump()
+    assert receipt["parts"] == wanted(launched.order)
     assert receipt["weights"] == str(layout.weights)
     assert receipt["samples"] == str(layout.grid)
     assert receipt["steps"] == STEPS
@@ -290,7 +291,7 @@ def test_a_new_lock_trains_anew(tmp_path: Path) -> None:
     (tmp_path / "dataset.lock").write_text(json.dumps({"digest": "e" * 64}))
     changed = wanted(order)
     make_training(order).run()
-    assert json.loads(layout.record.read_text())["wanted"] == changed.model_dump()
+    assert json.loads(layout.record.read_text())["parts"] == changed
     # Those of the trainings before are gone.
     assert [each.name for each in layout.checkpoints.iterdir()] == ["step-000002"]
     assert checkpoint.find(layout.checkpoints, changed)
@@ -310,11 +311,11 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: 
 
 
 def test_few_checkpoints_are_kept(tmp_path: Path) -> None:
-    ours = Wanted(data="1", settings="2", weights="3")
-    theirs = Wanted(data="1", settings="2", weights="4")
+    ours: Parts = {"dataset": "1", "network": "3"}
+    theirs: Parts = {"dataset": "1", "network": "4"}
     tensors = {"a": torch.ones(2)}
     for step, want in ((5, theirs), (10, ours), (15, ours), (20, ours), (30, theirs)):
-        progress = checkpoint.Progress(wanted=want, step=step, loss_start=1.0, seconds=2.0)
+        progress = checkpoint.Progress(parts=want, step=step, loss_start=1.0, seconds=2.0)
         state.save(tmp_path, progress, (tensors, {"optimizer": {}}))
 
     def names() -> list[str]:

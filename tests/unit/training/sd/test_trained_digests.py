@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from latentmake.config.trainers import SdTrainer
 from latentmake.training.loop.order import wanted
-from latentmake.training.order import Record, RunFiles
+from latentmake.training.order import VERSION, Record, RunFiles
 from trainer_world import make_order
 
 
@@ -17,12 +17,11 @@ def test_digests_are_those_of_earlier_releases(tmp_path: Path) -> None:
     order = make_order(
         tmp_path, prompts=True, steps=12, rank=4, alpha=2.0, seed=7, samples={"guidance_scale": 2.0}
     )
-    assert wanted(order).model_dump() == {
-        "data": "d" * 64,
+    assert wanted(order) == {
+        "dataset": "d" * 64,
         "settings": "609d02f4425f9b7f2a57f7c516863412384065ebcadafe79668b13bd5bc881f0",
-        "weights": "w" * 64,
-        "resumed": "",
-        "version": 1,
+        "network": "w" * 64,
+        VERSION: 1,
     }
 
 
@@ -39,7 +38,7 @@ def test_a_training_with_a_key_that_is_gone_stays_trained(tmp_path: Path, settin
     order = make_order(tmp_path, prompts=True, samples=samples, **chosen)
     plain, files = wanted(order), RunFiles(order)
     record = Record(
-        wanted=plain.model_copy(update={"settings": settings, "resumed": "e" * 64}),
+        parts=plain | {"settings": settings},
         steps=12,
         loss_start=1.0,
         loss_end=0.5,

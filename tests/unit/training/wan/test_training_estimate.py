@@ -15,7 +15,7 @@ from diffusers import WanTransformer3DModel
 from dit_world import tiny_dit
 from latentmake.config.root import parse
 from latentmake.training.lora import add_adapter
-from latentmake.training.order import Record, Wanted
+from latentmake.training.order import Record
 from latentmake.training.wan.dit import check_targets, read_dit
 from latentmake.training.wan.estimate import estimate_training, largest_latent, training_memory
 from latentmake.training.wan.recipe import load_transformer, write_lora
@@ -78,8 +78,7 @@ def test_of_two_networks_the_one_in_use_is_on_the_device(tmp_path: Path) -> None
 def test_time_is_that_of_the_last_training(tmp_path: Path) -> None:
     write_header(tmp_path / "dit.safetensors", SMALL)
     settings = config("dit.safetensors", steps=600)
-    wanted = Wanted(data="d", settings="s", weights="w")
-    record = Record(wanted=wanted, steps=10, seconds=42.0, loss_start=1, loss_end=1)
+    record = Record(parts={"dataset": "d"}, steps=10, seconds=42.0, loss_start=1, loss_end=1)
     record.write(tmp_path / "runs/r/training.json")
     found = estimate_training(settings, "r", settings.models["m"])
     assert found.note.endswith("; 42 min at 4.2 s a step, as in the last training")

@@ -178,7 +178,7 @@ def test_a_training_with_a_higher_bound_of_its_steps_goes_on(
     longer: dict[str, Any], found: list[int], tmp_path: Path
 ) -> None:
     order = make_order(tmp_path, steps=None, epochs=9, max_steps=4)
-    values = {"wanted": wanted(order), "step": 4, "loss_start": 1, "seconds": 1, "limit": 4}
+    values = {"parts": wanted(order), "step": 4, "loss_start": 1, "seconds": 1, "limit": 4}
     course, length = order.course_digest(), order.length
     progress = checkpoint.Progress(**values, course=course, length=length)
     progress.write(RunFiles(order).checkpoints / "step-000004/progress.json")

@@ -12,11 +12,12 @@ import pytest
 from latentmake.base import digest
 from latentmake.base.errors import StorageError, TrainingError
 from latentmake.formats.safetensors import read_head
+from latentmake.plan.product import Parts
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import wanted
-from latentmake.training.order import LaunchedRecord, RunFiles, Wanted, lock_of
+from latentmake.training.order import Record, RunFiles, lock_of
 from latentmake.training.process import Stopped
 from musubi_world import RUN, WAN_DIT, called, make_run, put_weights, stand_in, write_order
 
@@ -53,13 +54,13 @@ def refused(order: MusubiOrder, match: str) -> str:
     return str(caught.value)
 
 
-def wanted_of(order: MusubiOrder) -> Wanted:
+def wanted_of(order: MusubiOrder) -> Parts:
     return wanted(order.with_weights(digest.of_file), lock_of(order.lock).data)
 
 
 def is_trained(order: MusubiOrder) -> bool:
-    record = LaunchedRecord.read(RunFiles(order).record)
-    return record is not None and record.wanted == wanted_of(order) and LORA.is_file()
+    record = Record.read(RunFiles(order).record)
+    return record is not None and record.parts == wanted_of(order) and LORA.is_file()
 
 
 def epochs(path: Path = LORA) -> int:
@@ -82,7 +83,7 @@ def test_a_training_ends_with_a_lora_a_record_and_a_receipt(root: Path, tuner: P
     assert is_trained(order)
     receipt = json.loads(RECEIPT.read_text())
     assert (receipt["run"], receipt["weights"]) == (RUN, str(LORA))
-    assert receipt["wanted"] == wanted_of(order).model_dump()
+    assert receipt["parts"] == wanted_of(order)
     assert receipt["files"] == {LORA.name: digest.of_file(LORA)}
 
 

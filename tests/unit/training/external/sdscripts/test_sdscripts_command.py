@@ -19,6 +19,7 @@ from latentmake.config.machines import ExternalProgram, PathMap, Publish
 from latentmake.config.models import Model
 from latentmake.config.root import Validation
 from latentmake.layouts.layout import SdScripts as Names
+from latentmake.plan.product import Parts
 from latentmake.training import previous
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Places, Resume
@@ -31,7 +32,7 @@ from latentmake.training.external.sdscripts.order import (
     caching_arguments,
     training_arguments,
 )
-from latentmake.training.order import RunFiles, Wanted
+from latentmake.training.order import RunFiles
 from latentmake.training.process import accelerate_arguments
 from safetensors.numpy import save_file
 from sdscripts_world import SWITCHES, VALUES
@@ -242,7 +243,7 @@ def test_a_state_is_used_where_just_what_is_left_is_then_trained(
 
 def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
     layout = RunFiles(order())
-    want = Wanted(data="d", settings="s", weights="w")
+    want: Parts = {"dataset": "d"}
     assert prepare(layout, want, epochs=8) == Resume()
     # What its state says of steps begins at each start; its name and its epoch go on.
     for epoch, steps in ((2, 10), (3, 5), (6, 15)):
@@ -259,7 +260,7 @@ def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
         resume = prepare(layout, want, epochs=8)
         assert (resume.done, resume.steps, resume.counted) == (epoch, 5, True)
         assert resume == prepare(layout, want, epochs=8)
-    other = want.model_copy(update={"settings": "another"})
+    other = want | {"settings": "another"}
     previous.begin(layout, other, layout.names)
     assert prepare(layout, other, epochs=8) == Resume()
 
