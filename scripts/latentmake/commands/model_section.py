@@ -79,7 +79,7 @@ class Section:
         return literal(self.folder / name)
 
 
-def section_at(given: str) -> Section:
+def section_at(given: str | None) -> Section:
     """Return an empty section for the model at a path or with a hub ID; raises ModelError."""
     model, place = named_model(given)
     # Missing files belong beside the model, unless the model is in the hub's cache.

@@ -23,7 +23,7 @@ from latentmake.base import atomic
 from latentmake.base.errors import ConfigError, StorageError, UserError, refuse_unknown
 from latentmake.base.machine import human
 from latentmake.base.workspace import OWNER, other_owner
-from latentmake.commands.project import opened, printable, table
+from latentmake.commands.project import Project, printable, table
 from latentmake.formats.cachefile import header_of
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
@@ -36,32 +36,30 @@ Groups = dict[tuple[str, str], Files]
 
 
 def prune(
-    datasets: Sequence[str] | None = None,
-    everything: bool = False,
-    yes: bool = False,
-    verbose: bool = False,
-    as_json: bool = False,
-    configfile: Sequence[Path] | None = None,
-    directory: Path | None = None,
+    project: Project,
+    datasets: Sequence[str] | None,
+    everything: bool,
+    yes: bool,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
     """List caches that the configuration does not need any more, or remove them with --yes."""
-    with opened(configfile, directory, encoders=True) as project:
-        prunables = prunable(project.facts)
-        for name in datasets or ():
-            refuse_unknown("dataset", name, prunables, "prune")
-        names = datasets or sorted(project.config.datasets)
-        others = [name for name in prunables if name not in names and other_owner(name) is None]
-        # A build must not start while its files are listed and removed.
-        with alone() if yes else contextlib.nullcontext():
-            removable = {name: find(project.facts, name) for name in names}
-            further = {name: find(project.facts, name) for name in others if everything}
-            if not as_json:
-                unnamed = [name for name in others if name != PROMPTS and not datasets]
-                _show_all(removable, further, unnamed, verbose=verbose)
-            removable |= further
-            files = all_files(group for groups in removable.values() for group in groups.values())
-            if yes:
-                remove(files)
+    prunables = prunable(project.facts)
+    for name in datasets or ():
+        refuse_unknown("dataset", name, prunables, "prune")
+    names = datasets or sorted(project.config.datasets)
+    others = [name for name in prunables if name not in names and other_owner(name) is None]
+    # A build must not start while its files are listed and removed.
+    with alone() if yes else contextlib.nullcontext():
+        removable = {name: find(project.facts, name) for name in names}
+        further = {name: find(project.facts, name) for name in others if everything}
+        if not as_json:
+            unnamed = [name for name in others if name != PROMPTS and not datasets]
+            _show_all(removable, further, unnamed, verbose=verbose)
+        removable |= further
+        files = all_files(group for groups in removable.values() for group in groups.values())
+        if yes:
+            remove(files)
     if as_json:
         typer.echo(json.dumps(_values(removable, removed=yes), indent=1))
     elif yes:

@@ -6,12 +6,12 @@ imported when the command is called, so help and shell completion are fast.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
+from inspect import Signature, signature
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -51,17 +51,38 @@ NewFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to mak
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 
 
-def _in(module: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command to call the function of its name in a module of this folder."""
+def _options(
+    as_json: Json = False, configfile: ConfigFiles = None, directory: Directory = None
+) -> None:
+    """Take the options of all commands about a project."""
+
+
+def _in(
+    module: str, *, project: bool = False, encoders: bool | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command to call the function of its name in a module of this folder.
+
+    With `project`, the command also has `_options`, and the function gets the project, which is
+    open while it runs, in place of `configfile` and `directory`. For `encoders` see
+    `project.opened`.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def call(**values: object) -> None:
-            # Modules, plan and Snakemake's graph live to the end: looking for garbage among them
-            # takes a tenth of a build that has nothing to do.
-            gc.set_threshold(200_000, 20, 100)
-            getattr(import_module(f"latentmake.commands.{module}"), command.__name__)(**values)
+        def call(**values: Any) -> None:
+            function = getattr(import_module(f"latentmake.commands.{module}"), command.__name__)
+            if not project:
+                function(**values)
+                return
+            from latentmake.commands.project import opened
 
+            place = values.pop("configfile"), values.pop("directory")
+            with opened(*place, encoders=encoders) as opened_project:
+                function(opened_project, **values)
+
+        if project:
+            own, more = (signature(one, eval_str=True).parameters for one in (command, _options))
+            vars(call)["__signature__"] = Signature([*own.values(), *more.values()])
         return call
 
     return decorate
@@ -179,15 +200,12 @@ def import_(
 # -- commands that show something -----------------------------------------------------------------
 
 
-@_in("status")
+@_in("status", project=True)
 def status(
     runs: Runs = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List each file that is not up to date.")
     ] = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """Count fresh and stale caches of runs, and what is left to encode and train."""
 
@@ -209,17 +227,12 @@ def explain(
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
 
 
-@_in("check")
-def check(
-    runs: Runs = None,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
-) -> None:
+@_in("check", project=True)
+def check(runs: Runs = None) -> None:
     """Check all that a run needs: caches, items, disk, models, the trainer and its settings."""
 
 
-@_in("verify")
+@_in("verify", project=True)
 def verify(
     runs: Runs = None,
     repair: Annotated[
@@ -230,36 +243,21 @@ def verify(
             "makes them.",
         ),
     ] = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
 
 
-@_in("pages")
-def captions(
-    run: Run,
-    open_page: Open = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
-) -> None:
+@_in("pages", project=True)
+def captions(run: Run, open_page: Open = False) -> None:
     """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
 
 
-@_in("pages")
-def report(
-    run: Run,
-    open_page: Open = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
-) -> None:
+@_in("pages", project=True)
+def report(run: Run, open_page: Open = False) -> None:
     """Write a page with the caches of a run, its training, its buckets and its items."""
 
 
-@_in("compare")
+@_in("pages", project=True)
 def compare(
     runs: Annotated[
         list[str],
@@ -270,9 +268,6 @@ def compare(
         ),
     ],
     open_page: Open = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """Write a page with the sample pictures and clips of runs; nothing is trained."""
 
@@ -287,7 +282,7 @@ def doctor(
 # -- commands that clean up and take over caches --------------------------------------------------
 
 
-@_in("prune")
+@_in("prune", project=True, encoders=True)
 def prune(
     datasets: Annotated[
         list[str] | None,
@@ -303,14 +298,11 @@ def prune(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List each file.")] = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """List caches that the configuration does not need any more, or remove them with --yes."""
 
 
-@_in("other_trainers")
+@_in("other_trainers", project=True, encoders=True)
 def adopt(
     runs: Annotated[
         list[str],
@@ -318,8 +310,5 @@ def adopt(
             metavar="RUN...", help="Runs of the configuration.", autocompletion=completion.runs
         ),
     ],
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""
