@@ -74,10 +74,8 @@ def _fill(configuration: Imported, section: Section) -> list[str]:
     section.kind = trainer_of(section.model, next(iter(runs))["trainer"]["kind"], musubi=True)
     section_of(section)
     own = {"architecture": section.model.architecture.name, **section.keys}
-    configuration.values["models"], configuration.has_weights = (
-        {section.name: own},
-        not section.missing,
-    )
+    configuration.values["models"] = {section.name: own}
+    configuration.has_weights = not section.missing
     for run in runs:
         run["model"] = section.name
     parse(configuration.values)
