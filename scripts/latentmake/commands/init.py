@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import Literal
 
 import typer
 import yaml
@@ -29,10 +28,10 @@ from latentmake.commands.new_config import (
 )
 from latentmake.commands.project import HOME, say
 from latentmake.config.root import parse
+from latentmake.config.trainers import Kind
 from latentmake.models import recipe
 from latentmake.models.files import resolved
 
-Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 _DOWNLOAD = (  # only files that a training reads
     'hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --include "*.json" '
     '--include "*/merges.txt" --include "*/diffusion_pytorch_model.safetensors" '

@@ -59,9 +59,8 @@ def size_of(model: Model, datasets: Sequence[FoundDataset]) -> tuple[int | list[
     has_clips = any(dataset.video for dataset in datasets) or name == "wan"
     clip = RECOGNISED[name].get("clip") if has_clips else None
     own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
-    sides = sorted(
-        (width * height) ** 0.5 for dataset in datasets for width, height in dataset.sizes
-    )
+    sizes = (size for dataset in datasets for size in dataset.sizes)
+    sides = sorted((width * height) ** 0.5 for width, height in sizes)
     middle = sides[len(sides) // 2] if sides else own
     if middle >= 0.9 * own:
         return [*clip] if clip else round(own), "the size that the model was made for"
@@ -188,9 +187,8 @@ def _dataset(dataset: FoundDataset, run: Run) -> Iterator[str]:
     yield _line(2, "path", literal(dataset.path), why)
     yield _line(2, "fit", "bucket", "keep the shape of each; `crop` cuts off the sides")
     if dataset.repeats > 1:
-        yield _line(
-            2, "num_repeats", dataset.repeats, "in an epoch; the number in the folder's name"
-        )
+        why = "in an epoch; the number in the folder's name"
+        yield _line(2, "num_repeats", dataset.repeats, why)
     if dataset.ending != ".txt":
         yield _line(2, "caption_extension", dataset.ending)
     if dataset.listed:

@@ -25,6 +25,7 @@ from latentmake.base.machine import human
 from latentmake.base.workspace import OWNER, other_owner
 from latentmake.commands.project import Project, printable, table
 from latentmake.formats.cachefile import header_of
+from latentmake.pages.plan_report import counted
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, parts_of
@@ -55,7 +56,14 @@ def prune(
         further = {name: find(project.facts, name) for name in others if everything}
         if not as_json:
             unnamed = [name for name in others if name != PROMPTS and not datasets]
-            _show_all(removable, further, unnamed, verbose=verbose)
+            for name, groups in removable.items():
+                _show(name, groups, verbose=verbose)
+            if further:
+                typer.echo("\nNot named by this configuration; another one may need them:\n")
+                several = (pair for groups in further.values() for pair in groups.items())
+                _show("others", dict(several), verbose=verbose)
+            elif unnamed:
+                typer.echo(f"not named by this configuration: {', '.join(unnamed)}; see --all")
         removable |= further
         files = all_files(group for groups in removable.values() for group in groups.values())
         if yes:
@@ -103,27 +111,9 @@ def _values(removable: Mapping[str, Groups], *, removed: bool) -> dict[str, obje
     return {"removed": removed, "bytes": freed(all_files(all_groups)), "files": files}
 
 
-def _show_all(
-    removable: Mapping[str, Groups],
-    further: Mapping[str, Groups],
-    unnamed: Sequence[str],
-    *,
-    verbose: bool,
-) -> None:
-    for name, groups in removable.items():
-        _show(name, groups, verbose=verbose)
-    if further:
-        typer.echo("\nNot named by this configuration; another one may need them:\n")
-        several = (pair for groups in further.values() for pair in groups.items())
-        _show("others", dict(several), verbose=verbose)
-    elif unnamed:
-        typer.echo(f"not named by this configuration: {', '.join(unnamed)}; see --all")
-
-
 def _show(name: str, groups: Groups, *, verbose: bool) -> None:
-    rows = [
-        [what, str(len(files)), human(freed(files)), why] for (what, why), files in groups.items()
-    ]
+    pairs = groups.items()
+    rows = [[what, str(len(files)), human(freed(files)), why] for (what, why), files in pairs]
     if rows:
         headers = ["to be removed", "files", "bytes", "reason"]
         table(headers, rows, numbers=headers[1:3])
@@ -134,8 +124,7 @@ def _show(name: str, groups: Groups, *, verbose: bool) -> None:
 
 
 def _amount(files: Files) -> str:
-    noun = "file" if len(files) == 1 else "files"
-    return f"{len(files)} {noun}, {human(freed(files))}"
+    return f"{counted(len(files), 'file')}, {human(freed(files))}"
 
 
 def freed(files: Files) -> int:

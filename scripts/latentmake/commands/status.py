@@ -63,11 +63,5 @@ def _cells(row: StatusRow, reasons: list[str]) -> list[str]:
     size = "size unknown" if row.rest_bytes is None else f"about {human(row.rest_bytes)}"
     time = "time unknown" if row.rest_seconds is None else duration(row.rest_seconds / 60)
     rest = f"{row.rest}, {size}, {time}" if row.rest else ""
-    return [
-        row.dataset,
-        row.model,
-        row.kind,
-        *numbers,
-        human(row.bytes) if row.bytes else ".",
-        rest,
-    ]
+    total = human(row.bytes) if row.bytes else "."
+    return [row.dataset, row.model, row.kind, *numbers, total, rest]
