@@ -17,34 +17,25 @@ import typer
 
 from latentmake.commands import completion
 
-ConfigFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "-c",
-        "--configfile",
-        metavar="FILE",
-        help="Configuration; repeat it to merge several, the last one wins.",
-        show_default=str(completion.DEFAULT),
-    ),
-]
+
+def _configfile(default: str) -> Any:
+    """Return the option `-c`; `default` says which files a command reads without it."""
+    text = "Configuration; repeat it to merge several, the last one wins."
+    return typer.Option("-c", "--configfile", metavar="FILE", help=text, show_default=default)
+
+
+def _runs(metavar: str, text: str, **options: Any) -> Any:
+    """Return an argument that the shell completes with the names of runs."""
+    complete = completion.runs
+    return typer.Argument(metavar=metavar, help=text, autocompletion=complete, **options)
+
+
+ConfigFiles = Annotated[list[Path] | None, _configfile(str(completion.DEFAULT))]
 Directory = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Folder of the project.", show_default=".")
 ]
-Runs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="RUN",
-        help="Runs of the configuration.",
-        show_default="all",
-        autocompletion=completion.runs,
-    ),
-]
-Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="A run of the configuration.", autocompletion=completion.runs
-    ),
-]
+Runs = Annotated[list[str] | None, _runs("RUN", "Runs of the configuration.", show_default="all")]
+Run = Annotated[str, _runs("RUN", "A run of the configuration.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NewFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")]
@@ -104,14 +95,7 @@ def build(
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan only.")] = False,
     configfile: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "-c",
-            "--configfile",
-            metavar="FILE",
-            help="Configuration; repeat it to merge several, the last one wins.",
-            show_default="the file of this folder that has the run",
-        ),
+        list[Path] | None, _configfile("the file of this folder that has the run")
     ] = None,
     profile: Annotated[
         str | None,
@@ -261,10 +245,9 @@ def report(run: Run, open_page: Open = False) -> None:
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="Runs with sample pictures; a single one is compared with its previous result.",
-            autocompletion=completion.runs,
+        _runs(
+            "RUN...",
+            "Runs with sample pictures; a single one is compared with its previous result.",
         ),
     ],
     open_page: Open = False,
@@ -303,12 +286,5 @@ def prune(
 
 
 @_in("other_trainers", project=True, encoders=True)
-def adopt(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...", help="Runs of the configuration.", autocompletion=completion.runs
-        ),
-    ],
-) -> None:
+def adopt(runs: Annotated[list[str], _runs("RUN...", "Runs of the configuration.")]) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""
