@@ -43,9 +43,7 @@ rule all:
 
 include: "rules/caches.smk"
 include: "rules/manifest.smk"
-include: "rules/train.smk"
-include: "rules/following.smk"
-include: "rules/exchange.smk"
+include: "rules/products.smk"
 
 
 commandline.check_targets(workflow, SESSION)

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 import latentmake
 from latentmake.base.errors import UserError, system_error
+from latentmake.base.machine import expect_many_objects
 from latentmake.commands import signatures
 
 _MAKE = "Make (runs Snakemake)"
@@ -102,6 +103,7 @@ for _panel, _words in (
 
 def main() -> None:
     """Run the command line."""
+    expect_many_objects()
     try:
         app()
     except KeyboardInterrupt:

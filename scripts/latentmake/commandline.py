@@ -88,10 +88,7 @@ def session_of(
             allowed = own_rules(allowed, rename)
             files = [target for target in forced if target.startswith(_OURS)]
             forced = [*own_rules(forced, rename), *files]
-        if options.forceall:
-            forced.append("--forceall")
-        if options.force:
-            forced.append("--force")
+        forced += [f"--{name}" for name in ("forceall", "force") if getattr(options, name)]
         settings = map(str, options.config or [])
         prompts = [text[7:] for text in settings if text.startswith("prompt=")]
         _SESSIONS[name] = Session(

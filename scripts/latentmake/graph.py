@@ -112,9 +112,7 @@ class Graph:
                         del files[path]  # it waits for the next training
                 kind = "prompts" if is_prompts else parsed(part.name).kind
                 paths = self._files.setdefault((name, kind), [])
-                paths.extend(
-                    path for path in files if "{" not in path
-                )  # else a pattern for Snakemake
+                paths += (path for path in files if "{" not in path)  # else it is a pattern
                 self._add(files, made)
         for part, named in plan.named.items():
             of_part = _cache_files(facts, part, facts.wanted_items(*part[:2]))

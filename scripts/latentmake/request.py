@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from latentmake import backends
 from latentmake.base import atomic
@@ -114,18 +114,15 @@ class Request:
         if target in _RULES:
             yield from _RULES[target] & CACHES
             for name in self.runs:
-                yield from (f"{word}_{name}" for word in self._made(name) & _RULES[target])
+                made = {*self.kinds[name], *self.words[name], "manifest"}
+                made |= {"train"} if name in self.trained else set()
+                yield from (f"{word}_{name}" for word in made & _RULES[target])
         elif target in self.files:
             yield target
         else:
             word, name = _parts(_PAGE.sub(r"\1", target), config.runs)
             words = CACHES if word == "caches" else (word,)
             yield from (f"{made}_{name}" for made in words)
-
-    def _made(self, run: str) -> set[str]:
-        """Return the words of all targets that a build makes for a run."""
-        training = {"train"} if run in self.trained else set[str]()
-        return {*self.kinds[run], *self.words[run], "manifest", *training}
 
     def orders(self, plan: Plan) -> list[Order]:
         """Return the orders of a plan that a build carries out, without duplicates."""
@@ -191,13 +188,12 @@ def _unknown(target: str, rules: Iterable[str], runs: Iterable[str]) -> ConfigEr
     return ConfigError("there is no such target", where=target, hint=hint)
 
 
-class PlanFile(BaseModel):
+class PlanFile(BaseModel, extra="forbid", frozen=True):
     """Content of the plan file.
 
     `jobs` is rule -> names of orders. `runs` is run -> kind (`manifest`, `train`, ...) -> path.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     jobs: dict[str, list[str]] = {}
     runs: dict[str, dict[str, str]] = {}
 
@@ -211,18 +207,13 @@ class PlanFile(BaseModel):
     def read(cls) -> PlanFile:
         """Read the file that the environment variable names; an empty plan if it is not set."""
         path = os.environ.get(VARIABLE)
-        if not path:
-            return cls()
-        return read_order(Path(path), cls.model_validate_json)
+        return read_order(Path(path), cls.model_validate_json) if path else cls()
 
     def plan(self, allowed: Collection[str] = ()) -> Plan:
         """Return a plan of only the encoding jobs; with `allowed`, only of these rules."""
         rules = [rule for rule in self.jobs if not allowed or rule in allowed]
-        return Plan({}, [job_of([*map(_read, self.jobs[rule])]) for rule in rules])
-
-
-def _read(name: str) -> Order:
-    return Order.read(FOLDER / f"{name}.json")
+        paths = ([FOLDER / f"{name}.json" for name in self.jobs[rule]] for rule in rules)
+        return Plan({}, [job_of([*map(Order.read, of_rule)]) for of_rule in paths])
 
 
 FOLLOWING = {"generate": "runs/{run}/generated.json", "evaluate": "reports/evaluate_{run}.html"}

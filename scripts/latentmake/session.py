@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentmake import backends
+from latentmake.base.machine import many_objects
 from latentmake.base.workspace import check_folder, check_run_folder, claim
 from latentmake.config.root import parse
 from latentmake.entry import exit_on_mistake
 from latentmake.graph import Graph, touch_stand_in
 from latentmake.pages.plan_report import report
-from latentmake.plan.planner import make_plan, many_objects
+from latentmake.plan.planner import make_plan
 from latentmake.request import FOLLOWING, PlanFile, Request, followed, plan_extras
 
 if TYPE_CHECKING:
     from latentmake.plan.build import Build
-    from latentmake.plan.facts import Facts
 
 
 class Session:
@@ -84,23 +84,19 @@ class Session:
                 self.graph = Graph(self.config, self.plan, given.runs)
                 return
             self._request = Request(targets, self.config, force)
-            self._facts = self._facts_of(configfiles, not deployed, side_by_side is not None, asks)
+            self._facts = backends.facts_of(
+                self.config,
+                runs_jobs=not deployed,
+                local=side_by_side is not None,
+                encoders=self._request.encodes,
+                asks=asks,
+            )
+            self._facts.forced = self._request.forced
+            for file in configfiles:
+                self._facts.options += ("-c", os.path.relpath(file))
             self.config, self.memo = self._facts.config, self._facts.memo
             finally_.callback(self._facts.memo.save)
             self._tell(self._plan_runs(side_by_side=side_by_side))
-
-    def _facts_of(
-        self, configfiles: Sequence[str | Path], runs_jobs: bool, local: bool, asks: bool
-    ) -> Facts:
-        """Return the facts for the plan, with forced targets and options of the command line."""
-        encodes = self._request.encodes
-        facts = backends.facts_of(
-            self.config, runs_jobs=runs_jobs, local=local, encoders=encodes, asks=asks
-        )
-        facts.forced = self._request.forced
-        for file in configfiles:
-            facts.options += ("-c", os.path.relpath(file))
-        return facts
 
     def _tell(self, orders: dict[str, dict[str, str]]) -> None:
         """Print the plan, and write it for the processes that Snakemake starts."""

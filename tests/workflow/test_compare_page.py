@@ -12,7 +12,7 @@ import pytest
 import video_world
 from browser import Browser, until
 from compare_world import colour_of, make_run, make_trained
-from latentmake.commands.compare import write_comparison
+from latentmake.commands.pages import write_comparison
 from latentmake.pages.pictured import Pictured, index_of
 from latentmake.plan.manifest import run_folder
 from latentmake.training.loop.clips import Clip, GenerationIndex, clip_name

@@ -42,9 +42,7 @@ def build(
     arguments = [*names, "--quiet", "all", "--snakefile", str(HOME / "Snakefile")]
     if configuration != [DEFAULT]:
         arguments += ["--configfile", *(os.path.relpath(file) for file in configuration)]
-    os.environ[TOLD_AT_THE_END] = (
-        "1"  # jobs inherit it: the last lines of a build show their errors
-    )
+    os.environ[TOLD_AT_THE_END] = "1"  # jobs inherit it: the last lines show their errors
     if dry_run:
         arguments.append("--dry-run")
     if profile:

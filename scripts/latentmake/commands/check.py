@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import typer
 
 from latentmake import backends
 from latentmake.base.machine import free, human, shortages
-from latentmake.commands.project import coloured, opened
+from latentmake.commands.project import Project, coloured
 from latentmake.pages.plan_report import counted, stopped_by
 from latentmake.plan import receipts
 from latentmake.plan.facts import Facts
@@ -21,17 +20,11 @@ from latentmake.plan.state import PartState
 from latentmake.training.findings import Finding, Verdict, checklist, failed, image_findings
 
 
-def check(
-    runs: Sequence[str] | None = None,
-    as_json: bool = False,
-    configfile: Sequence[Path] | None = None,
-    directory: Path | None = None,
-) -> None:
+def check(project: Project, runs: Sequence[str] | None, as_json: bool) -> None:
     """Check all that a run needs: caches, items, disk, models, the trainer and its settings."""
-    with opened(configfile, directory) as project:
-        names = project.run_names(runs)
-        plan = project.plan(names)
-        findings = {name: [*_findings(project.facts, plan.runs[name])] for name in names}
+    names = project.run_names(runs)
+    plan = project.plan(names)
+    findings = {name: [*_findings(project.facts, plan.runs[name])] for name in names}
     if as_json:
         values = {name: [finding._asdict() for finding in findings[name]] for name in names}
         typer.echo(json.dumps(values, indent=1))

@@ -37,15 +37,13 @@ def doctor(
         with opened(configfile, directory) as project:
             config = project.config
             settings = {"musubi_tuner": config.musubi_tuner, "sd_scripts": config.sd_scripts}
-            trainers = {
-                name: _trainer(name, program) for name, program in settings.items() if program
-            }
+            used = ((name, program) for name, program in settings.items() if program)
+            trainers = {name: _trainer(name, program) for name, program in used}
             facts["trainers"] = trainers or "none is configured"
     except UserError as error:
         facts["configuration"] = str(error)
-    facts["disk"] = {
-        str(Path(name).absolute()): f"{human(free(name))} free" for name in (".", "cache")
-    }
+    places = (Path(), Path("cache"))
+    facts["disk"] = {str(place.absolute()): f"{human(free(place))} free" for place in places}
     facts["last error"] = _last_error()
     if as_json:
         typer.echo(json.dumps(facts, indent=1))

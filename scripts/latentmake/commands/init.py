@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import Literal
 
 import typer
 import yaml
@@ -15,8 +14,8 @@ from latentmake import backends
 from latentmake.base import atomic
 from latentmake.base.errors import DatasetError, StorageError, UserError
 from latentmake.commands.dataset_folders import FoundDataset, datasets_in, left_out
-from latentmake.commands.local_models import FIRST, named_model
-from latentmake.commands.model_section import Section, section_of, trainer_of
+from latentmake.commands.local_models import FIRST
+from latentmake.commands.model_section import section_at, section_of, trainer_of
 from latentmake.commands.new_config import (
     PROGRAMS,
     Run,
@@ -28,12 +27,11 @@ from latentmake.commands.new_config import (
     unedited,
 )
 from latentmake.commands.project import HOME, is_used, say
-from latentmake.config.fields import literal
 from latentmake.config.root import parse
+from latentmake.config.trainers import Kind
 from latentmake.models import recipe
 from latentmake.models.files import resolved
 
-Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 _DOWNLOAD = (  # only files that a training reads
     'hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --include "*.json" '
     '--include "*/merges.txt" --include "*/diffusion_pytorch_model.safetensors" '
@@ -60,17 +58,16 @@ def init(
     if file.exists() and not force and not unedited(_text_of(file)):
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)
-    to_train, place = named_model(model)
+    section = section_at(model)
+    to_train = section.model
     taken = [dataset for dataset in datasets if to_train.takes(dataset)]
     if not taken:
         what = f"holds {datasets[0].counted}, which {to_train.title} does not take"
         hint = "name another folder, or another --model"
         raise DatasetError(what, where=datasets[0].path, hint=hint)
-    kind = trainer_of(to_train, trainer, musubi=_program("musubi", folders) is not None)
-    # Missing files belong beside the model, unless the model is in the hub's cache.
-    is_here = place is literal
-    beside = to_train.root if is_here else Path("models") / to_train.architecture.name
-    section = section_of(Section(to_train, kind, beside, place))
+    is_installed = _program("musubi", folders) is not None
+    section.kind = kind = trainer_of(to_train, trainer, musubi=is_installed)
+    section_of(section)
     run = Run(name, taken, section, *size_of(to_train, taken), _program(kind, folders), file)
     text = config_text(run)
     predictions = list[str]()

@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from latentmake.base.errors import ModelError
 from latentmake.commands.dataset_folders import FoundDataset
 from latentmake.config import weights
@@ -35,34 +37,9 @@ _FURTHER = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")  # all shards except the fir
 _PAIRS = ("transformer", "transformer_2", "high_noise_model", "low_noise_model")
 _SHARED = ("diffusion_models", "unet", "checkpoints")
 
-# Architecture, pattern of the name of one of its network's tensors, and a word. If architectures
-# share a network, the path must contain the word. The first row that fits is used.
-_NETWORKS: tuple[tuple[str, str, str], ...] = (
-    ("sdxl", r"^conditioner\.embedders\.1\.|\b(label_emb\.0|add_embedding)\.", ""),
-    ("sd2", r"^cond_stage_model\.model\.", ""),
-    ("sd1", r"^cond_stage_model\.|\b(input_blocks|down_blocks)\.\d\..*attn2\.", ""),
-    ("framepack", r"\bclean_x_embedder\.", ""),
-    ("hunyuan_video_1_5", r"\bcond_type_embedding\.", ""),
-    ("hunyuan_image", r"\bbyt5_in\.", ""),
-    ("kandinsky5", r"\bvisual_transformer_blocks\.0\.", ""),
-    ("krea2", r"\btxtfusion\.", ""),
-    ("ideogram4", r"\bllm_cond_proj\.", ""),
-    ("hidream_o1", r"\bfinal_layer2\.", ""),
-    ("anima", r"\bllm_adapter\.", ""),
-    ("qwen_image_layered", r"\btransformer_blocks\.0\.img_mod\.", "layered"),
-    ("qwen_image_edit", r"\btransformer_blocks\.0\.img_mod\.", "edit"),
-    ("qwen_image", r"\btransformer_blocks\.0\.img_mod\.", ""),
-    ("z_image", r"(^|\.)(x_pad_token|cap_pad_token|all_x_embedder)\b", ""),
-    ("lumina", r"\bcap_embedder\.", ""),
-    ("flux_2_klein_4b", r"\bdouble_stream_modulation_img\.", "4b"),
-    ("flux_2_klein_9b", r"\bdouble_stream_modulation_img\.", "9b"),
-    ("flux_2_dev", r"\bdouble_stream_modulation_img\.", ""),
-    ("hunyuan_video", r"\bsingle_blocks\.0\.modulation\.linear\.|embedder\.token_refiner\.", ""),
-    ("flux_kontext", r"\b(double_blocks\.0\.img_mod\.lin|single_transformer_blocks)\.", "kontext"),
-    ("flux", r"\b(double_blocks\.0\.img_mod\.lin|single_transformer_blocks)\.", ""),
-    ("sd3", r"\bjoint_blocks\.0\.|\btransformer_blocks\.0\.(norm1_context|ff_context)\.", ""),
-    ("wan", r"\bblocks\.0\.(cross_attn\.k|attn2\.to_k)\.", ""),
-)
+_ROWS = Path(__file__).with_name("architectures.yaml")
+RECOGNISED: Mapping[str, Mapping[str, Any]] = yaml.safe_load(_ROWS.read_text("utf-8"))
+"""Architecture -> its row in `architectures.yaml`. The first row that fits a network is used."""
 _FLUX_2 = {6144: "flux_2_dev", 3072: "flux_2_klein_4b", 4096: "flux_2_klein_9b"}
 # Architecture -> tensor, and width of its last axis -> the architecture that it really is.
 _WIDTHS = {
@@ -163,11 +140,8 @@ def model_at(place: Path, label: str = "") -> Model:
     if place.is_dir() and place.name in _PAIRS:  # part of a pipeline or of Wan's original release
         place = place.parent
     root = place if place.is_dir() else place.parent
-    if root.name in (
-        *_SHARED,
-        *_PAIRS,
-    ):  # encoders lie in sibling folders, as in ComfyUI's `models`
-        root = root.parent
+    if root.name in (*_SHARED, *_PAIRS):
+        root = root.parent  # encoders lie in sibling folders, as in ComfyUI's `models`
     own = [_of_file(place)] if place.is_file() else []
     parts = list(own)
     if not (own and own[0].complete):
@@ -237,8 +211,8 @@ def _name_of(part: Part, words: str) -> str | None:
     """Return the architecture of a network; None for encoders, LoRAs and unknown networks."""
     if LORA in part.kinds:
         return None
-    for name, pattern, word in _NETWORKS:
-        if part.has(pattern) and word in words:
+    for name, row in RECOGNISED.items():
+        if row.get("word", "") in words and part.has(row["tensor"]):
             ending, widths = _WIDTHS.get(name, ("", {}))
             shape = part.shape(ending)
             return widths.get(shape[-1], name) if shape else name
@@ -273,7 +247,7 @@ def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Mo
     if place.is_file():  # Wan 2.2 has two networks: add the other file of the pair
         first = networks[0]
         pair = (part for part in parts if part != first and _noiseless(part) == _noiseless(first))
-        networks = [first, *(part for part in pair if part.has(_NETWORKS[-1][1]))]
+        networks = [first, *(part for part in pair if part.has(RECOGNISED[WAN.name]["tensor"]))]
     high = [network for network in networks if is_high(network)]
     if len(networks) > 1 + len(high):
         raise several((network.path.name for network in networks), place)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.base.errors import ConfigError, ModelError
-from latentmake.commands.local_models import Model, Part, is_high, named_model, several
+from latentmake.commands.local_models import RECOGNISED, Model, Part, is_high, named_model, several
 from latentmake.config.architectures import WAN, File, Vae
 from latentmake.config.fields import literal
 from latentmake.config.weights import TextWeights
@@ -29,13 +29,8 @@ _EMBEDDINGS = {
 _SIZES = {
     "CLIP text encoder": {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280},
     "T5": {"T5": 32128, "wan": 256384},
-    "language model": {
-        **dict.fromkeys(("qwen_image", "qwen_image_edit", "qwen_image_layered"), 3584),
-        **{"kandinsky5": 3584, "hunyuan_image": 3584, "hunyuan_video_1_5": 3584},
-        **{"hunyuan_video": 4096, "framepack": 4096, "ideogram4": 4096, "flux_2_klein_9b": 4096},
-        **{"z_image": 2560, "krea2": 2560, "flux_2_klein_4b": 2560, "flux_2_dev": 5120},
-        **{"anima": 1024, "lumina": 2304},
-    },
+    "language model": {"": 3584}
+    | {name: row["language_model"] for name, row in RECOGNISED.items() if "language_model" in row},
 }
 _RENAMED = r"\bdouble_stream_modulation_img\.linear\."  # name in FLUX.2 of diffusers
 _UMT5 = ("google/umt5-xxl", "umt5-xxl", ".")  # folders that may contain umT5's tokenizer
@@ -79,7 +74,7 @@ class Section:
         return literal(self.folder / name)
 
 
-def section_at(given: str) -> Section:
+def section_at(given: str | None) -> Section:
     """Return an empty section for the model at a path or with a hub ID; raises ModelError."""
     model, place = named_model(given)
     # Missing files belong beside the model, unless the model is in the hub's cache.

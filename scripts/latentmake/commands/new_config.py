@@ -12,7 +12,7 @@ import yaml
 
 from latentmake.base import digest
 from latentmake.commands.dataset_folders import FoundDataset
-from latentmake.commands.local_models import Model
+from latentmake.commands.local_models import RECOGNISED, Model
 from latentmake.commands.model_section import Section
 from latentmake.config.architectures import WAN, Scripts
 from latentmake.config.fields import literal
@@ -25,14 +25,6 @@ from latentmake.training.external.musubi.checks import number_format
 
 _UNEDITED = "# Until you edit it, the next `latentmake init` replaces it"
 _COLUMN = 34  # column of the comments behind lines that are short enough
-_SIDES = {"sd1": 512, "sd2": 768, "hunyuan_image": 2048, "qwen_image_layered": 640}
-_CLIPS = {  # architecture -> width and height of its clips, in pixels
-    "hunyuan_video": (960, 544),
-    "hunyuan_video_1_5": (832, 480),
-    "framepack": (640, 640),
-    "kandinsky5": (768, 512),
-    "wan": (832, 480),
-}
 # Trainer -> number of times that a training sees each item, and fewest and most items in all.
 _SEEN = {"sd": (100, 2000, 12000), "sdscripts": (60, 1000, 3000)}
 _SEEN |= {"musubi": (50, 800, 2000), "wan": (50, 800, 2000)}
@@ -78,11 +70,10 @@ def size_of(model: Model, datasets: Sequence[FoundDataset]) -> tuple[int | list[
     """
     name = model.architecture.name
     has_clips = any(dataset.video for dataset in datasets) or name == "wan"
-    clip = _CLIPS.get(name) if has_clips else None
+    clip = RECOGNISED[name].get("clip") if has_clips else None
     own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
-    sides = sorted(
-        (width * height) ** 0.5 for dataset in datasets for width, height in dataset.sizes
-    )
+    sizes = (size for dataset in datasets for size in dataset.sizes)
+    sides = sorted((width * height) ** 0.5 for width, height in sizes)
     middle = sides[len(sides) // 2] if sides else own
     if middle >= 0.9 * own:
         return [*clip] if clip else round(own), "the size that the model was made for"
@@ -94,7 +85,7 @@ def size_of(model: Model, datasets: Sequence[FoundDataset]) -> tuple[int | list[
 
 def _own_side(model: Model) -> int:
     """Return the side of the pictures that a model was trained on, in pixels."""
-    side = _SIDES.get(model.architecture.name, 1024)
+    side: int = RECOGNISED[model.architecture.name].get("side", 1024)
     if model.architecture.checkpoints and model.networks and model.networks[0].path.is_dir():
         config = network_config(Weights(path=str(model.networks[0].path))) or {}
         return 8 * int(config.get("sample_size", side // 8))
@@ -209,9 +200,8 @@ def _dataset(dataset: FoundDataset, run: Run) -> Iterator[str]:
     yield _line(2, "path", literal(dataset.path), why)
     yield _line(2, "fit", "bucket", "keep the shape of each; `crop` cuts off the sides")
     if dataset.repeats > 1:
-        yield _line(
-            2, "num_repeats", dataset.repeats, "in an epoch; the number in the folder's name"
-        )
+        why = "in an epoch; the number in the folder's name"
+        yield _line(2, "num_repeats", dataset.repeats, why)
     if dataset.ending != ".txt":
         yield _line(2, "caption_extension", dataset.ending)
     if dataset.listed:

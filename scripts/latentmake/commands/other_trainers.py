@@ -15,7 +15,7 @@ import typer
 from latentmake.base import atomic
 from latentmake.base.errors import ConfigError
 from latentmake.commands.model_section import Section, section_at, section_of, trainer_of
-from latentmake.commands.project import opened
+from latentmake.commands.project import Project, check_directory
 from latentmake.config.fields import NAME, PATTERNS
 from latentmake.config.root import Config, parse
 from latentmake.layouts.layout import layout_of
@@ -39,8 +39,7 @@ def import_(
     """Make a configuration of another trainer's dataset file; notes in it say what differs."""
     from latentmake.exchange.datasets_toml import imported
 
-    if directory is not None and not directory.is_dir():
-        raise ConfigError("there is no such folder", where=directory, hint="check --directory")
+    check_directory(directory)
     os.chdir(directory or ".")
     run = name or re.sub(r"[^A-Za-z0-9_.-]+", "_", file.stem).lstrip("_.-")
     if not re.fullmatch(NAME, run):
@@ -75,26 +74,19 @@ def _fill(configuration: Imported, section: Section) -> list[str]:
     section.kind = trainer_of(section.model, next(iter(runs))["trainer"]["kind"], musubi=True)
     section_of(section)
     own = {"architecture": section.model.architecture.name, **section.keys}
-    configuration.values["models"], configuration.has_weights = (
-        {section.name: own},
-        not section.missing,
-    )
+    configuration.values["models"] = {section.name: own}
+    configuration.has_weights = not section.missing
     for run in runs:
         run["model"] = section.name
     parse(configuration.values)
     return section.missing
 
 
-def adopt(
-    runs: Sequence[str],
-    as_json: bool = False,
-    configfile: Sequence[Path] | None = None,
-    directory: Path | None = None,
-) -> None:
+def adopt(project: Project, runs: Sequence[str], as_json: bool) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""
     from latentmake.exchange import adoption
 
-    with opened(configfile, directory, encoders=True) as project, alone():
+    with alone():
         names = project.run_names(runs)
         plans, counts = project.plan(names).runs, dict[str, dict[str, int]]()
         for name in names:

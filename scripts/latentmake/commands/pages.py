@@ -1,66 +1,176 @@
-"""`latentmake captions` and `latentmake report`: write a page about the items of a run."""
+"""`latentmake captions`, `report` and `compare`: write a page about runs.
+
+In a comparison, pictures of several runs stand side by side if they have the same prompt and step.
+Generated clips must have the same prompt and seed.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
+from pydantic import JsonValue
 
 from latentmake.base import atomic
-from latentmake.commands.project import opened, show_page
+from latentmake.base.errors import ConfigError, TrainingError, UserError
+from latentmake.commands.project import Project
+from latentmake.config.root import Config
 from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
-from latentmake.pages.page import write_page
+from latentmake.pages.page import FPS, Pictures, write_page
+from latentmake.pages.pictured import Pictured, Row, pictures_in
 from latentmake.pages.report import write_report
+from latentmake.plan.manifest import PREVIOUS, run_folder
+
+_DIGEST = 12  # digits of a digest that a page shows
+_LONGEST = 200  # most characters of runs' names in the name of a page
 
 
-def captions(
-    run: str,
-    open_page: bool = False,
-    as_json: bool = False,
-    configfile: Sequence[Path] | None = None,
-    directory: Path | None = None,
-) -> None:
+def captions(project: Project, run: str, open_page: bool, as_json: bool) -> None:
     """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
     path = Path(f"reports/captions_{run}.html")
-    with opened(configfile, directory) as project:
-        project.run_names([run])
-        cards = read_cards(project.facts, run)
-        lines = [*cards.lines()]
-        atomic.write(path.with_suffix(".jsonl"), "".join(lines).encode())
-        data = page_data(project.facts, run, cards, path)
-        write_page(path, "cards", f"Captions of {run}", data)
+    project.run_names([run])
+    cards = read_cards(project.facts, run)
+    lines = "".join(cards.lines())
+    atomic.write(path.with_suffix(".jsonl"), lines.encode())
+    write_page(path, "cards", f"Captions of {run}", page_data(project.facts, run, cards, path))
     for line in cards.notes:
         typer.echo(line, err=as_json)
     if as_json:
-        typer.echo("".join(lines), nl=False)
+        typer.echo(lines, nl=False)
         return
     for encoder in cards.encoders():
         cut = f"{encoder['cut']} of {encoder['texts']} texts are cut"
         typer.echo(f"{encoder['name']}: {cut}, the longest has {encoder['longest']} tokens")
     for fault in cards.faults:
         typer.echo(f"faulty: {fault}")
-    show_page(path, open_page=open_page)
+    typer.echo(path)
+    if open_page:
+        _open(path)
 
 
-def report(
-    run: str,
-    open_page: bool = False,
-    as_json: bool = False,
-    configfile: Sequence[Path] | None = None,
-    directory: Path | None = None,
-) -> None:
+def report(project: Project, run: str, open_page: bool, as_json: bool) -> None:
     """Write a page with the caches of a run, its training, its buckets and its items."""
     path = Path(f"reports/report_{run}.html")
-    with opened(configfile, directory) as project:
-        (name,) = project.run_names([run])
-        status = write_report(project.facts, project.plan([name]).runs[name], path)
+    project.run_names([run])
+    status = write_report(project.facts, project.plan([run]).runs[run], path)
     if as_json:
         typer.echo(json.dumps({"page": str(path), **status.model_dump(mode="json")}, indent=1))
         return
-    show_page(path, open_page=open_page)
+    typer.echo(path)
+    if open_page:
+        _open(path)
+
+
+def _open(page: Path) -> None:
+    """Open a page in a browser."""
+    typer.launch(page.absolute().as_uri())
 
 
 # -- a comparison ---------------------------------------------------------------------------------
+
+
+def compare(project: Project, runs: Sequence[str], open_page: bool, as_json: bool) -> None:
+    """Write a page with the sample pictures and clips of runs; nothing is trained."""
+    names = project.run_names(runs)
+    results = [pictured(project.config, name) for name in names]
+    path = page_path(names)
+    if len(names) == 1:
+        before = pictures_in(run_folder(names[0]) / PREVIOUS, f"{names[0]} (previous)")
+        if before is None:
+            line = f"{names[0]}: no previous result with pictures: only the present is shown"
+            typer.echo(line, err=as_json)
+        else:
+            results.insert(0, before)
+    write_comparison(results, path, partial(typer.echo, err=as_json))
+    if as_json:
+        values = [result.values() for result in results]
+        typer.echo(json.dumps({"page": str(path), "results": values}, indent=1))
+    if open_page:
+        _open(path)
+
+
+def pictured(config: Config, name: str) -> Pictured:
+    """Return the result of a run with its pictures; raises UserError if it has none."""
+    result = pictures_in(run_folder(name), name)
+    if result is None:
+        raise _without_pictures(config, name)
+    return result
+
+
+def _without_pictures(config: Config, name: str) -> UserError:
+    run = config.runs[name]
+    draws = getattr(run.trainer, "draws", None)
+    if draws is None:
+        what = "draws no sample pictures: only the trainers sd and wan do"
+        return ConfigError(what, where=f"run {name}")
+    if not draws:
+        hint = f"make clips: snakemake --cores all generate_{name}"
+        hint = hint if run.generate else "set `samples: {prompts: [...]}` of its trainer"
+        return ConfigError("draws no samples without prompts", where=f"run {name}", hint=hint)
+    hint = f"make them: snakemake --cores all train_{name}"
+    return TrainingError("has no sample pictures yet", where=f"run {name}", hint=hint)
+
+
+def page_path(names: Sequence[str]) -> Path:
+    """Return the path of the page that compares these runs."""
+    return Path("reports", f"compare_{'_vs_'.join(names)[:_LONGEST]}.html")
+
+
+def write_comparison(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> None:
+    """Write the page that compares runs; raises StorageError.
+
+    `say` receives a line about the page, and a line for each picture that cannot be shown.
+    """
+    values = gather(runs, path, say)
+    size = write_page(path, "compare", values["title"], values)
+    say(f"{path}: {len(values['pictures'])} pictures, {size}")
+
+
+def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -> dict[str, Any]:
+    """Return the values of the page at a path.
+
+    `say` receives a line for each picture that cannot be shown.
+    """
+    by_run = {run.name: [*run.files()] for run in runs}
+    pictures = Pictures(path, [file for files in by_run.values() for _, _, file in files])
+    rows = list(dict.fromkeys(row for files in by_run.values() for row, _, _ in files))
+    sides = []
+    for run, (name, files) in zip(runs, by_run.items(), strict=True):
+        cells: dict[Row, dict[str, int | str]] = {row: {} for row in rows}
+        for row, step, file in files:
+            cells[row][step] = pictures.add(file)
+        sides.append({"name": name, "cells": [*cells.values()], "weights": run.weights()})
+    for fault in pictures.faults:
+        say(f"not shown: {fault}")
+    speeds = [float(run.clips.settings.get("fps", FPS)) for run in runs if run.clips]
+    return {
+        "title": " vs ".join(by_run),
+        "sides": sides,
+        "rows": [row.label for row in rows],
+        "steps": sorted({step for run in runs if run.samples for step in run.samples.steps}),
+        "pictures": pictures.embedded,
+        "clips": pictures.clips,
+        "losses": [[run.name, *line] for run in runs for line in run.losses()],
+        "fps": max(speeds, default=FPS),
+        "settings": settings_table([run.settings() for run in runs]),
+    }
+
+
+def _text(key: str, value: JsonValue) -> str:
+    if key in ("weights", "data") and isinstance(value, str):
+        return value[:_DIGEST]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def settings_table(settings: Sequence[Mapping[str, JsonValue]]) -> list[tuple[str, list[str]]]:
+    """Return name and texts of each setting: one text per run, "–" if the run lacks the setting."""
+    keys = dict.fromkeys(key for of_run in settings for key in of_run)
+    return [
+        (key, [_text(key, of_run[key]) if key in of_run else "–" for of_run in settings])
+        for key in keys
+    ]

@@ -18,6 +18,7 @@ from tabulate import tabulate
 
 from latentmake import backends, commandline
 from latentmake.base.errors import ConfigError, nearest
+from latentmake.base.machine import many_objects
 from latentmake.base.workspace import check_folder
 from latentmake.commands import completion
 from latentmake.commands.completion import DEFAULT
@@ -25,7 +26,7 @@ from latentmake.config.document import check_file
 from latentmake.config.root import Config, parse
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
-from latentmake.plan.planner import make_plan, many_objects
+from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import Plan
 
 _COLOURS = {"ok": "green", "fresh": "green", "warning": "yellow", "stale": "yellow"}
@@ -42,10 +43,12 @@ class Project:
     Attributes:
         config: configuration of the project.
         facts: facts about the project's files; plans that use them write no orders.
+        configfiles: files of `-c`.
     """
 
     config: Config
     facts: Facts
+    configfiles: Sequence[Path] = ()
 
     def run_names(self, names: Sequence[str] | None) -> list[str]:
         """Return the named runs, or all runs if none is named.
@@ -100,7 +103,7 @@ def opened(
     for file in configfile or default:
         facts.options += ("-c", str(file))
     try:
-        yield Project(facts.config, facts)
+        yield Project(facts.config, facts, configfile or ())
     finally:
         facts.memo.save()
 
@@ -199,10 +202,3 @@ def coloured(verdict: str) -> str:
 def printable(line: str) -> str:
     """Return a line with the bytes of file names that are not UTF-8 escaped."""
     return line.encode("utf-8", "backslashreplace").decode()
-
-
-def show_page(path: Path, *, open_page: bool) -> None:
-    """Print the path of a new page; with `open_page`, open it in a browser."""
-    typer.echo(path)
-    if open_page:
-        typer.launch(path.absolute().as_uri())

@@ -23,8 +23,9 @@ from latentmake.base import atomic
 from latentmake.base.errors import ConfigError, StorageError, UserError, refuse_unknown
 from latentmake.base.machine import human
 from latentmake.base.workspace import OWNER, other_owner
-from latentmake.commands.project import opened, printable, table
+from latentmake.commands.project import Project, printable, table
 from latentmake.formats.cachefile import header_of
+from latentmake.pages.plan_report import counted
 from latentmake.plan.build import alone
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, parts_of
@@ -36,32 +37,37 @@ Groups = dict[tuple[str, str], Files]
 
 
 def prune(
-    datasets: Sequence[str] | None = None,
-    everything: bool = False,
-    yes: bool = False,
-    verbose: bool = False,
-    as_json: bool = False,
-    configfile: Sequence[Path] | None = None,
-    directory: Path | None = None,
+    project: Project,
+    datasets: Sequence[str] | None,
+    everything: bool,
+    yes: bool,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
     """List caches that the configuration does not need any more, or remove them with --yes."""
-    with opened(configfile, directory, encoders=True) as project:
-        prunables = prunable(project.facts)
-        for name in datasets or ():
-            refuse_unknown("dataset", name, prunables, "prune")
-        names = datasets or sorted(project.config.datasets)
-        others = [name for name in prunables if name not in names and other_owner(name) is None]
-        # A build must not start while its files are listed and removed.
-        with alone() if yes else contextlib.nullcontext():
-            removable = {name: find(project.facts, name) for name in names}
-            further = {name: find(project.facts, name) for name in others if everything}
-            if not as_json:
-                unnamed = [name for name in others if name != PROMPTS and not datasets]
-                _show_all(removable, further, unnamed, verbose=verbose)
-            removable |= further
-            files = all_files(group for groups in removable.values() for group in groups.values())
-            if yes:
-                remove(files)
+    prunables = prunable(project.facts)
+    for name in datasets or ():
+        refuse_unknown("dataset", name, prunables, "prune")
+    names = datasets or sorted(project.config.datasets)
+    others = [name for name in prunables if name not in names and other_owner(name) is None]
+    # A build must not start while its files are listed and removed.
+    with alone() if yes else contextlib.nullcontext():
+        removable = {name: find(project.facts, name) for name in names}
+        further = {name: find(project.facts, name) for name in others if everything}
+        if not as_json:
+            unnamed = [name for name in others if name != PROMPTS and not datasets]
+            for name, groups in removable.items():
+                _show(name, groups, verbose=verbose)
+            if further:
+                typer.echo("\nNot named by this configuration; another one may need them:\n")
+                several = (pair for groups in further.values() for pair in groups.items())
+                _show("others", dict(several), verbose=verbose)
+            elif unnamed:
+                typer.echo(f"not named by this configuration: {', '.join(unnamed)}; see --all")
+        removable |= further
+        files = all_files(group for groups in removable.values() for group in groups.values())
+        if yes:
+            remove(files)
     if as_json:
         typer.echo(json.dumps(_values(removable, removed=yes), indent=1))
     elif yes:
@@ -105,27 +111,9 @@ def _values(removable: Mapping[str, Groups], *, removed: bool) -> dict[str, obje
     return {"removed": removed, "bytes": freed(all_files(all_groups)), "files": files}
 
 
-def _show_all(
-    removable: Mapping[str, Groups],
-    further: Mapping[str, Groups],
-    unnamed: Sequence[str],
-    *,
-    verbose: bool,
-) -> None:
-    for name, groups in removable.items():
-        _show(name, groups, verbose=verbose)
-    if further:
-        typer.echo("\nNot named by this configuration; another one may need them:\n")
-        several = (pair for groups in further.values() for pair in groups.items())
-        _show("others", dict(several), verbose=verbose)
-    elif unnamed:
-        typer.echo(f"not named by this configuration: {', '.join(unnamed)}; see --all")
-
-
 def _show(name: str, groups: Groups, *, verbose: bool) -> None:
-    rows = [
-        [what, str(len(files)), human(freed(files)), why] for (what, why), files in groups.items()
-    ]
+    pairs = groups.items()
+    rows = [[what, str(len(files)), human(freed(files)), why] for (what, why), files in pairs]
     if rows:
         headers = ["to be removed", "files", "bytes", "reason"]
         table(headers, rows, numbers=headers[1:3])
@@ -136,8 +124,7 @@ def _show(name: str, groups: Groups, *, verbose: bool) -> None:
 
 
 def _amount(files: Files) -> str:
-    noun = "file" if len(files) == 1 else "files"
-    return f"{len(files)} {noun}, {human(freed(files))}"
+    return f"{counted(len(files), 'file')}, {human(freed(files))}"
 
 
 def freed(files: Files) -> int:

@@ -6,62 +6,74 @@ imported when the command is called, so help and shell completion are fast.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
+from inspect import Signature, signature
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from latentmake.commands import completion
 
-ConfigFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "-c",
-        "--configfile",
-        metavar="FILE",
-        help="Configuration; repeat it to merge several, the last one wins.",
-        show_default=str(completion.DEFAULT),
-    ),
-]
+
+def _configfile(default: str) -> Any:
+    """Return the option `-c`; `default` says which files a command reads without it."""
+    text = "Configuration; repeat it to merge several, the last one wins."
+    return typer.Option("-c", "--configfile", metavar="FILE", help=text, show_default=default)
+
+
+def _runs(metavar: str, text: str, **options: Any) -> Any:
+    """Return an argument that the shell completes with the names of runs."""
+    complete = completion.runs
+    return typer.Argument(metavar=metavar, help=text, autocompletion=complete, **options)
+
+
+ConfigFiles = Annotated[list[Path] | None, _configfile(str(completion.DEFAULT))]
 Directory = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Folder of the project.", show_default=".")
 ]
-Runs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="RUN",
-        help="Runs of the configuration.",
-        show_default="all",
-        autocompletion=completion.runs,
-    ),
-]
-Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="A run of the configuration.", autocompletion=completion.runs
-    ),
-]
+Runs = Annotated[list[str] | None, _runs("RUN", "Runs of the configuration.", show_default="all")]
+Run = Annotated[str, _runs("RUN", "A run of the configuration.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NewFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")]
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 
 
-def _in(module: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command to call the function of its name in a module of this folder."""
+def _options(
+    as_json: Json = False, configfile: ConfigFiles = None, directory: Directory = None
+) -> None:
+    """Take the options of all commands about a project."""
+
+
+def _in(
+    module: str, *, project: bool = False, encoders: bool | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command to call the function of its name in a module of this folder.
+
+    With `project`, the command also has `_options`, and the function gets the project, which is
+    open while it runs, in place of `configfile` and `directory`. For `encoders` see
+    `project.opened`.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def call(**values: object) -> None:
-            # Modules, plan and Snakemake's graph live to the end: looking for garbage among them
-            # takes a tenth of a build that has nothing to do.
-            gc.set_threshold(200_000, 20, 100)
-            getattr(import_module(f"latentmake.commands.{module}"), command.__name__)(**values)
+        def call(**values: Any) -> None:
+            function = getattr(import_module(f"latentmake.commands.{module}"), command.__name__)
+            if not project:
+                function(**values)
+                return
+            from latentmake.commands.project import opened
 
+            place = values.pop("configfile"), values.pop("directory")
+            with opened(*place, encoders=encoders) as opened_project:
+                function(opened_project, **values)
+
+        if project:
+            own, more = (signature(one, eval_str=True).parameters for one in (command, _options))
+            vars(call)["__signature__"] = Signature([*own.values(), *more.values()])
         return call
 
     return decorate
@@ -83,14 +95,7 @@ def build(
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan only.")] = False,
     configfile: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "-c",
-            "--configfile",
-            metavar="FILE",
-            help="Configuration; repeat it to merge several, the last one wins.",
-            show_default="the file of this folder that has the run",
-        ),
+        list[Path] | None, _configfile("the file of this folder that has the run")
     ] = None,
     profile: Annotated[
         str | None,
@@ -179,15 +184,12 @@ def import_(
 # -- commands that show something -----------------------------------------------------------------
 
 
-@_in("status")
+@_in("status", project=True)
 def status(
     runs: Runs = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List each file that is not up to date.")
     ] = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """Count fresh and stale caches of runs, and what is left to encode and train."""
 
@@ -209,17 +211,12 @@ def explain(
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
 
 
-@_in("check")
-def check(
-    runs: Runs = None,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
-) -> None:
+@_in("check", project=True)
+def check(runs: Runs = None) -> None:
     """Check all that a run needs: caches, items, disk, models, the trainer and its settings."""
 
 
-@_in("verify")
+@_in("verify", project=True)
 def verify(
     runs: Runs = None,
     repair: Annotated[
@@ -230,49 +227,30 @@ def verify(
             "makes them.",
         ),
     ] = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
 
 
-@_in("pages")
-def captions(
-    run: Run,
-    open_page: Open = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
-) -> None:
+@_in("pages", project=True)
+def captions(run: Run, open_page: Open = False) -> None:
     """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
 
 
-@_in("pages")
-def report(
-    run: Run,
-    open_page: Open = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
-) -> None:
+@_in("pages", project=True)
+def report(run: Run, open_page: Open = False) -> None:
     """Write a page with the caches of a run, its training, its buckets and its items."""
 
 
-@_in("compare")
+@_in("pages", project=True)
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="Runs with sample pictures; a single one is compared with its previous result.",
-            autocompletion=completion.runs,
+        _runs(
+            "RUN...",
+            "Runs with sample pictures; a single one is compared with its previous result.",
         ),
     ],
     open_page: Open = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """Write a page with the sample pictures and clips of runs; nothing is trained."""
 
@@ -287,7 +265,7 @@ def doctor(
 # -- commands that clean up and take over caches --------------------------------------------------
 
 
-@_in("prune")
+@_in("prune", project=True, encoders=True)
 def prune(
     datasets: Annotated[
         list[str] | None,
@@ -303,23 +281,10 @@ def prune(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List each file.")] = False,
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """List caches that the configuration does not need any more, or remove them with --yes."""
 
 
-@_in("other_trainers")
-def adopt(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...", help="Runs of the configuration.", autocompletion=completion.runs
-        ),
-    ],
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
-) -> None:
+@_in("other_trainers", project=True, encoders=True)
+def adopt(runs: Annotated[list[str], _runs("RUN...", "Runs of the configuration.")]) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""

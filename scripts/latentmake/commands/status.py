@@ -5,31 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from latentmake.base.machine import duration, human
-from latentmake.commands.project import coloured, opened, table
+from latentmake.commands.project import Project, coloured, table
 from latentmake.pages.status import Status, StatusRow, status_of
 from latentmake.plan.state import REASONS
 
 
-def status(
-    runs: Sequence[str] | None = None,
-    verbose: bool = False,
-    as_json: bool = False,
-    configfile: Sequence[Path] | None = None,
-    directory: Path | None = None,
-) -> None:
+def status(project: Project, runs: Sequence[str] | None, verbose: bool, as_json: bool) -> None:
     """Count fresh and stale caches of runs, and what is left to encode and train."""
-    with opened(configfile, directory) as project:
-        names = project.run_names(runs)
-        plan = project.plan(names)
-        untrained = [name for name in names if project.config.runs[name].trainer is None]
-        plan.leave_out_prompts(untrained)
-        results = [status_of(project.facts, plan.runs[name]) for name in names]
+    names = project.run_names(runs)
+    plan = project.plan(names)
+    untrained = [name for name in names if project.config.runs[name].trainer is None]
+    plan.leave_out_prompts(untrained)
+    results = [status_of(project.facts, plan.runs[name]) for name in names]
     if as_json:
         typer.echo(json.dumps([result.model_dump(mode="json") for result in results], indent=1))
         return
@@ -71,11 +63,5 @@ def _cells(row: StatusRow, reasons: list[str]) -> list[str]:
     size = "size unknown" if row.rest_bytes is None else f"about {human(row.rest_bytes)}"
     time = "time unknown" if row.rest_seconds is None else duration(row.rest_seconds / 60)
     rest = f"{row.rest}, {size}, {time}" if row.rest else ""
-    return [
-        row.dataset,
-        row.model,
-        row.kind,
-        *numbers,
-        human(row.bytes) if row.bytes else ".",
-        rest,
-    ]
+    total = human(row.bytes) if row.bytes else "."
+    return [row.dataset, row.model, row.kind, *numbers, total, rest]

@@ -7,27 +7,20 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import typer
 
 from latentmake.base.machine import human
-from latentmake.commands.project import coloured, opened, printable
+from latentmake.commands.project import Project, coloured, printable
 from latentmake.pages import verification
 from latentmake.pages.verification import DAMAGED, UNEXPECTED, Finding, Verified
 from latentmake.plan.build import alone
 
 
-def verify(
-    runs: Sequence[str] | None = None,
-    repair: bool = False,
-    as_json: bool = False,
-    configfile: Sequence[Path] | None = None,
-    directory: Path | None = None,
-) -> None:
+def verify(project: Project, runs: Sequence[str] | None, repair: bool, as_json: bool) -> None:
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
     # A build must not start while a repair deletes files.
-    with opened(configfile, directory) as project, alone() if repair else contextlib.nullcontext():
+    with alone() if repair else contextlib.nullcontext():
         result = verification.verify(project.facts, project.run_names(runs), repair=repair)
     if as_json:
         findings = [
@@ -40,7 +33,7 @@ def verify(
             typer.echo(line)
     repairable = {finding.verdict for finding in result.findings if finding.is_ours}
     if not repair and (does := _repair(repairable)):
-        files = [word for file in configfile or () for word in ("-c", str(file))]
+        files = [word for file in project.configfiles for word in ("-c", str(file))]
         command = shlex.join(["latentmake", "verify", *(runs or ()), *files, "--repair"])
         typer.echo(f"`{command}` {does}, and the next build makes them", err=True)
     if len(result.wrong) > result.repaired:

@@ -62,7 +62,6 @@ _INSTEAD = {
 }
 _DECIDED = {f"--{word}": instead for instead, words in _INSTEAD.items() for word in words.split()}
 """Flag of a training script without a key of the same name -> advice for the message."""
-_PRIOR = "prior_loss_weight"
 _SAMPLING = dict.fromkeys(
     ("--sample_prompts", "--sample_at_first", "--sample_every_n_steps", "--sample_every_n_epochs"),
     "set the keys of `samples`",
@@ -97,7 +96,7 @@ def _refuse_decided(trainer: Any) -> Any:
     # Allowed unless the key is set: earlier releases had no keys for these flags, so finished runs
     # may have them in `arguments`.
     undecided = dict.fromkeys(("gradient_checkpointing", "seed", *PREDICTING))
-    undecided |= {_PRIOR: 1.0, "network_args": []}
+    undecided |= {"prior_loss_weight": 1.0, "network_args": []}
     for key, default in undecided.items():
         if getattr(trainer, key, "") == default:
             del decided[f"--{key}"]

@@ -493,11 +493,8 @@ class Config(Closed):
         if model.layout == "sdscripts":
             yield from _faults_of_sdscripts(where, run, model, datasets)
         title, launched = PROGRAMS.get(model.layout), trainer is not None and not trainer.ours
-        if (
-            title
-            and (launched or model.encoder != "latentmake")
-            and not self._program(model.layout)
-        ):
+        needed = launched or model.encoder != "latentmake"
+        if title and needed and not self._program(model.layout):
             key = title.replace("-", "_")
             hint = f"the run {name} needs {title}: set {key}.path to its folder"
             yield key, "this key is missing", hint

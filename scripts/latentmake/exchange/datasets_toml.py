@@ -280,9 +280,7 @@ def _block_of_musubi(config: Imported, keys: _Keys, key: str, path: Path) -> Blo
         values["control_directory"] = literal(config.find(keys.control_directory))
     if video:
         lengths = {(frames - 1) // 4 * 4 + 1 for frames in keys.target_frames if frames > 0}
-        values["target_frames"] = sorted(lengths) or [1]
-    if video:
-        values |= keys.take(*_VIDEOS)
+        values |= {"target_frames": sorted(lengths) or [1], **keys.take(*_VIDEOS)}
     else:
         values |= keys.fit | keys.take(*_IMAGES)
     folder = config.find(keys.cache_directory) if keys.cache_directory else path
@@ -306,14 +304,14 @@ def _blocks_of_sdscripts(config: Imported, file: _Keys) -> Iterator[Block]:
             seen.add(source)
             blocks.append(_block_of_sdscripts(config, keys, where)._replace(table=number))
             config.leave(keys)
-        if not any(block.is_reg for block in blocks):
-            yield from blocks
-        elif all(block.is_reg for block in blocks):
+        regularising = [block.is_reg for block in blocks]
+        if any(regularising) and all(regularising):
             why = "sd-scripts shows regularisation images beside others of their block only"
             config.note(f"datasets[{number}]: left out, {why}")
-        else:
+            continue
+        if any(regularising):
             config.note("is_reg: set `prior_loss_weight` of the trainer as on your command line")
-            yield from blocks
+        yield from blocks
 
 
 def _block_of_sdscripts(config: Imported, keys: _Keys, where: str) -> Block:
@@ -508,14 +506,10 @@ def _join_regularisation(
     ]
     for sizes in regularising:
         members = together.pop(sizes)
-        home = next(
-            other for other in together if other not in regularising and {*sizes} & {*other}
-        )
-        together[home].update(members)
-        names = ", ".join(members)
-        config.note(
-            f"resolution: the run shows the regularisation images {names} at all of its own"
-        )
+        others = (other for other in together if other not in regularising)
+        together[next(other for other in others if {*sizes} & {*other})].update(members)
+        names = f"the regularisation images {', '.join(members)}"
+        config.note(f"resolution: the run shows {names} at all of its own")
 
 
 def _weights(spec: Architecture, task: str | None) -> dict[str, Any]:

@@ -30,23 +30,14 @@ _PREFIXES = {
 }
 
 _WORDS = {
-    "vae": "VAE",
-    "unet": "UNet",
-    "text_encoder": "text encoder",
-    "text_encoder_2": "second text encoder",
+    **{"vae": "VAE", "unet": "UNet"},
+    **{"text_encoder": "text encoder", "text_encoder_2": "second text encoder"},
 }
-
 _RELEASES = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
-
 _TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl": "SDXL"}
-
 _UNUSED_BLOCK = "transformer.resblocks.23."  # last of SD 2.x's OpenCLIP; diffusers leaves it out
-
 _TOKENIZER = "openai/clip-vit-large-patch14"
-
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
-
-
 _HEAD = 64  # width of a head in CLIP, and in the UNets of SD 2.x and SDXL
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -72,18 +63,23 @@ class Checkpoint:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """All tensors by name."""
-        return tensors_in(self.path)
+        """All tensors by name; raises ModelError."""
+        if self.path.suffix != ".safetensors":
+            hint = "convert it to safetensors, or name the folder of its pipeline"
+            raise ModelError("is not a .safetensors file", where=self.path, hint=hint)
+        try:
+            return contents_of(self.path)[0]
+        except ValueError as error:
+            hint = "copy the checkpoint again"
+            raise ModelError(str(error), where=self.path, hint=hint) from None
 
     @property
     def kind(self) -> str | None:
         """`sd1`, `sd2` or `sdxl`, by the text encoder in the file; None without a text encoder."""
-        kinds = (
-            kind
-            for kind, prefix in _RELEASES.items()
-            if any(name.startswith(prefix) for name in self.tensors)
-        )
-        return next(kinds, None)
+        for kind, prefix in _RELEASES.items():
+            if any(name.startswith(prefix) for name in self.tensors):
+                return kind
+        return None
 
     @property
     def prefix(self) -> str | None:
@@ -97,14 +93,12 @@ class Checkpoint:
             ModelError: the file does not contain the part.
         """
         if (prefix := self.prefix) is None:
-            what = (
-                f"holds no {_WORDS.get(self.part, self.part)} in the names of a complete checkpoint"
-            )
+            part = _WORDS.get(self.part, self.part)
+            what = f"holds no {part} in the names of a complete checkpoint"
             key = "text" if self.part.startswith("text") else self.part
             raise ModelError(what, where=self.path, hint=f"name it as `{key}` beside `checkpoint`")
-        return prefix, {
-            name: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)
-        }
+        tensors = self.tensors.items()
+        return prefix, {name: tensor for name, tensor in tensors if name.startswith(prefix)}
 
     def section(self) -> digest.Section:
         """Return the part for its digest: byte ranges, and further facts that the digest covers."""
@@ -136,10 +130,8 @@ class Checkpoint:
                 return _unet_config(shapes)
             if self.part != "vae":
                 return _text_config(shapes, self.part, prefix)
-            defaults = (
-                {"scaling_factor": 0.13025, "force_upcast": True} if self.kind == "sdxl" else {}
-            )
-            return vae_config(shapes) | defaults
+            xl = {"scaling_factor": 0.13025, "force_upcast": True}
+            return vae_config(shapes) | (xl if self.kind == "sdxl" else {})
         except (LookupError, ValueError, TypeError):
             what = f"its {_WORDS.get(self.part, self.part)} has shapes of no Stable Diffusion"
             raise ModelError(what, where=self.path, hint="name another checkpoint") from None
@@ -156,12 +148,10 @@ class Checkpoint:
             return beside
         commit = known_commit(_TOKENIZER)
         folders = [place_of(_TOKENIZER, commit)] if commit else snapshots(_TOKENIZER)
-        usable = (
-            folder
-            for folder in folders
-            if any((folder / name).is_file() for name in _TOKENIZER_FILES)
-        )
-        return next(usable, beside)
+        for folder in folders:
+            if any((folder / name).is_file() for name in _TOKENIZER_FILES):
+                return folder
+        return beside
 
 
 def prefix_of(part: str, names: Collection[str]) -> str | None:
@@ -169,17 +159,6 @@ def prefix_of(part: str, names: Collection[str]) -> str | None:
     prefixes = _PREFIXES.get(part, ())
     matching = (prefix for prefix in prefixes if any(name.startswith(prefix) for name in names))
     return next(matching, None)
-
-
-def tensors_in(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a checkpoint by name; raises ModelError."""
-    if path.suffix != ".safetensors":
-        hint = "convert it to safetensors, or name the folder of its pipeline"
-        raise ModelError("is not a .safetensors file", where=path, hint=hint)
-    try:
-        return contents_of(path)[0]
-    except ValueError as error:
-        raise ModelError(str(error), where=path, hint="copy the checkpoint again") from None
 
 
 def vae_config(shapes: Shapes) -> dict[str, Any]:
@@ -194,8 +173,7 @@ def vae_config(shapes: Shapes) -> dict[str, Any]:
     """
     original = any(name.startswith("encoder.down.") for name in shapes)
     block = r"encoder\.down\.(\d+)\.block" if original else r"encoder\.down_blocks\.(\d+)\.resnets"
-    channels: dict[int, int] = {}
-    layers = 0
+    channels, layers = dict[int, int](), 0
     for name, shape in shapes.items():
         if match := re.match(rf"{block}\.(\d+)\.conv2\.weight", name):
             channels[int(match[1])] = shape[0]
@@ -221,16 +199,11 @@ def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
     """Return the configuration of a CLIP or, if the prefix ends with `model.`, of an OpenCLIP."""
     open_clip, second = prefix.endswith("model."), part == "text_encoder_2"
     bare = {name.removeprefix("text_model."): shape for name, shape in shapes.items()}
-    token, place, block, inner = (
-        ("token_embedding.weight", "positional_embedding", "transformer.resblocks", "mlp.c_fc")
-        if open_clip
-        else (
-            "embeddings.token_embedding.weight",
-            "embeddings.position_embedding.weight",
-            "encoder.layers",
-            "mlp.fc1",
-        )
-    )
+    token, place = "embeddings.token_embedding.weight", "embeddings.position_embedding.weight"
+    block, inner = "encoder.layers", "mlp.fc1"
+    if open_clip:
+        token, place = "token_embedding.weight", "positional_embedding"
+        block, inner = "transformer.resblocks", "mlp.c_fc"
     unused = _UNUSED_BLOCK if prefix == _OPEN else " "
     names = [name for name in bare if unused not in name]
     numbers = [re.match(rf"{re.escape(block)}\.(\d+)\.", name) for name in names]
@@ -261,31 +234,27 @@ def _unet_config(shapes: Shapes) -> dict[str, Any]:
     firsts = [1, *(block + 1 for block in halving)]
     channels = [shapes[f"input_blocks.{block}.0.out_layers.3.weight"][0] for block in firsts]
     attends = [f"input_blocks.{block}.1.proj_in.weight" in shapes for block in firsts]
-    transformers = [f"input_blocks.{block}.1.transformer_" for block in firsts]
-    depths = [
-        len({name.split(".")[4] for name in shapes if name.startswith(transformer)})
-        for transformer in transformers
-    ]
+    depths = []
+    for block in firsts:
+        layers = (
+            name for name in shapes if name.startswith(f"input_blocks.{block}.1.transformer_")
+        )
+        depths.append(len({name.split(".")[4] for name in layers}))
     middle = "middle_block.1."
     width = shapes[f"{middle}transformer_blocks.0.attn2.to_k.weight"][1]
     linear = len(shapes[f"{middle}proj_in.weight"]) == 2
-    fixed_heads = width == 768  # SD 1.x has 8 heads in each block
+    heads = [max(count // _HEAD, 1) for count in channels]
+    types = ["CrossAttn" if attention else "" for attention in attends]
     config: dict[str, Any] = {
         "_class_name": "UNet2DConditionModel",
         "in_channels": shapes["input_blocks.0.0.weight"][1],
         "out_channels": shapes["out.2.weight"][0],
         "block_out_channels": channels,
         "layers_per_block": step - 1,
-        "down_block_types": [
-            "CrossAttnDownBlock2D" if attention else "DownBlock2D" for attention in attends
-        ],
-        "up_block_types": [
-            "CrossAttnUpBlock2D" if attention else "UpBlock2D" for attention in attends[::-1]
-        ],
+        "down_block_types": [f"{attention}DownBlock2D" for attention in types],
+        "up_block_types": [f"{attention}UpBlock2D" for attention in types[::-1]],
         "cross_attention_dim": width,
-        "attention_head_dim": (
-            8 if fixed_heads else [max(count // _HEAD, 1) for count in channels]
-        ),
+        "attention_head_dim": 8 if width == 768 else heads,  # SD 1.x has 8 heads in each block
         "use_linear_projection": linear,
     }
     if max(depths) > 1:

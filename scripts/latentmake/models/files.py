@@ -257,9 +257,8 @@ def scripted_files(path: Path) -> list[Path]:
     if (shard := _SHARD.fullmatch(path.name)) is None:
         return [path]
     numbers = range(1, int(shard[2]) + 1)
-    return _present(
-        [path.with_name(f"{shard[1]}-{number:05d}-of-{shard[2]}{shard[3]}") for number in numbers]
-    )
+    names = (f"{shard[1]}-{number:05d}-of-{shard[2]}{shard[3]}" for number in numbers)
+    return _present([*map(path.with_name, names)])
 
 
 def projection_file(path: str) -> Path:

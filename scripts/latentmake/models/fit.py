@@ -187,6 +187,12 @@ def _check_complete(
         raise network.refused(fault)
 
 
+def _inside(prefix: str, tensors_by_name: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names contain a prefix, without the prefix if they begin with it."""
+    names = (name for name in tensors_by_name if prefix in name)
+    return {name.removeprefix(prefix): tensors_by_name[name] for name in names}
+
+
 def _refuse_class(network: Network, name: str, *others: str) -> None:
     own = (network.config or {}).get("_class_name", name)
     if own not in (name, *others):
@@ -198,17 +204,10 @@ def _autoencoder(weights: Weights) -> int | None:
     if (network := _read(weights)) is None:
         return None
     _refuse_class(network, "AutoencoderKL", tensors.FLUX2_VAE)
-    first = "first_stage_model."
-    own = {
-        name.removeprefix(first): tensor
-        for name, tensor in network.tensors.items()
-        if first in name
-    }
-    own = {
-        tensors.vae_layer(name): tensor
-        for name, tensor in (own or network.tensors).items()
-        if not name.startswith(tensors.STATISTICS)
-    }
+    wrapped = _inside("first_stage_model.", network.tensors)
+    held = (wrapped or network.tensors).items()
+    layers = (pair for pair in held if not pair[0].startswith(tensors.STATISTICS))
+    own = {tensors.vae_layer(name): tensor for name, tensor in layers}
     sized = {name: tensor.shape for name, tensor in own.items() if tensor.dtype}
     try:
         config = network.config or vae_config(sized)
@@ -219,7 +218,7 @@ def _autoencoder(weights: Weights) -> int | None:
     except (LookupError, TypeError, ValueError):
         return None  # neither configuration nor shapes give the sizes: the loader reports it
     if expected is not None:
-        plain = not (original or network.prefix or first in "".join(network.tensors))
+        plain = not (original or network.prefix or wrapped)
         _check_complete(network, expected, own, strict=plain and bool(sized), fp8=True)
     return int(config.get("latent_channels", 4))
 
@@ -305,20 +304,13 @@ def _check_unet(model: Model, weights: Weights, sizes: Mapping[str, int | None])
     if (config := network.config) is None:
         what = "a single file needs the configuration that describes it"
         raise network.refused(what, "set the UNet's `config` to a folder with its config.json")
-    prefix = "model.diffusion_model."
-    own = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in network.tensors.items()
-        if prefix in name
-    }
+    own = _inside("model.diffusion_model.", network.tensors)
     original = bool(own or network.prefix)
     try:
         _check_channels(network, config, sizes.get("vae"))
         expected = tensors.unet(config)
         if expected and original:
-            expected = tensors.renamed(
-                expected, lambda layer, _: tensors.original_unet_layer(layer, config), config
-            )
+            expected = tensors.renamed(expected, tensors.original_unet_layer, config)
         if expected is not None:
             held = own or network.tensors
             _check_complete(network, expected, held, strict=not original)

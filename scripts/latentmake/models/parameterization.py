@@ -446,9 +446,8 @@ def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> Scale:
         scale = Scale(given[0], 0.0, "")
     if given == (None, None):
         return scale
-    factor, shift = (
-        own if own is not None else old for own, old in zip(given, scale[:2], strict=True)
-    )
+    factor = scale.scaling_factor if given[0] is None else given[0]
+    shift = scale.shift_factor if given[1] is None else given[1]
     return Scale(factor, shift, "`scaling_factor`")
 
 

@@ -85,12 +85,10 @@ def make(
             return text_recipe(model, digests, readings)
         assert dataset is not None
         encoders = filter(None, (model.vae, model.clip))
-        digests_of_encoders = [
-            weights_digest(encoder, file_digest, original=original) for encoder in encoders
-        ]
+        weights = [weights_digest(encoder, file_digest, original=original) for encoder in encoders]
         scale = {} if original else scale_parts(model)
         in_headers = not layout_of(model.layout_name).external
-        return latents_recipe(dataset, model, *digests_of_encoders) | (scale if in_headers else {})
+        return latents_recipe(dataset, model, *weights) | (scale if in_headers else {})
     except ModelError as error:
         if place is None:
             raise
@@ -205,10 +203,7 @@ def before_readings(recipe: Mapping[str, object]) -> tuple[dict[str, object], li
     encoders: list[dict[str, object]] = list(recipe.get("encoders") or ())  # type: ignore[call-overload]
     keys = [key for encoder in encoders for key in encoder if _READING in key]
     tokens = [key.removeprefix(_READING) for key in keys]
-    plain = [
-        {key: value for key, value in encoder.items() if _READING not in key}
-        for encoder in encoders
-    ]
+    plain = [{key: encoder[key] for key in encoder if _READING not in key} for encoder in encoders]
     return {**recipe, "encoders": plain}, tokens
 
 

@@ -76,9 +76,8 @@ def _unet(config: Config) -> _Entries:
     yield from _linear("time_embedding.linear_1", first, time)
     yield from _linear("time_embedding.linear_2", time, time)
     if config.get("addition_embed_type"):
-        yield from _linear(
-            "add_embedding.linear_1", config["projection_class_embeddings_input_dim"], time
-        )
+        vector = config["projection_class_embeddings_input_dim"]
+        yield from _linear("add_embedding.linear_1", vector, time)
         yield from _linear("add_embedding.linear_2", time, time)
     for index, (kind, outer) in enumerate(zip(config["down_block_types"], channels, strict=True)):
         inner, place = channels[max(index - 1, 0)], f"down_blocks.{index}"
@@ -331,13 +330,12 @@ def original_wan_vae(name: str) -> str:
     layer = layer.replace("mid_block.attentions.0", "middle.1")
     layer = re.sub(r"mid_block\.resnets\.(\d)", lambda match: f"middle.{2 * int(match[1])}", layer)
     layer = layer.replace("down_blocks", "downsamples")
-    layer = re.sub(
-        r"up_blocks\.(\d)\.(resnets|upsamplers)\.(\d)",
-        lambda match: (
-            f"upsamples.{4 * int(match[1]) + (int(match[3]) if match[2] == 'resnets' else 3)}"
-        ),
-        layer,
-    )
+
+    def block(match: re.Match[str]) -> str:
+        inside = int(match[3]) if match[2] == "resnets" else 3
+        return f"upsamples.{4 * int(match[1]) + inside}"
+
+    layer = re.sub(r"up_blocks\.(\d)\.(resnets|upsamplers)\.(\d)", block, layer)
     return f"{layer}.{end}"
 
 
@@ -481,13 +479,9 @@ def _transformer(name: str, width: int, text: int, depth: int, linear: bool) -> 
 # Names in diffusers -> names in the original releases (LDM). Sources: sd-scripts'
 # `make_unet_conversion_map`, diffusers' `convert_ldm_vae_checkpoint`.
 _OUTSIDE = {
-    "time_embedding.linear_1": "time_embed.0",
-    "time_embedding.linear_2": "time_embed.2",
-    "add_embedding.linear_1": "label_emb.0.0",
-    "add_embedding.linear_2": "label_emb.0.2",
-    "conv_in": "input_blocks.0.0",
-    "conv_norm_out": "out.0",
-    "conv_out": "out.2",
+    **{"time_embedding.linear_1": "time_embed.0", "time_embedding.linear_2": "time_embed.2"},
+    **{"add_embedding.linear_1": "label_emb.0.0", "add_embedding.linear_2": "label_emb.0.2"},
+    **{"conv_in": "input_blocks.0.0", "conv_norm_out": "out.0", "conv_out": "out.2"},
 }
 _INSIDE = {
     r"mid_block\.attentions\.0\b": "middle_block.1",
@@ -495,12 +489,8 @@ _INSIDE = {
     r"mid_block\.resnets\.1\b": "middle_block.2",
 }
 _RESNET = {
-    "norm1": "in_layers.0",
-    "conv1": "in_layers.2",
-    "norm2": "out_layers.0",
-    "conv2": "out_layers.3",
-    "time_emb_proj": "emb_layers.1",
-    "conv_shortcut": "skip_connection",
+    **{"norm1": "in_layers.0", "conv1": "in_layers.2", "time_emb_proj": "emb_layers.1"},
+    **{"norm2": "out_layers.0", "conv2": "out_layers.3", "conv_shortcut": "skip_connection"},
 }
 _BLOCK = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)")
 

@@ -6,7 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 
 from latentmake.base.errors import SourceError
 from latentmake.base.machine import human, shortages
@@ -51,16 +51,12 @@ def plan_table(
         row = rows.setdefault(row_of(part), Counter())
         row.update(fresh=state.fresh, orphaned=len(state.orphans))
         row.update(_HEADS.get(target.reason, target.reason) for target in state.stale)
-    faults = {
-        name: dataset_faults
-        for run in plan.runs.values()
-        for name, dataset_faults in run.faults.items()
-    }
-    lines = _table({name: counts for name, counts in rows.items() if counts.total()})
-    if not plan.runs:
-        lines = []  # no runs are planned: the command only names cache files
-    for dataset_faults in faults.values():
-        by_path = sorted(dataset_faults, key=lambda fault: _in_numbers(fault.path))
+    faults = dict(chain.from_iterable(run.faults.items() for run in plan.runs.values()))
+    lines: list[str] = []
+    if plan.runs:  # otherwise the command only names cache files
+        lines = _table({name: counts for name, counts in rows.items() if counts.total()})
+    for of_dataset in faults.values():
+        by_path = sorted(of_dataset, key=lambda fault: _in_numbers(fault.path))
         lines += [f"faulty: {fault.line}" for fault in by_path]
     warnings = (line for run in plan.runs.values() for line in run.warnings)
     lines += [f"warning: {line}" for line in dict.fromkeys(warnings)]
@@ -178,9 +174,8 @@ def report(
         from latentmake.pages.explanation import recipe_changes
 
         lines = [*recipe_changes(facts, runs), *lines]
-    lines += [
-        f"{need.what}: {human(need.size)} in {need.folder}" for need in plan.needs if need.size
-    ]
+    needs = (need for need in plan.needs if need.size)
+    lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs]
     if more:
         lines.append(more)
     lines = [*_noted(facts, runs), *lines]
@@ -189,10 +184,8 @@ def report(
     lines += [line for run in complete if (line := stopped_by(facts, run))]
     text = plan_table(plan, orders, lines, kinds=kinds)
     sys.stderr.write(f"{text}\n" if text else "")
-    caches = receipts.needs(facts.memo, orders)
-    for shortage in shortages(
-        [*caches, *plan.needs, *(need for run in training for need in run.needs)]
-    ):
+    trainings = chain.from_iterable(run.needs for run in training)
+    for shortage in shortages([*receipts.needs(facts.memo, orders), *plan.needs, *trainings]):
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")

@@ -165,10 +165,8 @@ def running_builds() -> list[dict[str, Any]]:
                 order = Order.read(FOLDER / f"{name}.json")
                 done, total = made.get(order.work, (0, 0))
                 targets = [target for item in order.items for target in item.targets]
-                made[order.work] = (
-                    done + sum(target.is_made for target in targets),
-                    total + len(targets),
-                )
+                done += sum(target.is_made for target in targets)
+                made[order.work] = done, total + len(targets)
         logs = {run: Path(f"logs/train/{run}.log") for run in about.pop("trained")}
         training = {run: _last_line(log, began) for run, log in logs.items()}
         builds.append(about | {"made": made, "training": training})

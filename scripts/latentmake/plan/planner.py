@@ -6,9 +6,7 @@ files whose stat is known.
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -117,23 +115,6 @@ def make_plan(
         plan_manifest(facts, plan)
     orders = [order for job in jobs for order in job.orders]
     return Plan(plans, jobs, orders, named=named)
-
-
-@contextlib.contextmanager
-def many_objects() -> Iterator[None]:
-    """Turn garbage collection off while a plan is made.
-
-    Plan and graph are millions of small objects that live until the process ends. Collections would
-    search them again and again, which would take longer than making them. `freeze` keeps later
-    collections from searching them.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.set_threshold(200_000, 20, 100)
-        gc.enable()
 
 
 def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:

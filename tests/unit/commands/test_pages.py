@@ -16,7 +16,7 @@ import pytest
 from compare_world import Colour, colour_of, make_run, make_trained
 from latentmake.base import digest
 from latentmake.base.errors import ConfigError, TrainingError
-from latentmake.commands.compare import (
+from latentmake.commands.pages import (
     gather,
     page_path,
     pictured,

@@ -20,7 +20,7 @@ from latentmake.config.root import parse
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.data.memo import Memo
 from latentmake.models import headers
-from latentmake.models.checkpoints import Checkpoint, tensors_in
+from latentmake.models.checkpoints import Checkpoint
 from latentmake.models.files import (
     network_config,
     resolved,
@@ -359,4 +359,4 @@ def test_a_pickle_is_to_be_converted(tmp_path: Path) -> None:
     file = tmp_path / "old.ckpt"
     torch.save({}, file)
     with pytest.raises(ModelError, match="convert it to safetensors"):
-        tensors_in(file)
+        Checkpoint(Weights(path=str(file))).tensors  # noqa: B018 -- reading it raises
