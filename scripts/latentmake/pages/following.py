@@ -30,6 +30,7 @@ from latentmake.pages.page import (
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.product import Difference
 from latentmake.training.loop.clips import (
+    EVALUATED,
     FOLDER,
     INDEX,
     METRICS,
@@ -155,7 +156,9 @@ def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
         }
         words = "The mean over the items of each label or folder, with their number."
         yield table("groups", "Loss by group", words, ["group", *heads], _loss_rows(means))
-    yield table("settings", "Settings", "", ["setting", "value"], metrics.settings.items())
+    settings = {"items": metrics.items, **metrics.values.get(EVALUATED, {})}
+    rows = [[name, str(value)] for name, value in settings.items()]
+    yield table("settings", "Settings", "", ["setting", "value"], rows)
 
 
 def _loss_rows(losses: Mapping[str, Mapping[str, float]]) -> list[list[str]]:

@@ -26,6 +26,10 @@ from latentmake.plan.manifest import run_folder
 from latentmake.plan.orders import prompt_path, run_order
 from latentmake.plan.product import (
     Difference,
+    Made,
+    Parts,
+    Product,
+    judge,
     short,
     value_differences,
 )
@@ -45,6 +49,8 @@ Kind = Literal["real", "base", "adapter"]
 KINDS: tuple[Kind, ...] = ("real", "base", "adapter")
 TIMESTEPS = 10
 """Number of timesteps of the losses, spread evenly over the distribution of the training."""
+EVALUATED = "settings and held-out items"
+"""Part of an evaluation; its digest covers everything that shapes the results."""
 EVALUATION = 1
 """Version of evaluations, raised when the same order would give other results."""
 CLIP_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.(mp4|png)$"
@@ -163,14 +169,35 @@ class EvaluationOrder(GenerationOrder):
     clips: int
     resolution: str
 
-    def wanted(self, training: TrainingOrder, adapter: str) -> str:
-        """Return the digest of everything that shapes the results; raises TrainingError.
+    def product(self, training: TrainingOrder, adapter: str) -> Product:
+        """Return the results as a product; raises TrainingError.
 
         `adapter` is the digest of the LoRA.
         """
         made = [self.weights, self.settings.values() | _SIZE, self.seeds[0]]
         basis = [lock_of(training.lock).digest, adapter, training.loss_digest()]
-        return digest.of_value([EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made])
+        parts = [EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made]
+        return Product(
+            "it has not been evaluated yet",
+            {EVALUATED: digest.of_value(parts)},
+            {EVALUATED: self._named(training, adapter)},
+        )
+
+    def _named(self, training: TrainingOrder, adapter: str) -> Parts:
+        """Return settings of the evaluation by name, as pages show them."""
+        clips = self.settings.values()
+        named = {
+            f"steps of a {self.noun}": clips["num_inference_steps"],
+            "guidance_scale": clips["guidance_scale"],
+            "flow_shift of clips": clips.get("flow_shift"),
+            **{f"{name} of losses": value for name, value in training.objective().items()},
+            "scheduler": clips.get("scheduler"),
+            "seed": self.seeds[0],
+            "negative prompt": clips["negative_prompt"],
+        }
+        networks = ", ".join(map(str, training.networks()))
+        shown = {name: str(value) for name, value in named.items() if value is not None}
+        return {"network": networks, "adapter": adapter[:12], **shown}
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -258,26 +285,24 @@ class Result(JsonFile):
     clips: dict[Kind, EvaluatedClip] = Field({})
 
 
-class Metrics(JsonFile, extra="ignore"):  # earlier releases write more
-    """Content of `metrics.json`.
+class Metrics(Made):
+    """Content of `metrics.json`: the record of an evaluation, with its results.
 
     Attributes:
-        wanted: digest of everything that shapes the results, see `EvaluationOrder.wanted`.
         timesteps: timesteps of the losses, 0 to 1000.
         loss: `base` and `adapter`: mean over all items and timesteps.
         loss_by_timestep: `base` and `adapter`: mean over all items, for each timestep.
         fps: frames per second of the clips.
-        settings: settings by name, as pages show them.
+        items: number of items and number of items with clips, in words.
         results: one result for each item and resolution.
     """
 
     run: str
-    wanted: str
     timesteps: list[float]
     loss: dict[str, float]
     loss_by_timestep: dict[str, list[float]]
     fps: float
-    settings: dict[str, str]
+    items: str
     results: list[Result]
 
     @model_validator(mode="after")
@@ -432,34 +457,12 @@ def result_reasons(
     order: EvaluationOrder, training: TrainingOrder, file_digest: FileDigest = digest.of_file
 ) -> list[Difference]:
     """Return the reasons to evaluate again, or none; raises TrainingError."""
-    adapter = adapter_digest(order, file_digest)
     metrics = Metrics.read(Path(order.output) / METRICS)
-    if metrics is None:
-        return [Difference("it has not been evaluated yet")]
-    if metrics.wanted != order.wanted(training, adapter):
-        settings = settings_of(order, training, adapter)
-        was = {key: metrics.settings.get(key, value) for key, value in settings.items()}
-        changes = value_differences(was, settings)
-        return changes or [Difference("the items held out, or settings of the evaluation, changed")]
+    product = order.product(training, adapter_digest(order, file_digest))
+    if (differences := judge(product, metrics)) or metrics is None:
+        return differences
     faults = (fault_of(clip, order.output, file_digest) for clip in metrics.clips())
     return [Difference(fault) for fault in faults if fault][:1]
-
-
-def settings_of(order: EvaluationOrder, training: TrainingOrder, adapter: str) -> dict[str, str]:
-    """Return the settings of an evaluation by name, as pages show them."""
-    clips = order.settings.values()
-    named = {
-        f"steps of a {order.noun}": clips["num_inference_steps"],
-        "guidance_scale": clips["guidance_scale"],
-        "flow_shift of clips": clips.get("flow_shift"),
-        **{f"{name} of losses": value for name, value in training.objective().items()},
-        "scheduler": clips.get("scheduler"),
-        "seed": order.seeds[0],
-        "negative prompt": clips["negative_prompt"],
-    }
-    networks = ", ".join(map(str, training.networks()))
-    shown = {name: str(value) for name, value in named.items() if value is not None}
-    return {"network": networks, "adapter": adapter[:12], **shown}
 
 
 def evaluation_folder(run: str) -> Path:
