@@ -40,7 +40,7 @@ def make(folder: Path, *prompts: str) -> None:
                 )
             )  # fmt: skip
     settings = {"frames": FRAMES, "width": WIDTH, "height": HEIGHT, "fps": FPS, "steps": 2}
-    index = GenerationIndex(run="waves", weights="w", settings=settings, clips=clips)
+    index = GenerationIndex(run="waves", parts=settings, clips=clips)
     index.write(folder / INDEX)
 
 

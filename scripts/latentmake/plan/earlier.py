@@ -10,6 +10,7 @@ from typing import Any
 
 _PARTS = {"data": "dataset", "settings": "settings", "weights": "network"}
 _VERSION = "version of the trainer"
+_LORA = "trained LoRA"
 _EVALUATED = "settings and held-out items"
 
 
@@ -22,6 +23,10 @@ def with_parts(content: dict[str, Any]) -> dict[str, Any]:
             values = {name: value for name, value in settings.items() if name != "items"}
             own = {"parts": {_EVALUATED: key}, "values": {_EVALUATED: values}}
             return {**content, **own, "items": settings.get("items", "")}
+        case {"weights": networks, "settings": dict(settings), "clips": list(clips)}:  # an index
+            used = (clip.get("adapter") for clip in clips if isinstance(clip, dict))
+            lora = next(filter(None, used), None)
+            return {**content, "parts": {"networks": networks, **settings, _LORA: lora}}
     wanted = content.get("wanted", content if "data" in content else None)
     if not isinstance(wanted, dict):
         return content

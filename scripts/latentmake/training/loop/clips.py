@@ -30,8 +30,6 @@ from latentmake.plan.product import (
     Parts,
     Product,
     judge,
-    short,
-    value_differences,
 )
 from latentmake.training.loop.order import CAPTIONS, ClipSettings, Prompt, TrainingOrder
 from latentmake.training.order import (
@@ -144,11 +142,12 @@ class GenerationOrder(JsonFile):
         settings = self.settings.values() | size
         return digest.of_value([_VERSION, self.weights, adapter, prompt, seed, settings])
 
-    def shown(self) -> dict[str, str | int | float]:
-        """Return all settings of the clips, by name."""
+    def parts(self, adapter: str) -> Parts:
+        """Return networks and settings of all clips, by name; `adapter` is the LoRA's digest."""
         lora = {} if self.lora is None else {"lora": self.lora}
         strength = {} if self.strength == 1 else {"lora_strength": self.strength}
-        return self.settings.values() | lora | strength
+        settings = self.settings.values() | lora | strength
+        return {"networks": self.weights, **settings, "trained LoRA": adapter}
 
     def texts(self) -> list[str]:
         """Return the texts whose embeddings the order needs, besides captions of the run."""
@@ -223,18 +222,20 @@ class Clip(JsonFile):
     size: int
 
 
-class GenerationIndex(JsonFile):
+class GenerationIndex(Made):
     """Index of the clips of a run. It is written again after each new clip.
 
-    Attributes:
-        weights: digest of networks, VAE and text encoder.
-        settings: settings of all clips, see `GenerationOrder.shown`.
+    Its parts are those of `GenerationOrder.parts`.
     """
 
     run: str
-    weights: str
-    settings: dict[str, str | int | float]
     clips: list[Clip]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of all clips, by name."""
+        weights = {"networks", "trained LoRA"}
+        return {name: value for name, value in self.parts.items() if name not in weights}
 
 
 class Losses(JsonFile):
@@ -382,7 +383,7 @@ def requested_clips(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
                 )
 
 
-def judged(
+def kept_and_missing(
     order: GenerationOrder, clips: Iterable[Clip], adapter: str
 ) -> tuple[list[Clip], list[Clip]]:
     """Return the clips that stay and the clips that must be drawn.
@@ -401,8 +402,8 @@ def judged(
             with suppress(OSError):  # a clip that is gone is drawn again
                 if Path(order.output, clip.file).stat().st_size == clip.size:
                     there[clip.key] = clip
-    good = [there[key] for key in dict.fromkeys((*wanted, *there)) if key in there]
-    return good, [clip for key, clip in wanted.items() if key not in there]
+    kept = [there[key] for key in dict.fromkeys((*wanted, *there)) if key in there]
+    return kept, [clip for key, clip in wanted.items() if key not in there]
 
 
 def clip_reasons(
@@ -411,21 +412,15 @@ def clip_reasons(
     """Return the reasons to draw clips or remove old ones; raises UserError."""
     order, adapter = captions_of(order), adapter_digest(order, file_digest)
     index = GenerationIndex.read(Path(order.output) / INDEX)
+    product = Product(f"no {order.noun} has been drawn yet", order.parts(adapter))
     if index is None:
-        return [Difference(f"no {order.noun} has been drawn yet")]
-    good, missing = judged(order, index.clips, adapter)
-    gone = len(index.clips) - len(good)
+        return judge(product, index)
+    kept, missing = kept_and_missing(order, index.clips, adapter)
+    gone = len(index.clips) - len(kept)
     if not missing and not gone:
         return []
-    loras = {clip.adapter for clip in index.clips} - {"", adapter}
-    return [
-        *value_differences({"networks": index.weights}, {"networks": order.weights}),
-        *value_differences(index.settings, order.shown()),
-        *(Difference("trained LoRA", short(lora), short(adapter)) for lora in sorted(loras)),
-        Difference(
-            f"{order.noun}s to draw: {len(missing)}, no longer up to date or asked for: {gone}"
-        ),
-    ]
+    counts = f"{order.noun}s to draw: {len(missing)}, no longer up to date or asked for: {gone}"
+    return [*judge(product, index), Difference(counts)]
 
 
 def captions_of(order: GenerationOrder) -> GenerationOrder:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,7 +42,7 @@ from latentmake.training.loop.clips import (
     captions_of,
     evaluated_name,
     fault_of,
-    judged,
+    kept_and_missing,
     result_reasons,
 )
 from latentmake.training.loop.recipe import Painter, Recipe, item_losses, spread_timesteps
@@ -79,23 +79,17 @@ def _written(
 def generate(order: GenerationOrder, recipe: Recipe) -> None:
     """Bring the clips of an order up to date; outdated clips are removed at the end."""
     order, folder, adapter = captions_of(order), Path(order.output), adapter_digest(order)
-    index = GenerationIndex.read(folder / INDEX)
-    clips = {clip.file: clip for clip in index.clips} if index else {}
-    if missing := judged(order, () if order.forced else clips.values(), adapter)[1]:
-        for clip in _draw(order, recipe, missing):
-            clips[clip.file] = clip
-            _write_index(order, clips.values())
-    good, _ = judged(order, clips.values(), adapter)
-    _write_index(order, good)
-    for file in clips.keys() - {clip.file for clip in good}:
+    last = GenerationIndex.read(folder / INDEX)
+    clips = {clip.file: clip for clip in last.clips} if last else {}
+    index = GenerationIndex(run=order.run, parts=order.parts(adapter), clips=[])
+    _, missing = kept_and_missing(order, () if order.forced else clips.values(), adapter)
+    for clip in _draw(order, recipe, missing) if missing else ():
+        clips[clip.file] = clip
+        index.model_copy(update={"clips": [*clips.values()]}).write(folder / INDEX)
+    kept, _ = kept_and_missing(order, clips.values(), adapter)
+    index.model_copy(update={"clips": kept}).write(folder / INDEX)
+    for file in clips.keys() - {clip.file for clip in kept}:
         (folder / file).unlink(missing_ok=True)
-
-
-def _write_index(order: GenerationOrder, clips: Iterable[Clip]) -> None:
-    index = GenerationIndex(
-        run=order.run, weights=order.weights, settings=order.shown(), clips=[*clips]
-    )
-    index.write(Path(order.output) / INDEX)
 
 
 def _draw(order: GenerationOrder, recipe: Recipe, missing: Sequence[Clip]) -> Iterator[Clip]:
