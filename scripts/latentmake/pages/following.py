@@ -28,7 +28,7 @@ from latentmake.pages.page import (
     write_page,
 )
 from latentmake.plan.manifest import PREVIOUS, run_folder
-from latentmake.plan.product import Difference
+from latentmake.plan.product import Difference, Made, Product, judge
 from latentmake.training.loop.clips import (
     EVALUATED,
     FOLDER,
@@ -47,6 +47,7 @@ _LOSS = (
     "How far the network's prediction is from the truth on items that did not train, at the same "
     "noise for both. Lower is better. Timestep 1000 is noise alone, 0 the item itself."
 )
+_SHOWN = "results and template"  # part of a page
 _WIDTH = 2400  # largest width of a picture of the training, in pixels
 
 
@@ -208,14 +209,14 @@ def refuse_following(config: Config, run: str, word: str) -> None:
 def outdated(run: str, word: str) -> list[Difference]:
     """Return the reasons why a run's page of `generate` or `evaluate` is outdated."""
     folder = run_folder(run) / FOLDER
-    results, page, receipt = folder / INDEX, folder / PAGE, run_folder(run) / "generated.json"
+    results, page, files = folder / INDEX, folder / PAGE, [run_folder(run) / "generated.json"]
     if word == "evaluate":
-        results, page = evaluation_folder(run) / METRICS, Path(f"reports/evaluate_{run}.html")
-    elif not receipt.is_file():
-        return [Difference(f"{receipt} is missing")]
-    state = _state(results)
-    shown = state is not None and state == state_in(page)
-    return [] if shown else [Difference(f"{page} does not show these results")]
+        results, files = evaluation_folder(run) / METRICS, []
+        page = Path(f"reports/evaluate_{run}.html")
+    absent, shown = f"{page} does not show these results", state_in(page)
+    product = Product(absent, {_SHOWN: _state(results)}, {}, {_SHOWN: str(results)}, files)
+    made = Made(parts={_SHOWN: shown}, places={_SHOWN: str(page)}) if shown else None
+    return judge(product, made)
 
 
 # -- the section of a report ----------------------------------------------------------------------
