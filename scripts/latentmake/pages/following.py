@@ -51,18 +51,15 @@ _SHOWN = "results and template"  # part of a page
 _WIDTH = 2400  # largest width of a picture of the training, in pixels
 
 
-def _state(results: Path) -> str | None:
-    """Return the digest of a file of results and the page's templates; None without results."""
-    try:
-        return digest.of_value([template_digest("gallery"), digest.of_file(results)])
-    except OSError:
-        return None
+def _state(results: bytes) -> str:
+    """Return the digest of a file of results and the page's templates."""
+    return digest.of_value([template_digest("gallery"), digest.of_bytes(results)])
 
 
 def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -> None:
     """Write the page of the clips in a folder's index, and the receipt; raises StorageError."""
-    index = GenerationIndex.read(folder / INDEX)
-    assert index is not None
+    content = (folder / INDEX).read_bytes()
+    index = GenerationIndex.model_validate_json(content)
     noun = "clips" if "frames" in index.settings else "pictures"
     size = {key: index.settings[key] for key in ("width", "height")}
     rows = [
@@ -88,20 +85,19 @@ def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -
         "tables": [table("settings", "Settings", "", ["setting", "value"], settings)],
     }
     title, page = f"{noun.title()} of {index.run}", folder / PAGE
-    write_page(page, "gallery", title, data, _state(folder / INDEX) or "")
+    write_page(page, "gallery", title, data, _state(content))
     say(f"{page}: {len(index.clips)} {noun}")
     atomic.write(receipt, json.dumps({"clips": len(index.clips), "page": str(page)}).encode())
 
 
 def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> None:
     """Write the page of the results in a folder, which must exist; raises StorageError."""
-    metrics = Metrics.read(folder / METRICS)
-    assert metrics is not None
-    sources = ClipSources(path, [folder / clip.file for clip in metrics.clips()])
-    data = _data(metrics, folder, sources)
-    title, state = f"Evaluation of {metrics.run}", _state(folder / METRICS) or ""
-    size = write_page(path, "gallery", title, data, state)
+    content = (folder / METRICS).read_bytes()
+    metrics = Metrics.model_validate_json(content)
     files = [clip.file for clip in metrics.clips()]
+    data = _data(metrics, folder, ClipSources(path, [folder / file for file in files]))
+    title = f"Evaluation of {metrics.run}"
+    size = write_page(path, "gallery", title, data, _state(content))
     noun = "pictures" if files and files[0].endswith(".png") else "clips"
     say(f"{path}: {len(files)} {noun}, {size}; {_summary(metrics)}")
 
@@ -214,7 +210,8 @@ def outdated(run: str, word: str) -> list[Difference]:
         results, files = evaluation_folder(run) / METRICS, []
         page = Path(f"reports/evaluate_{run}.html")
     absent, shown = f"{page} does not show these results", state_in(page)
-    product = Product(absent, {_SHOWN: _state(results)}, {}, {_SHOWN: str(results)}, files)
+    state = _state(_file(results) or b"")
+    product = Product(absent, {_SHOWN: state}, {}, {_SHOWN: str(results)}, files)
     made = Made(parts={_SHOWN: shown}, places={_SHOWN: str(page)}) if shown else None
     return judge(product, made)
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
 from latentmake.base import digest
 from latentmake.base.errors import CacheError, TrainingError, shortened
@@ -204,13 +205,13 @@ def losses_of(
 class Finished(JsonFile):
     """Losses and clips by their keys, from the last results and from a killed process."""
 
-    losses: dict[str, Losses]
-    clips: dict[str, EvaluatedClip]
+    losses: dict[str, Losses] = Field({})
+    clips: dict[str, EvaluatedClip] = Field({})
 
     @classmethod
     def of(cls, folder: Path) -> Self:
         """Return the losses and clips in the folder of an evaluation."""
-        killed = cls.read(folder / _FINISHED) or cls(losses={}, clips={})
+        killed = cls.read(folder / _FINISHED) or cls()
         metrics = Metrics.read(folder / METRICS)
         results = metrics.results if metrics else []
         losses = {losses.key: losses for result in results for losses in result.losses.values()}
@@ -231,8 +232,7 @@ class _Evaluation:
         self.order, self.recipe, self.training = order, recipe, recipe.order
         self.folder, self.adapter = Path(order.output), adapter_digest(order)
         self.caches = caches = held_out(recipe)
-        nothing = Finished(losses={}, clips={})
-        self.finished = nothing if order.forced else Finished.of(self.folder)
+        self.finished = Finished() if order.forced else Finished.of(self.folder)
         examples = caches.examples[: len(caches)]
         self.sizes = [recipe.clip_size(example.latents) for example in examples]
         shown = [item for item, size in enumerate(caches.resolutions) if size == order.resolution]
