@@ -175,7 +175,7 @@ def generated(name: str, wanted: list[tuple[str, int]], width: int) -> Pictured:
             video_world.write_video(path, "libx264", 17, size=size)
             same = {"file": file, "key": file, "prompt": prompt, "seed": seed, "adapter": adapter}
             clips.append(Clip(**same, asked=False, size=path.stat().st_size))
-    index = GenerationIndex(run=name, weights="w", settings={"fps": 24, "frames": 17}, clips=clips)
+    index = GenerationIndex(run=name, parts={"fps": 24, "frames": 17}, clips=clips)
     return Pictured(name, run_folder(name), None, index)
 
 

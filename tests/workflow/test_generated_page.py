@@ -9,6 +9,7 @@ import pytest
 from browser import Browser, until
 from latentmake.formats.video import write_mp4
 from latentmake.pages.following import PAGE, outdated, write_generated
+from latentmake.plan.product import Difference
 from latentmake.training.loop.clips import INDEX, Clip, GenerationIndex, clip_name
 
 NASTY = "</script><img src=x onerror='window.hurt=1'> & <b>\n../.."
@@ -40,7 +41,7 @@ def make(folder: Path, *prompts: str) -> None:
                 )
             )  # fmt: skip
     settings = {"frames": FRAMES, "width": WIDTH, "height": HEIGHT, "fps": FPS, "steps": 2}
-    index = GenerationIndex(run="waves", weights="w", settings=settings, clips=clips)
+    index = GenerationIndex(run="waves", parts=settings, clips=clips)
     index.write(folder / INDEX)
 
 
@@ -72,11 +73,16 @@ def test_a_page_is_fresh_until_its_clips_change(
     monkeypatch.chdir(tmp_path)
     place, receipt = Path("runs/waves/generated"), Path("runs/waves/generated.json")
     make(place, "a wave")
-    assert outdated("waves", "generate")
+    assert outdated("waves", "generate") == [
+        Difference(f"{place / PAGE} does not show these results")
+    ]
     write_generated(place, receipt, lambda line: None)
     assert not outdated("waves", "generate")
     make(place, "a boat")
-    assert outdated("waves", "generate")
+    (reason,) = outdated("waves", "generate")
+    assert reason.name == "results and template's digest"
+    assert reason.old.endswith(f".. ({place / PAGE})")
+    assert reason.new.endswith(f".. ({place / INDEX})")
     write_generated(place, receipt, lambda line: None)
     receipt.unlink()
-    assert outdated("waves", "generate")
+    assert outdated("waves", "generate") == [Difference(f"{receipt} is missing")]

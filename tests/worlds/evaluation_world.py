@@ -6,7 +6,7 @@ from pathlib import Path
 
 import video_world
 from latentmake.base import digest
-from latentmake.training.loop.clips import KINDS, EvaluatedClip, Losses, Metrics, Result
+from latentmake.training.loop.clips import EVALUATED, KINDS, EvaluatedClip, Losses, Metrics, Result
 
 FPS = 24
 TIMESTEPS = [950.0, 500.0, 50.0]
@@ -41,12 +41,13 @@ def make_metrics(folder: Path, captions: list[str], frames: int = 25) -> Path:
     ]
     metrics = Metrics(
         run="waves",
-        wanted="w",
+        parts={},
+        values={EVALUATED: {"steps": "4"}},
         timesteps=TIMESTEPS,
         loss={"base": 0.5, "adapter": 0.4},
         loss_by_timestep={"base": base, "adapter": adapter},
         fps=FPS,
-        settings={"steps": "4"},
+        items="2 held out, 2 with clips",
         results=results,
     )
     path = folder / "metrics.json"

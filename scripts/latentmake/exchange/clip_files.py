@@ -25,15 +25,12 @@ from latentmake.formats.cachefile import KEY
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps, Span
 from latentmake.plan.facts import Facts
-from latentmake.plan.product import (
-    Difference,
-    short,
-    value_differences,
-)
+from latentmake.plan.product import Difference, Made, Product, judge
 
 CLIPS = Path("clips")
 LIST = "train.jsonl"
 _AROUND = 1152  # estimated bytes of an archive besides its array, with the comment
+_CUT = "video, size and frame rate"  # part of a clip's file
 _VERSION = 1  # must change whenever the code scales or stores the same frames in another way
 
 
@@ -126,18 +123,16 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
 
     def differences(self, file: ClipFile, content: str) -> list[Difference]:
         """Return why a clip's file is not up to date; `content` is the digest of the video."""
-        key, origin = self.key(file, content), self.origin(file)
+        origin, made, absent = self.origin(file), None, "it has not been cut yet"
         try:
             comment = npz.read_metadata(self.path(file))
-            if comment[KEY] == key:
-                return []
+            old = {name: comment.get(name) for name in origin}
+            made = Made(parts={_CUT: comment[KEY]}, values={_CUT: old})
         except FileNotFoundError:
-            return [Difference("it has not been cut yet")]
+            pass
         except (OSError, ValueError, LookupError):
-            return [Difference("it is damaged, or no file of latentmake")]
-        differences = value_differences({name: comment.get(name) for name in origin}, origin)
-        what = "key of video, size and frame rate"
-        return differences or [Difference(what, short(comment[KEY]), short(key))]
+            absent = "it is damaged, or no file of latentmake"
+        return judge(Product(absent, {_CUT: self.key(file, content)}, {_CUT: origin}), made)
 
 
 def plan_clips(facts: Facts, name: str) -> ClipsOrder:

@@ -28,8 +28,9 @@ from latentmake.pages.page import (
     write_page,
 )
 from latentmake.plan.manifest import PREVIOUS, run_folder
-from latentmake.plan.product import Difference
+from latentmake.plan.product import Difference, Made, Product, judge
 from latentmake.training.loop.clips import (
+    EVALUATED,
     FOLDER,
     INDEX,
     METRICS,
@@ -46,21 +47,19 @@ _LOSS = (
     "How far the network's prediction is from the truth on items that did not train, at the same "
     "noise for both. Lower is better. Timestep 1000 is noise alone, 0 the item itself."
 )
+_SHOWN = "results and template"  # part of a page
 _WIDTH = 2400  # largest width of a picture of the training, in pixels
 
 
-def _state(results: Path) -> str | None:
-    """Return the digest of a file of results and the page's templates; None without results."""
-    try:
-        return digest.of_value([template_digest("gallery"), digest.of_file(results)])
-    except OSError:
-        return None
+def _state(results: bytes) -> str:
+    """Return the digest of a file of results and the page's templates."""
+    return digest.of_value([template_digest("gallery"), digest.of_bytes(results)])
 
 
 def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -> None:
     """Write the page of the clips in a folder's index, and the receipt; raises StorageError."""
-    index = GenerationIndex.read(folder / INDEX)
-    assert index is not None
+    content = (folder / INDEX).read_bytes()
+    index = GenerationIndex.model_validate_json(content)
     noun = "clips" if "frames" in index.settings else "pictures"
     size = {key: index.settings[key] for key in ("width", "height")}
     rows = [
@@ -86,20 +85,19 @@ def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -
         "tables": [table("settings", "Settings", "", ["setting", "value"], settings)],
     }
     title, page = f"{noun.title()} of {index.run}", folder / PAGE
-    write_page(page, "gallery", title, data, _state(folder / INDEX) or "")
+    write_page(page, "gallery", title, data, _state(content))
     say(f"{page}: {len(index.clips)} {noun}")
     atomic.write(receipt, json.dumps({"clips": len(index.clips), "page": str(page)}).encode())
 
 
 def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> None:
     """Write the page of the results in a folder, which must exist; raises StorageError."""
-    metrics = Metrics.read(folder / METRICS)
-    assert metrics is not None
-    sources = ClipSources(path, [folder / clip.file for clip in metrics.clips()])
-    data = _data(metrics, folder, sources)
-    title, state = f"Evaluation of {metrics.run}", _state(folder / METRICS) or ""
-    size = write_page(path, "gallery", title, data, state)
+    content = (folder / METRICS).read_bytes()
+    metrics = Metrics.model_validate_json(content)
     files = [clip.file for clip in metrics.clips()]
+    data = _data(metrics, folder, ClipSources(path, [folder / file for file in files]))
+    title = f"Evaluation of {metrics.run}"
+    size = write_page(path, "gallery", title, data, _state(content))
     noun = "pictures" if files and files[0].endswith(".png") else "clips"
     say(f"{path}: {len(files)} {noun}, {size}; {_summary(metrics)}")
 
@@ -155,7 +153,9 @@ def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
         }
         words = "The mean over the items of each label or folder, with their number."
         yield table("groups", "Loss by group", words, ["group", *heads], _loss_rows(means))
-    yield table("settings", "Settings", "", ["setting", "value"], metrics.settings.items())
+    settings = {"items": metrics.items, **metrics.values.get(EVALUATED, {})}
+    rows = [[name, str(value)] for name, value in settings.items()]
+    yield table("settings", "Settings", "", ["setting", "value"], rows)
 
 
 def _loss_rows(losses: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
@@ -205,14 +205,15 @@ def refuse_following(config: Config, run: str, word: str) -> None:
 def outdated(run: str, word: str) -> list[Difference]:
     """Return the reasons why a run's page of `generate` or `evaluate` is outdated."""
     folder = run_folder(run) / FOLDER
-    results, page, receipt = folder / INDEX, folder / PAGE, run_folder(run) / "generated.json"
+    results, page, files = folder / INDEX, folder / PAGE, [run_folder(run) / "generated.json"]
     if word == "evaluate":
-        results, page = evaluation_folder(run) / METRICS, Path(f"reports/evaluate_{run}.html")
-    elif not receipt.is_file():
-        return [Difference(f"{receipt} is missing")]
-    state = _state(results)
-    shown = state is not None and state == state_in(page)
-    return [] if shown else [Difference(f"{page} does not show these results")]
+        results, files = evaluation_folder(run) / METRICS, []
+        page = Path(f"reports/evaluate_{run}.html")
+    absent, shown = f"{page} does not show these results", state_in(page)
+    state = _state(_file(results) or b"")
+    product = Product(absent, {_SHOWN: state}, {}, {_SHOWN: str(results)}, files)
+    made = Made(parts={_SHOWN: shown}, places={_SHOWN: str(page)}) if shown else None
+    return judge(product, made)
 
 
 # -- the section of a report ----------------------------------------------------------------------

@@ -17,12 +17,25 @@ BASIS = "trained_on.json"
 
 _PARTS = {"data": "dataset", "settings": "settings", "weights": "network"}
 _VERSION = "version of the trainer"
+_LORA = "trained LoRA"
+_EVALUATED = "settings and held-out items"
 
 
 def with_parts(content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a record, with `parts` in place of an earlier release's digests."""
+    match content:
+        case {"parts": _}:
+            return content
+        case {"wanted": str(key), "settings": dict(settings)}:  # an evaluation
+            values = {name: value for name, value in settings.items() if name != "items"}
+            own = {"parts": {_EVALUATED: key}, "values": {_EVALUATED: values}}
+            return {**content, **own, "items": settings.get("items", "")}
+        case {"weights": networks, "settings": dict(settings), "clips": list(clips)}:  # an index
+            used = (clip.get("adapter") for clip in clips if isinstance(clip, dict))
+            lora = next(filter(None, used), None)
+            return {**content, "parts": {"networks": networks, **settings, _LORA: lora}}
     wanted = content.get("wanted", content if "data" in content else None)
-    if "parts" in content or not isinstance(wanted, dict):
+    if not isinstance(wanted, dict):
         return content
     if missing := _PARTS.keys() - wanted.keys():
         raise ValueError(f"it has no digest of {min(missing)}")

@@ -93,12 +93,12 @@ def test_the_page_of_an_evaluation_has_the_losses_of_each_group() -> None:
     found = [("a", "rain", 1.0), ("b", "sun", 2.0), ("c", "rain", 4.0), ("d", "", 8.0)]
     metrics = Metrics(
         run="waves",
-        wanted="w",
+        parts={},
         timesteps=[900.0, 100.0],
         loss={"base": 3.75, "adapter": 1.875},
         loss_by_timestep={"base": [3.75, 3.75], "adapter": [1.875, 1.875]},
         fps=24,
-        settings={},
+        items="",
         results=[result(*each) for each in found],
     )
     metrics.write(Path(METRICS))

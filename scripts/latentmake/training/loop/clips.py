@@ -26,8 +26,10 @@ from latentmake.plan.manifest import run_folder
 from latentmake.plan.orders import prompt_path, run_order
 from latentmake.plan.product import (
     Difference,
-    short,
-    value_differences,
+    Made,
+    Parts,
+    Product,
+    judge,
 )
 from latentmake.training.loop.order import CAPTIONS, ClipSettings, Prompt, TrainingOrder
 from latentmake.training.order import (
@@ -45,6 +47,8 @@ Kind = Literal["real", "base", "adapter"]
 KINDS: tuple[Kind, ...] = ("real", "base", "adapter")
 TIMESTEPS = 10
 """Number of timesteps of the losses, spread evenly over the distribution of the training."""
+EVALUATED = "settings and held-out items"
+"""Part of an evaluation; its digest covers everything that shapes the results."""
 EVALUATION = 1
 """Version of evaluations, raised when the same order would give other results."""
 CLIP_NAME = r"^[a-z0-9-]+_(real|base|adapter)\.(mp4|png)$"
@@ -138,11 +142,12 @@ class GenerationOrder(JsonFile):
         settings = self.settings.values() | size
         return digest.of_value([_VERSION, self.weights, adapter, prompt, seed, settings])
 
-    def shown(self) -> dict[str, str | int | float]:
-        """Return all settings of the clips, by name."""
+    def parts(self, adapter: str) -> Parts:
+        """Return networks and settings of all clips, by name; `adapter` is the LoRA's digest."""
         lora = {} if self.lora is None else {"lora": self.lora}
         strength = {} if self.strength == 1 else {"lora_strength": self.strength}
-        return self.settings.values() | lora | strength
+        settings = self.settings.values() | lora | strength
+        return {"networks": self.weights, **settings, "trained LoRA": adapter}
 
     def texts(self) -> list[str]:
         """Return the texts whose embeddings the order needs, besides captions of the run."""
@@ -163,14 +168,35 @@ class EvaluationOrder(GenerationOrder):
     clips: int
     resolution: str
 
-    def wanted(self, training: TrainingOrder, adapter: str) -> str:
-        """Return the digest of everything that shapes the results; raises TrainingError.
+    def product(self, training: TrainingOrder, adapter: str) -> Product:
+        """Return the results as a product; raises TrainingError.
 
         `adapter` is the digest of the LoRA.
         """
         made = [self.weights, self.settings.values() | _SIZE, self.seeds[0]]
         basis = [lock_of(training.lock).digest, adapter, training.loss_digest()]
-        return digest.of_value([EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made])
+        parts = [EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made]
+        return Product(
+            "it has not been evaluated yet",
+            {EVALUATED: digest.of_value(parts)},
+            {EVALUATED: self._named(training, adapter)},
+        )
+
+    def _named(self, training: TrainingOrder, adapter: str) -> Parts:
+        """Return settings of the evaluation by name, as pages show them."""
+        clips = self.settings.values()
+        named = {
+            f"steps of a {self.noun}": clips["num_inference_steps"],
+            "guidance_scale": clips["guidance_scale"],
+            "flow_shift of clips": clips.get("flow_shift"),
+            **{f"{name} of losses": value for name, value in training.objective().items()},
+            "scheduler": clips.get("scheduler"),
+            "seed": self.seeds[0],
+            "negative prompt": clips["negative_prompt"],
+        }
+        networks = ", ".join(map(str, training.networks()))
+        shown = {name: str(value) for name, value in named.items() if value is not None}
+        return {"network": networks, "adapter": adapter[:12], **shown}
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -196,18 +222,20 @@ class Clip(JsonFile):
     size: int
 
 
-class GenerationIndex(JsonFile):
+class GenerationIndex(Made):
     """Index of the clips of a run. It is written again after each new clip.
 
-    Attributes:
-        weights: digest of networks, VAE and text encoder.
-        settings: settings of all clips, see `GenerationOrder.shown`.
+    Its parts are those of `GenerationOrder.parts`.
     """
 
     run: str
-    weights: str
-    settings: dict[str, str | int | float]
     clips: list[Clip]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of all clips, by name."""
+        weights = {"networks", "trained LoRA"}
+        return {name: value for name, value in self.parts.items() if name not in weights}
 
 
 class Losses(JsonFile):
@@ -258,26 +286,24 @@ class Result(JsonFile):
     clips: dict[Kind, EvaluatedClip] = Field({})
 
 
-class Metrics(JsonFile, extra="ignore"):  # earlier releases write more
-    """Content of `metrics.json`.
+class Metrics(Made):
+    """Content of `metrics.json`: the record of an evaluation, with its results.
 
     Attributes:
-        wanted: digest of everything that shapes the results, see `EvaluationOrder.wanted`.
         timesteps: timesteps of the losses, 0 to 1000.
         loss: `base` and `adapter`: mean over all items and timesteps.
         loss_by_timestep: `base` and `adapter`: mean over all items, for each timestep.
         fps: frames per second of the clips.
-        settings: settings by name, as pages show them.
+        items: number of items and number of items with clips, in words.
         results: one result for each item and resolution.
     """
 
     run: str
-    wanted: str
     timesteps: list[float]
     loss: dict[str, float]
     loss_by_timestep: dict[str, list[float]]
     fps: float
-    settings: dict[str, str]
+    items: str
     results: list[Result]
 
     @model_validator(mode="after")
@@ -357,7 +383,7 @@ def requested_clips(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
                 )
 
 
-def judged(
+def kept_and_missing(
     order: GenerationOrder, clips: Iterable[Clip], adapter: str
 ) -> tuple[list[Clip], list[Clip]]:
     """Return the clips that stay and the clips that must be drawn.
@@ -376,8 +402,8 @@ def judged(
             with suppress(OSError):  # a clip that is gone is drawn again
                 if Path(order.output, clip.file).stat().st_size == clip.size:
                     there[clip.key] = clip
-    good = [there[key] for key in dict.fromkeys((*wanted, *there)) if key in there]
-    return good, [clip for key, clip in wanted.items() if key not in there]
+    kept = [there[key] for key in dict.fromkeys((*wanted, *there)) if key in there]
+    return kept, [clip for key, clip in wanted.items() if key not in there]
 
 
 def clip_reasons(
@@ -386,21 +412,15 @@ def clip_reasons(
     """Return the reasons to draw clips or remove old ones; raises UserError."""
     order, adapter = captions_of(order), adapter_digest(order, file_digest)
     index = GenerationIndex.read(Path(order.output) / INDEX)
+    product = Product(f"no {order.noun} has been drawn yet", order.parts(adapter))
     if index is None:
-        return [Difference(f"no {order.noun} has been drawn yet")]
-    good, missing = judged(order, index.clips, adapter)
-    gone = len(index.clips) - len(good)
+        return judge(product, index)
+    kept, missing = kept_and_missing(order, index.clips, adapter)
+    gone = len(index.clips) - len(kept)
     if not missing and not gone:
         return []
-    loras = {clip.adapter for clip in index.clips} - {"", adapter}
-    return [
-        *value_differences({"networks": index.weights}, {"networks": order.weights}),
-        *value_differences(index.settings, order.shown()),
-        *(Difference("trained LoRA", short(lora), short(adapter)) for lora in sorted(loras)),
-        Difference(
-            f"{order.noun}s to draw: {len(missing)}, no longer up to date or asked for: {gone}"
-        ),
-    ]
+    counts = f"{order.noun}s to draw: {len(missing)}, no longer up to date or asked for: {gone}"
+    return [*judge(product, index), Difference(counts)]
 
 
 def captions_of(order: GenerationOrder) -> GenerationOrder:
@@ -432,34 +452,12 @@ def result_reasons(
     order: EvaluationOrder, training: TrainingOrder, file_digest: FileDigest = digest.of_file
 ) -> list[Difference]:
     """Return the reasons to evaluate again, or none; raises TrainingError."""
-    adapter = adapter_digest(order, file_digest)
     metrics = Metrics.read(Path(order.output) / METRICS)
-    if metrics is None:
-        return [Difference("it has not been evaluated yet")]
-    if metrics.wanted != order.wanted(training, adapter):
-        settings = settings_of(order, training, adapter)
-        was = {key: metrics.settings.get(key, value) for key, value in settings.items()}
-        changes = value_differences(was, settings)
-        return changes or [Difference("the items held out, or settings of the evaluation, changed")]
+    product = order.product(training, adapter_digest(order, file_digest))
+    if (differences := judge(product, metrics)) or metrics is None:
+        return differences
     faults = (fault_of(clip, order.output, file_digest) for clip in metrics.clips())
     return [Difference(fault) for fault in faults if fault][:1]
-
-
-def settings_of(order: EvaluationOrder, training: TrainingOrder, adapter: str) -> dict[str, str]:
-    """Return the settings of an evaluation by name, as pages show them."""
-    clips = order.settings.values()
-    named = {
-        f"steps of a {order.noun}": clips["num_inference_steps"],
-        "guidance_scale": clips["guidance_scale"],
-        "flow_shift of clips": clips.get("flow_shift"),
-        **{f"{name} of losses": value for name, value in training.objective().items()},
-        "scheduler": clips.get("scheduler"),
-        "seed": order.seeds[0],
-        "negative prompt": clips["negative_prompt"],
-    }
-    networks = ", ".join(map(str, training.networks()))
-    shown = {name: str(value) for name, value in named.items() if value is not None}
-    return {"network": networks, "adapter": adapter[:12], **shown}
 
 
 def evaluation_folder(run: str) -> Path:

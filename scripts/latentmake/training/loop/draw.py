@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
 from latentmake.base import digest
 from latentmake.base.errors import CacheError, TrainingError, shortened
@@ -42,15 +43,14 @@ from latentmake.training.loop.clips import (
     captions_of,
     evaluated_name,
     fault_of,
-    judged,
+    kept_and_missing,
     result_reasons,
-    settings_of,
 )
 from latentmake.training.loop.recipe import Painter, Recipe, item_losses, spread_timesteps
 from latentmake.training.order import caption_in
 
 _MADE: tuple[Kind, ...] = ("base", "adapter")
-_PARTS = ".parts.json"  # losses and clips of an evaluation that has not ended
+_FINISHED = ".parts.json"  # losses and clips of an evaluation that has not ended
 
 
 def _drawn(painter: Painter, *options: Any) -> torch.Tensor:
@@ -80,23 +80,17 @@ def _written(
 def generate(order: GenerationOrder, recipe: Recipe) -> None:
     """Bring the clips of an order up to date; outdated clips are removed at the end."""
     order, folder, adapter = captions_of(order), Path(order.output), adapter_digest(order)
-    index = GenerationIndex.read(folder / INDEX)
-    clips = {clip.file: clip for clip in index.clips} if index else {}
-    if missing := judged(order, () if order.forced else clips.values(), adapter)[1]:
-        for clip in _draw(order, recipe, missing):
-            clips[clip.file] = clip
-            _write_index(order, clips.values())
-    good, _ = judged(order, clips.values(), adapter)
-    _write_index(order, good)
-    for file in clips.keys() - {clip.file for clip in good}:
+    last = GenerationIndex.read(folder / INDEX)
+    clips = {clip.file: clip for clip in last.clips} if last else {}
+    index = GenerationIndex(run=order.run, parts=order.parts(adapter), clips=[])
+    _, missing = kept_and_missing(order, () if order.forced else clips.values(), adapter)
+    for clip in _draw(order, recipe, missing) if missing else ():
+        clips[clip.file] = clip
+        index.model_copy(update={"clips": [*clips.values()]}).write(folder / INDEX)
+    kept, _ = kept_and_missing(order, clips.values(), adapter)
+    index.model_copy(update={"clips": kept}).write(folder / INDEX)
+    for file in clips.keys() - {clip.file for clip in kept}:
         (folder / file).unlink(missing_ok=True)
-
-
-def _write_index(order: GenerationOrder, clips: Iterable[Clip]) -> None:
-    index = GenerationIndex(
-        run=order.run, weights=order.weights, settings=order.shown(), clips=[*clips]
-    )
-    index.write(Path(order.output) / INDEX)
 
 
 def _draw(order: GenerationOrder, recipe: Recipe, missing: Sequence[Clip]) -> Iterator[Clip]:
@@ -208,16 +202,16 @@ def losses_of(
 # -- evaluation ------------------------------------------------------------------------------------
 
 
-class Parts(JsonFile):
+class Finished(JsonFile):
     """Losses and clips by their keys, from the last results and from a killed process."""
 
-    losses: dict[str, Losses]
-    clips: dict[str, EvaluatedClip]
+    losses: dict[str, Losses] = Field({})
+    clips: dict[str, EvaluatedClip] = Field({})
 
     @classmethod
     def of(cls, folder: Path) -> Self:
         """Return the losses and clips in the folder of an evaluation."""
-        killed = cls.read(folder / _PARTS) or cls(losses={}, clips={})
+        killed = cls.read(folder / _FINISHED) or cls()
         metrics = Metrics.read(folder / METRICS)
         results = metrics.results if metrics else []
         losses = {losses.key: losses for result in results for losses in result.losses.values()}
@@ -229,7 +223,7 @@ class _Evaluation:
     """An evaluation, from order to results.
 
     Attributes:
-        parts: losses and clips that are up to date; new ones are added.
+        finished: losses and clips that are up to date; new ones are added.
         sizes: frames, height and width of each item.
         shown: numbers of the items with clips.
     """
@@ -238,7 +232,7 @@ class _Evaluation:
         self.order, self.recipe, self.training = order, recipe, recipe.order
         self.folder, self.adapter = Path(order.output), adapter_digest(order)
         self.caches = caches = held_out(recipe)
-        self.parts = Parts(losses={}, clips={}) if order.forced else Parts.of(self.folder)
+        self.finished = Finished() if order.forced else Finished.of(self.folder)
         examples = caches.examples[: len(caches)]
         self.sizes = [recipe.clip_size(example.latents) for example in examples]
         shown = [item for item, size in enumerate(caches.resolutions) if size == order.resolution]
@@ -289,19 +283,19 @@ class _Evaluation:
                 for key, (make, item, kind) in todo.items():
                     if kind == phase:
                         make(key, item, kind, progress.update)
-                        self.parts.write(self.folder / _PARTS)
+                        self.finished.write(self.folder / _FINISHED)
         metrics = self._metrics()
         metrics.write(self.folder / METRICS)
         named = {clip.file for clip in metrics.clips()}
         for path in self.folder.glob(f"*{self.order.suffix}"):
             if path.name not in named and re.fullmatch(CLIP_NAME, path.name):
                 path.unlink(missing_ok=True)
-        (self.folder / _PARTS).unlink(missing_ok=True)
+        (self.folder / _FINISHED).unlink(missing_ok=True)
         return metrics
 
     def _is_there(self, key: str) -> bool:
-        clip = self.parts.clips.get(key)
-        return key in self.parts.losses or (
+        clip = self.finished.clips.get(key)
+        return key in self.finished.losses or (
             clip is not None and not fault_of(clip, self.order.output)
         )
 
@@ -314,7 +308,7 @@ class _Evaluation:
 
     def _lose(self, key: str, item: int, _: Kind, done: Callable[[], object]) -> None:
         values = losses_of(self.painter, self.caches, item, done)
-        self.parts.losses[key] = Losses(key=key, values=values)
+        self.finished.losses[key] = Losses(key=key, values=values)
 
     def _film(self, key: str, item: int, kind: Kind, done: Callable[[], object]) -> None:
         batch, (stored, text, *_) = self.caches.batch([item]), self.caches.examples[item]
@@ -329,7 +323,7 @@ class _Evaluation:
         name = name_of(self.caches, item)
         frames = _written(self.painter, path, latents, self.order.noun, name)
         number, height, width, _ = frames.shape
-        self.parts.clips[key] = EvaluatedClip(
+        self.finished.clips[key] = EvaluatedClip(
             key=key,
             file=path.name,
             digest=digest.of_file(path),
@@ -345,9 +339,9 @@ class _Evaluation:
                 source=row.source,
                 caption=caption_in(self.caches.examples[item].text.path),
                 group=row.group,
-                losses={kind: self.parts.losses[self._loss_key(item, kind)] for kind in _MADE},
+                losses={kind: self.finished.losses[self._loss_key(item, kind)] for kind in _MADE},
                 clips={
-                    kind: self.parts.clips[self._clip_key(item, kind)]
+                    kind: self.finished.clips[self._clip_key(item, kind)]
                     for kind in KINDS
                     if item in self.shown
                 },
@@ -359,13 +353,13 @@ class _Evaluation:
         items = f"{len(self.caches)} held out, {len(self.shown)} with {self.order.noun}s"
         return Metrics(
             run=self.order.run,
-            wanted=self.order.wanted(self.training, self.adapter),
             timesteps=spread_timesteps(self.painter.objective, TIMESTEPS).tolist(),
             loss={kind: float(np.mean(values)) for kind, values in by_timestep.items()},
             loss_by_timestep=by_timestep,
             fps=self.order.settings.fps or 1,
-            settings={"items": items, **settings_of(self.order, self.training, self.adapter)},
+            items=items,
             results=results,
+            **self.order.product(self.training, self.adapter)._asdict(),
         )
 
 

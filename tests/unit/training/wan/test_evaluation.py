@@ -14,13 +14,14 @@ from latentmake.base import atomic, digest
 from latentmake.formats import cachefile
 from latentmake.formats.video import write_mp4
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.clips import EvaluationOrder, Metrics
+from latentmake.training.loop.clips import METRICS, EvaluationOrder, Metrics, result_reasons
 from latentmake.training.loop.draw import (
-    Parts,
+    Finished,
     held_out,
     losses_of,
     name_of,
 )
+from latentmake.training.loop.launch import read
 from latentmake.training.loop.recipe import spread_timesteps
 from latentmake.training.order import RunFiles
 from latentmake.training.wan.dit import WanOrder
@@ -167,6 +168,27 @@ def test_clips_have_the_items_own_size_and_what_is_there_is_kept(
     assert len(times) == 3
 
 
+def test_results_of_earlier_releases_are_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order, path = evaluation(tmp_path), tmp_path / "evaluation" / METRICS
+    metrics = evaluate(order)
+    assert metrics is not None
+    earlier = json.loads(path.read_text())
+    (earlier["wanted"],) = earlier.pop("parts").values()
+    (settings,) = earlier.pop("values").values()
+    earlier["settings"] = {"items": earlier.pop("items"), **settings}
+    path.write_text(json.dumps(earlier))
+    assert Metrics.read(path) == metrics and evaluate(order) is None
+    other = order.model_copy(update={"seeds": [1], "weights": "others"})
+    training = read(Path(order.training), WanOrder)
+    assert [*map(str, result_reasons(other, training))] == ["seed 0 -> 1"]
+    other = order.model_copy(update={"clips": 2})
+    (reason,) = result_reasons(other, training)
+    assert reason.name == "settings and held-out items' digest"
+
+
 def test_a_killed_evaluation_loses_the_part_in_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +206,7 @@ def test_a_killed_evaluation_loses_the_part_in_hand(
         patch.setattr(loop, "write_mp4", until_the_adapter)
         with pytest.raises(KeyboardInterrupt):
             evaluate(order)
-        assert len(written) == 2 and len(Parts.of(folder).losses) == 2
+        assert len(written) == 2 and len(Finished.of(folder).losses) == 2
         with pytest.raises(KeyboardInterrupt):
             evaluate(order)
         assert len(written) == 2

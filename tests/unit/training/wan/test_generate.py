@@ -98,6 +98,26 @@ def test_nothing_is_drawn_twice_and_only_what_changed_anew() -> None:
     assert done(order)
 
 
+def test_clips_of_earlier_releases_are_not_drawn_again() -> None:
+    order = order_of("a wave")
+    generate(order)
+    made = index()
+    lora = made.parts["trained LoRA"]
+    earlier = made.model_dump(exclude={"parts", "values", "places"})
+    earlier |= {"weights": made.parts["networks"], "settings": made.settings}
+    (OUT / INDEX).write_text(json.dumps(earlier))
+    assert index() == made and done(order)
+    other = order_of("a wave", weights="others", num_inference_steps=3)
+    write_lora_of(tiny_dit(), RUN, seed=9)
+    assert [difference.name for difference in clip_reasons(other)] == [
+        "networks",
+        "num_inference_steps",
+        "trained LoRA's digest",
+        "clips to draw: 2, no longer up to date or asked for: 2",
+    ]
+    assert clip_reasons(other)[2].old == f"{lora[:8]}.."
+
+
 def test_a_prompt_of_the_command_line_stays_until_settings_change() -> None:
     generate(order_of("a wave"))
     asked = order_of("a boat", asked=True)
