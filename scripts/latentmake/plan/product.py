@@ -39,7 +39,7 @@ class Product(NamedTuple):
 
     absent: str
     parts: Parts
-    values: Mapping[str, Mapping[str, JsonValue]] = {}
+    values: Mapping[str, Mapping[str, str]] = {}
     places: Mapping[str, str] = {}
     files: Sequence[Path] = ()
 
@@ -51,7 +51,7 @@ class Made(JsonFile, extra="ignore"):  # earlier releases write more
     """
 
     parts: Parts
-    values: dict[str, dict[str, JsonValue]] = Field({})
+    values: dict[str, dict[str, str]] = Field({})
     places: dict[str, str] = Field({})
 
     @classmethod

@@ -182,7 +182,7 @@ class EvaluationOrder(GenerationOrder):
             {EVALUATED: self._named(training, adapter)},
         )
 
-    def _named(self, training: TrainingOrder, adapter: str) -> Parts:
+    def _named(self, training: TrainingOrder, adapter: str) -> dict[str, str]:
         """Return settings of the evaluation by name, as pages show them."""
         clips = self.settings.values()
         named = {
