@@ -318,6 +318,12 @@ class RunFiles:
             yield self.at(place)
             place /= PREVIOUS
 
+    def recorded(self) -> Iterator[tuple[RunFiles, TrainedParts]]:
+        """Yield the files and parts of the present result and of those before it, if recorded."""
+        for files in (self, *self.before()):
+            if (parts := parts_in(files.record)) is not None:
+                yield files, parts
+
     @property
     def finished(self) -> RunFiles:
         """Files of the last finished result, see `plan.manifest.result_folder`."""
@@ -338,7 +344,12 @@ class RunFiles:
 
     def came_from(self, want: TrainedParts) -> bool:
         """Whether the result is complete and has the parts `want`."""
-        return parts_in(self.record) == want and all(path.is_file() for path in self.results)
+        return parts_in(self.record) == want and self.is_complete
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all files of the trained weights exist."""
+        return all(path.is_file() for path in self.results)
 
     def trained(self, want: TrainedParts) -> Record | None:
         """Return the record of the trained weights if they have the parts `want`, else None."""

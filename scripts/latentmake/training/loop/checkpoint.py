@@ -100,18 +100,24 @@ def resumable(order: TrainingOrder, wanted: Parts) -> list[Checkpoint]:
     return _fitting(RunFiles(order).checkpoints, fits)
 
 
-def as_begun(order: Order, want: Parts) -> Order:
+def as_begun(order: Order, data: str) -> Order:
     """Return an order whose `mixed_precision: auto` is replaced by the precision used before.
 
     The precision is taken from a finished, previous or begun training that is otherwise equal.
-    Without such a training, or with another `mixed_precision`, the order is returned as it is. Only
-    the dataset in `want` is used.
+    Without such a training, or with another `mixed_precision`, the order is returned as it is.
+    `data` is the digest of the run's caches.
     """
     if order.trainer.mixed_precision != "auto":
         return order
+    files = RunFiles(order)
+    results = [*files.recorded()]
+    recorded = [parts for _, parts in results]
     chosen = [order.with_settings(mixed_precision=name) for name in ("bf16", "fp16", "no")]
-    candidates = [(candidate, wanted_by(candidate, str(want["dataset"]))) for candidate in chosen]
-    trained = [candidate for candidate, own in candidates if RunFiles(candidate).came_from(own)]
-    before = [candidate for candidate, own in candidates if RunFiles(candidate).holder(own)]
-    begun = [candidate for candidate, own in candidates if resumable(candidate, own)]
-    return [*trained, *before, *begun, order][0]
+    candidates = [(candidate, wanted_by(candidate, data, recorded)) for candidate in chosen]
+    for result, parts in results:
+        for candidate, own in candidates:
+            is_present = result.output == files.output
+            if own == parts and result.is_complete and (is_present or not files.is_forced(own)):
+                return candidate
+    begun = (candidate for candidate, own in candidates if resumable(candidate, own))
+    return next(begun, order)

@@ -14,7 +14,7 @@ from latentmake.training import previous
 from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons
 from latentmake.training.loop.order import Order, Prompt, TrainingOrder, wanted
-from latentmake.training.order import RunFiles, caption_in, finish, read_order, taken_back
+from latentmake.training.order import RunFiles, caption_in, finish, lock_of, read_order, taken_back
 from latentmake.training.process import RUN, accelerate_arguments, run_child, say
 from latentmake.training.rows import rows_of
 
@@ -32,12 +32,12 @@ def read(path: Path, kind: type[Order]) -> Order:
         CacheError: a cache file is missing or damaged.
     """
     order = read_order(path, kind)
-    want = wanted(order)
+    data = lock_of(order.lock).data
     rows = (row for row in rows_of(Path(order.manifest)) if row.learned)
     texts = [(row.first_text, row.stem) for row in islice(rows, order.captions)]
     captions = [Prompt(prompt=caption_in(text) or stem, text=text) for text, stem in texts]
     complete = {"prompts": [*order.prompts, *captions], "captions": 0}
-    return as_begun(order.model_copy(update=complete), want)
+    return as_begun(order.model_copy(update=complete), data)
 
 
 def train(

@@ -232,7 +232,9 @@ class TrainingOrder(RunOrder):
         )
 
 
-def wanted(order: TrainingOrder, data: str | None = None) -> Parts:
+def wanted(
+    order: TrainingOrder, data: str | None = None, recorded: Iterable[Parts] | None = None
+) -> Parts:
     """Return the parts that trained weights must have to be up to date with this order.
 
     Weights that were trained with a setting that no longer exists stay up to date.
@@ -240,12 +242,13 @@ def wanted(order: TrainingOrder, data: str | None = None) -> Parts:
     Args:
         order: order of the training.
         data: digest of the run's caches; by default the digest in its lock, see `lock_of`.
+        recorded: parts of the present and previous results; by default they are read.
     """
     settings = order.settings_digest()
     same = [settings, *(order.settings_digest(**gone) for gone in _GONE)]
-    files = RunFiles(order)
-    recorded = (parts_in(result.record) for result in (files, *files.before()))
-    fitting = (parts["settings"] for parts in recorded if parts and parts.get("settings") in same)
+    if recorded is None:
+        recorded = (parts for _, parts in RunFiles(order).recorded())
+    fitting = (parts["settings"] for parts in recorded if parts.get("settings") in same)
     return {
         "dataset": lock_of(order.lock).data if data is None else data,
         "settings": next(fitting, settings),

@@ -48,7 +48,7 @@ class LoopBackend(Backend):
         """Write the order of a run, and decide whether it is to be trained."""
         order, forced = self.order(facts, plan.name).force(facts.forced)
         if plan.lock:
-            order = as_begun(order, wanted(order, plan.lock))
+            order = as_begun(order, plan.lock)
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.asks:
             order.write()
@@ -117,12 +117,16 @@ class LoopBackend(Backend):
 
 def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
     """Return the reasons to train: why the weights are not up to date with an order."""
-    record = Record.read(RunFiles(order).finished.record)
+    files = RunFiles(order)
+    record = Record.read(files.finished.record)
     data = plan.lock or (record.dataset if record else "")
+    recorded = [parts for _, parts in files.recorded()]
+    want = wanted(order, data, recorded)
     # With `auto`, the precision that the training chose is no reason to train again.
-    if record and order.trainer.mixed_precision == "auto" and record.parts != wanted(order, data):
+    if record and order.trainer.mixed_precision == "auto" and record.parts != want:
         order = order.with_settings(mixed_precision=record.mixed_precision or "auto")
-    differences = order.differences(wanted(order, data), record)
+        want = wanted(order, data, recorded)
+    differences = order.differences(want, record)
     return differences if record is None or plan.lock else [*plan.outdated, *differences]
 
 

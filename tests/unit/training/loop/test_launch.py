@@ -17,7 +17,7 @@ from latentmake.training.loop import launch, recipe
 from latentmake.training.loop.checkpoint import Progress, as_begun
 from latentmake.training.loop.order import wanted
 from latentmake.training.loop.recipe import decided, make_accelerator
-from latentmake.training.order import Record, RunFiles
+from latentmake.training.order import Record, RunFiles, lock_of
 from latentmake.training.sd.unet import SdOrder
 from trainer_world import make_order, train, write_order
 
@@ -63,7 +63,7 @@ def test_a_training_that_chooses_its_precision_writes_it_down_and_keeps_it(
     assert files.trained(wanted(in_precision(tmp_path, "bf16"))) is None
     # Without its result the training goes on from its checkpoint, as it began.
     files.record.unlink()
-    assert as_begun(auto, wanted(auto)) == in_precision(tmp_path, "no")
+    assert as_begun(auto, lock_of(auto.lock).data) == in_precision(tmp_path, "no")
 
 
 @pytest.mark.parametrize("begun", ["no", "bf16"])
@@ -78,13 +78,13 @@ def test_what_earlier_releases_trained_stays_trained_and_resumes_as_it_began(
     losses: dict[str, Any] = {"loss_start": 1.0, "seconds": 1.0}
     progress = Progress(parts=former, step=2, **losses)
     progress.write(files.checkpoints / "step-000002/progress.json")
-    assert as_begun(auto, wanted(auto)).trainer.mixed_precision == begun
+    assert as_begun(auto, lock_of(auto.lock).data).trainer.mixed_precision == begun
     shutil.rmtree(files.checkpoints)
-    assert as_begun(auto, wanted(auto)) == auto
+    assert as_begun(auto, lock_of(auto.lock).data) == auto
     record = Record(parts=former, steps=4, loss_end=0.5, **losses)
     record.write(files.record)
     files.weights.write_bytes(b"")
-    known = as_begun(auto, wanted(auto))
+    known = as_begun(auto, lock_of(auto.lock).data)
     assert files.trained(wanted(known)) == record
 
 
