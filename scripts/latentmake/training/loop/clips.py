@@ -24,19 +24,9 @@ from latentmake.config.models import Model
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.orders import prompt_path, run_order
-from latentmake.plan.product import (
-    Difference,
-    Made,
-    Parts,
-    Product,
-    judge,
-)
+from latentmake.plan.product import Difference, Made, Parts, Product, judge
 from latentmake.training.loop.order import CAPTIONS, ClipSettings, Prompt, TrainingOrder
-from latentmake.training.order import (
-    caption_in,
-    last_place,
-    lock_of,
-)
+from latentmake.training.order import caption_in, last_place, lock_of
 from latentmake.training.rows import rows_of
 
 FOLDER = "generated"
@@ -372,15 +362,9 @@ def requested_clips(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
     for prompt in (row.prompt for row in order.prompts):
         for seed in order.seeds:
             for used in ("", adapter) if order.base else (adapter,):
-                yield Clip(
-                    file=clip_name(prompt, seed, adapter=bool(used), suffix=order.suffix),
-                    key=order.key(prompt, seed, used),
-                    prompt=prompt,
-                    seed=seed,
-                    adapter=used,
-                    asked=order.asked,
-                    size=0,
-                )
+                file = clip_name(prompt, seed, adapter=bool(used), suffix=order.suffix)
+                made = {"prompt": prompt, "seed": seed, "adapter": used, "asked": order.asked}
+                yield Clip(file=file, key=order.key(prompt, seed, used), **made, size=0)
 
 
 def kept_and_missing(

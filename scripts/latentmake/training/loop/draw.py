@@ -323,14 +323,9 @@ class _Evaluation:
         name = name_of(self.caches, item)
         frames = _written(self.painter, path, latents, self.order.noun, name)
         number, height, width, _ = frames.shape
-        self.finished.clips[key] = EvaluatedClip(
-            key=key,
-            file=path.name,
-            digest=digest.of_file(path),
-            width=width,
-            height=height,
-            frames=number,
-        )
+        size = {"width": width, "height": height, "frames": number}
+        content = digest.of_file(path)
+        self.finished.clips[key] = EvaluatedClip(key=key, file=path.name, digest=content, **size)
 
     def _metrics(self) -> Metrics:
         results = [
