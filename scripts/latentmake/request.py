@@ -21,7 +21,7 @@ from latentmake.base.machine import Need
 from latentmake.base.state_file import read_order
 from latentmake.config.root import Config
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, RUNS, Order, job_of
+from latentmake.plan.orders import FOLDER, RUNS, EncodingJob, Order
 from latentmake.plan.run_plan import Plan, RunPlan, write_items, write_order
 
 VARIABLE = "LATENTMAKE_PLAN"
@@ -131,9 +131,9 @@ class Request:
     def orders(self, plan: Plan) -> list[Order]:
         """Return the orders of a plan that a build carries out, without duplicates."""
         of_runs = ((name, order) for name, run in plan.runs.items() for order in run.orders)
-        needed = {order.name for name, order in of_runs if order.kind in self.kinds[name]}
+        needed = {id(order) for name, order in of_runs if order.kind in self.kinds[name]}
         named = self.files.intersection
-        return [order for order in plan.orders if order.name in needed or named(order.paths)]
+        return [order for order in plan.orders if id(order) in needed or named(order.paths)]
 
     def check(self, rules: Collection[str], is_made: Callable[[str], bool]) -> None:
         """Raise ConfigError for the first target that is no rule or file, and `is_made` by no rule.
@@ -213,7 +213,7 @@ class PlanFile(BaseModel):
     def plan(self, allowed: Collection[str] = ()) -> Plan:
         """Return a plan of only the encoding jobs; with `allowed`, only of these rules."""
         rules = [rule for rule in self.jobs if not allowed or rule in allowed]
-        return Plan({}, [job_of([*map(_read, self.jobs[rule])]) for rule in rules])
+        return Plan({}, [EncodingJob(tuple(map(_read, self.jobs[rule]))) for rule in rules])
 
 
 def _read(name: str) -> Order:

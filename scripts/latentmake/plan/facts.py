@@ -9,6 +9,7 @@ from pathlib import Path
 from latentmake.base import digest
 from latentmake.base.errors import ModelError, TrainingError
 from latentmake.config.root import Config
+from latentmake.data.contents import Contents
 from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
@@ -104,7 +105,7 @@ class Facts(Datasets):
         item = self._by_stem[dataset, model].get(fault["stem"])
         if item is None:
             return False
-        contents = self.judge(dataset, model, [], [item], []).contents
+        contents = Contents.of_items([item], self.memo, self.config.datasets[dataset])
         digests = [contents.of(item.inputs(part, self.layout(model))) for part in parts]
         return (fault["digest"] or "none") in digests or bool(contents.unreadable)
 
@@ -155,10 +156,11 @@ class Facts(Datasets):
             former, tokens = recipe.before_readings(self.recipe(dataset, model, parsed(part).kind))
             if tokens:
                 before[part] = digest.of_value(former), tokens
-        return Judge.of(
-            items,
+        settings = self.config.datasets.get(dataset)
+        return Judge(
             self.memo,
-            self.config.datasets.get(dataset),
+            settings=settings,
+            contents=Contents.of_items(items, self.memo, settings),
             place=(dataset, model),
             layout=self.layout(model),
             recipes={part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},

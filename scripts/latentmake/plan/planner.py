@@ -153,8 +153,8 @@ def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
         # Partial files stay: the other project may be writing them just now.
         complete = {path for path in part.orphans if not path.endswith(atomic.TEMPORARY_SUFFIX)}
         part.orphans = sorted(complete) if dataset != PROMPTS else []
-        replaced = [row for row in part.stale if row.target.found is not None or part.fresh > 0]
-        others = [row for row in replaced if row.reason not in ("damaged", FORCED)]
+        replaced = [target for target in part.to_make if target.found is not None or part.fresh > 0]
+        others = [target for target in replaced if target.reason not in ("damaged", FORCED)]
         count += len(part.orphans) + len(others)
     if count and dataset != PROMPTS:
         raise ConfigError(

@@ -16,7 +16,7 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import DatasetError, joined
 from latentmake.base.machine import Need
 from latentmake.config.root import Run
-from latentmake.data.contents import encoded, former_digests
+from latentmake.data.contents import Contents, encoded, former_digests
 from latentmake.data.item import Fault
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
@@ -41,25 +41,19 @@ from latentmake.plan.orders import (
     EncodingJob,
     Order,
     Part,
-    job_of,
     part_names,
     parts_of,
     run_order,
     settings_digest,
     targets_of,
 )
-from latentmake.plan.product import (
-    Difference,
-    some,
-    value_differences,
-)
-from latentmake.plan.state import (
-    FORCED,
-    PartState,
-)
+from latentmake.plan.product import Difference, some, value_differences
+from latentmake.plan.state import FORCED, PartState
 
 _ANEW = Difference("the manifest is written anew")
 _Skipped = dict[str, list[dict[str, str]]]
+_Texts = Mapping[str, tuple[str, Mapping[str, str]]]
+"""Dataset -> part of the lock, and stem -> digest of texts that a trainer encodes itself."""
 
 
 @dataclass
@@ -118,9 +112,10 @@ class RunPlan:
     def awaits(self, prompts: Collection[str]) -> bool:
         """Return whether the embedding of one of these prompts must be made."""
         return any(
-            stale.item.text in prompts and stale.reason != FORCED
+            work.item.text in prompts and target.reason != FORCED
             for part, state in self.parts.items()
-            for stale in (state.stale if part.dataset == PROMPTS else ())
+            for work in (state.stale if part.dataset == PROMPTS else ())
+            for target in work.targets
         )
 
     def awaited(self, prompts: Collection[str]) -> list[Difference]:
@@ -167,7 +162,9 @@ class Plan:
                 if part.dataset == PROMPTS and part.model not in needed:
                     run.parts[part] = replace(state, stale=[])
         self.orders = kept(self.orders)
-        self.jobs = [job_of(some) for job in self.jobs if (some := kept(list(job.orders)))]
+        self.jobs = [
+            EncodingJob(tuple(some)) for job in self.jobs if (some := kept(list(job.orders)))
+        ]
 
 
 def plan_manifest(facts: Facts, plan: RunPlan) -> None:
@@ -190,7 +187,7 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
         refuse_too_many(plan.name, validation, sources)
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
     lock, skipped = read_lock(plan.name), _skipped(facts, plan)
-    texts = dict(_text_digests(facts, run, name, lock) for name in datasets)
+    texts = {name: _text_digests(facts, run, name, lock) for name in datasets}
     skipped_before, left_out = (
         {name: sorted({row["stem"] for row in rows}) for name, rows in faults.items() if rows}
         for faults in (lock.aside, skipped)
@@ -240,7 +237,7 @@ def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
     faulty: dict[str, list[str]] = {}
     for name in facts.config.runs[plan.name].datasets:
         parts = [state for part, state in plan.parts.items() if part.dataset == name]
-        stale = {entry.item.stem for state in parts for entry in state.stale}
+        stale = {work.item.stem for state in parts for work in state.stale}
         skips = facts.config.datasets[name].on_error == "skip"
         lines = [fault.line for fault in plan.faults.get(name, ())]
         noted = facts.noted(name)
@@ -259,7 +256,7 @@ def _data_differences(
     facts: Facts,
     plan: RunPlan,
     lock: Lock,
-    texts: Mapping[str, Mapping[str, str]],
+    texts: _Texts,
     repeats: Mapping[str, int],
     validation: int,
 ) -> list[Difference]:
@@ -276,7 +273,7 @@ def _data_differences(
         differences.append(Difference("the dataset's lock was changed"))
     # Stale targets are reported already, so unknown keys count as unchanged.
     keys = {part: state.keys or lock.parts.get(part) for part, state in states.items()}
-    keys |= {part: keys_digest(digests.items()) for part, digests in texts.items() if digests}
+    keys |= {part: keys_digest(digests.items()) for part, digests in texts.values() if digests}
     parts = dict(lock.parts)
     for name in repeats:
         if f"{name}/{TEXTS}" in keys and parts.pop(f"{name}/{CAPTIONS}", ""):
@@ -313,9 +310,9 @@ def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
     for name, state in states.items():
         dataset, part = name.split("/", 1)
         kind = "texts" if parsed(part).kind == "text" else "latents"
-        counts[dataset, kind] += state.fresh + len(state.stale)
-        reasons = (entry.reason for entry in state.stale if entry.reason != FORCED)
-        stale.update((dataset, kind, reason) for reason in reasons)
+        reasons = [target.reason for target in state.to_make]
+        counts[dataset, kind] += state.fresh + len(reasons)
+        stale.update((dataset, kind, reason) for reason in reasons if reason != FORCED)
     return [
         Difference(f"{number} of {counts[dataset, kind]} {kind} of {dataset}: {reason}")
         for (dataset, kind, reason), number in stale.items()
@@ -346,7 +343,7 @@ def _text_digests(facts: Facts, run: Run, name: str, lock: Lock) -> tuple[str, d
     if any(parsed(other).kind == "text" for other in part_names(facts.config, run, name)):
         return part, {}
     items = facts.wanted_items(name, run.model)
-    contents = facts.judge(name, run.model, [], items, []).contents
+    contents = Contents.of_items(items, facts.memo, facts.config.datasets[name])
     texts = {
         item.stem: item.texts or ([contents.text(item)] if item.caption else []) for item in items
     }
@@ -372,18 +369,17 @@ def members(
     facts: Facts,
     run: Run,
     keys_of: Mapping[Part, Mapping[str, str]],
-    texts: Mapping[str, Mapping[str, str]],
+    texts: _Texts,
 ) -> Iterator[Member]:
     """Yield the items of a run with the names of their caches.
 
     `keys_of` is part -> name (`Layout.identity`) -> key of a target, as far as the plan knows it.
-    `texts` is part of the lock -> stem -> digest of texts that are not cached.
+    `texts` has the texts that are not cached.
     """
     layout = facts.layout(run.model)
     for name in run.datasets:
         items, settings = facts.items(name, run.model)[0], facts.config.datasets[name]
-        paths_of: dict[str, dict[str, list[tuple[str, str | None]]]] = {}
-        paths_of.update((item.stem, {}) for item in items)
+        paths_of = {item.stem: dict[str, list[tuple[str, str | None]]]() for item in items}
         for part_name in part_names(facts.config, run, name):
             place = Part(name, run.model, part_name)
             keys = keys_of.get(place, {})
@@ -392,8 +388,7 @@ def members(
                     (target.path, keys.get(layout.identity(item.stem, target.path)))
                     for target in targets
                 ]
-        of_dataset = (entry for entry in texts.items() if entry[0].startswith(f"{name}/"))
-        part, digests = next(of_dataset, ("", {}))
+        part, digests = texts.get(name, ("", {}))
         for item in items:
             text = (part, digests[item.stem]) if item.stem in digests else None
             yield Member(name, item, paths_of[item.stem], text)

@@ -27,7 +27,7 @@ from latentmake.pages.explanation import placing_differences, recipe_changes
 from latentmake.plan import store
 from latentmake.plan.orders import Target, placing_of, view_of
 from latentmake.plan.planner import make_plan
-from latentmake.plan.state import Contents, Judge, Stale
+from latentmake.plan.state import Contents, Judge
 from safetensors.torch import save_file
 
 TEXT = "cache/shapes/tiny/text/ant_lumina_te.npz"
@@ -203,7 +203,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, says: bool = Tru
     atomic.write(Path(target.path), cachefile.serialize({"x": torch.ones(1)}, said | stamp))
     contents = Contents(Memo(None), today, {})
     judge = Judge(Memo(None), ("cats", "tiny"), today, layout, {target.part: ""}, contents, {})
-    return [*map(str, placing_differences(judge, Stale(item, target, "edited")))]
+    return [*map(str, placing_differences(judge, item, target))]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
+from latentmake.pages.plan_report import disk_needs, estimate_lines
 from latentmake.plan import sizes
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Target, pixels
@@ -27,8 +28,6 @@ from latentmake.plan.receipts import (
     estimates,
     learn_job,
     learn_receipts,
-    lines,
-    needs,
     past_jobs,
     resources_of,
 )
@@ -82,12 +81,12 @@ def test_each_job_counts_twice_as_much_as_the_one_before() -> None:
 
 
 def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -> None:
-    assert not [*lines(Memo(None), [order_of("text")])]
+    assert not [*estimate_lines(Memo(None), [order_of("text")])]
     memo = learnt(receipt_of(order_of("text"), 240.0) | {"amount": 5100.0, "new": None})
-    assert [*lines(memo, [order_of("text", 200)])] == ["text of tiny: about 9 min, 0.1 MB"]
+    assert [*estimate_lines(memo, [order_of("text", 200)])] == ["text of tiny: about 9 min, 0.1 MB"]
     two = [order_of("text"), replace(order_of("text"), dataset="dogs")]
-    assert [*lines(memo, two)] == ["text of tiny: about 9 min, 0.1 MB"]
-    assert needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
+    assert [*estimate_lines(memo, two)] == ["text of tiny: about 9 min, 0.1 MB"]
+    assert disk_needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
     found = estimates(memo, two, lambda order, part: (order.dataset, part))
     assert found == {(each, "text"): Past(100, 240.0, 50_000) for each in ("cats", "dogs")}
 
@@ -97,16 +96,16 @@ def test_latents_are_estimated_by_their_pixels() -> None:
     size = pixels(target for item in order.items for target in item.targets)
     assert size == 100 * 96 * 64
     memo = learnt(receipt_of(order, 240.0, pixels=size))
-    assert [*lines(memo, [order])] == ["latents of tiny: about 5 min, 50.0 kB"]
+    assert [*estimate_lines(memo, [order])] == ["latents of tiny: about 5 min, 50.0 kB"]
 
     def larger(target: Target) -> Target:
         return target._replace(part="128x192", size=Size(192, 128))
 
     items = tuple(x._replace(targets=tuple(map(larger, x.targets))) for x in order.items)
     four = replace(order, items=items)
-    assert [*lines(memo, [four])] == ["latents of tiny: about 17 min, 0.2 MB"]
+    assert [*estimate_lines(memo, [four])] == ["latents of tiny: about 17 min, 0.2 MB"]
     # Receipts of earlier releases tell no pixels, and these go by the number of targets.
-    assert [*lines(learnt(receipt_of(order, 240.0)), [four])] == [
+    assert [*estimate_lines(learnt(receipt_of(order, 240.0)), [four])] == [
         "latents of tiny: about 5 min, 50.0 kB"
     ]
 
@@ -116,7 +115,7 @@ def test_bytes_are_known_by_the_encoders_configuration_before_any_job() -> None:
     Path("vae/config.json").write_text(json.dumps(VAE))
     order = replace(order_of(), recipe={"dtype": "float32"})
     assert sizes.bytes_of(order, order.items[0].targets) == 4 * 48 * 32 * 4 + 800
-    assert [*lines(Memo(None), [order])] == ["latents of tiny: about 2.5 MB"]
+    assert [*estimate_lines(Memo(None), [order])] == ["latents of tiny: about 2.5 MB"]
     half = replace(order, recipe={"dtype": "float16"})
     assert sizes.bytes_of(half, order.items[0].targets) == 4 * 48 * 32 * 2 + 800
     assert sizes.bytes_of(order_of("text"), order.items[0].targets) == 0.0
@@ -124,16 +123,16 @@ def test_bytes_are_known_by_the_encoders_configuration_before_any_job() -> None:
     clip = {"model_type": "clip_text_model", "hidden_size": 768, "max_position_embeddings": 77}
     Path("text/config.json").write_text(json.dumps(clip))
     texts = replace(order_of("text", 2), recipe={"dtype": "float32"})
-    assert [*lines(Memo(None), [texts])] == ["text of tiny: about 0.5 MB"]
+    assert [*estimate_lines(Memo(None), [texts])] == ["text of tiny: about 0.5 MB"]
     Path("text/config.json").write_text(json.dumps({"model_type": "t5", "d_model": 4096}))
-    assert not [*lines(Memo(None), [texts])]
+    assert not [*estimate_lines(Memo(None), [texts])]
 
 
 def test_what_is_linked_needs_nothing() -> None:
     order = order_of("text", 1)
     linked = order.items[0]._replace(targets=(Target("text", "x", None, at_hand=("y",)),))
     memo = learnt(receipt_of(order_of("text"), 240.0))
-    assert not needs(memo, [replace(order, items=(linked,))])
+    assert not disk_needs(memo, [replace(order, items=(linked,))])
 
 
 def test_a_job_on_a_cluster_gets_twice_the_expected_time() -> None:

@@ -15,9 +15,9 @@ from latentmake.data.item import Item
 from latentmake.data.memo import Memo
 from latentmake.graph import Graph
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import PROMPTS, Target, prompt_path
+from latentmake.plan.orders import PROMPTS, Target, Work, prompt_path
 from latentmake.plan.planner import _refuse_other_items, make_plan
-from latentmake.plan.state import PartState, Stale
+from latentmake.plan.state import PartState
 from PIL import Image
 
 CONFIG: dict[str, Any] = {
@@ -223,9 +223,9 @@ def projects(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def part(*, new: int = 0, fresh: int = 0, edited: int = 0, orphan: str | None = None) -> PartState:
-    stale = [Stale(Item("a"), Target("64", "new"), "new")] * new
-    stale += [Stale(Item("a"), Target("64", "edited", "key@1"), "edited")] * edited
-    return PartState(fresh, stale, [] if orphan is None else [orphan])
+    targets = [Target("64", "new", reason="new")] * new
+    targets += [Target("64", "edited", "key@1", reason="edited")] * edited
+    return PartState(fresh, [Work(Item("a"), tuple(targets))], [] if orphan is None else [orphan])
 
 
 def test_other_items_in_anothers_folder_are_refused_and_the_same_are_shared(

@@ -17,8 +17,8 @@ from latentmake.data.item import NO_FILE, Item, Scan
 from latentmake.data.memo import Memo
 from latentmake.formats import cachefile
 from latentmake.plan import store
-from latentmake.plan.orders import Order, Target
-from latentmake.plan.state import PartState, Stale, State
+from latentmake.plan.orders import Order, Target, Work
+from latentmake.plan.state import PartState, State
 
 
 @pytest.fixture(autouse=True)
@@ -143,9 +143,9 @@ def lost(
             memo.targets.learn(path, stat, f"key {number}")
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).touch()
-        target = Target("64", "new", at_hand=(*linked,))
+        target = Target("64", "new", at_hand=(*linked,), reason="reusable")
         part = PartState(orphans=paths[:gone], gone=paths[:gone])
-        part.stale = [Stale(Item("new"), target, "reusable")]
+        part.stale = [Work(Item("new"), (target,))]
         waiting = {
             f"cache/cats/{store.KEPT}/{number}": f"apart {number}" for number in range(apart)
         }
