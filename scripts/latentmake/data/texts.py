@@ -370,40 +370,52 @@ def _texts(
     plain = not settings.composed and row is None
     if plain and not (like_sdscripts and (files[0] or "\n" in class_caption.strip())):
         return [class_caption] if class_caption and not files[0] else None
-    captions = settings.captions or _NO_CHANGES
-    affixes = captions.caption_prefix, captions.caption_suffix
-    if any(_FOLDER in (part or "") for part in affixes):
-        prefix, suffix = (_with_folder(part, item) for part in affixes)
-        captions = captions.model_copy(update={"caption_prefix": prefix, "caption_suffix": suffix})
+    captions = _with_folders(settings.captions or _NO_CHANGES, item)
     contents = [read(file) for file in files]
     if not (any(files) or row):
         contents[0] = class_caption
-    listed_texts = (row.caption, row.tags if settings.composed else None) if row else ()
-    wildcards = captions.enable_wildcard  # one line is taken, so lines must be clean
-    if wildcards:
-        texts = [clean(text) for text in contents]
-    else:
-        texts = [(text.partition("\n")[0] if like_sdscripts else text).strip() for text in contents]
-    for number, text in enumerate(listed_texts):
-        listed = clean(text or "") if wildcards else newlines(text or "").strip()
-        own = texts[number]
-        if not own or not listed or clean(contents[number]) == clean(listed):
-            texts[number] = listed or own
-        elif settings.metadata_captions is None:
-            file = files[number]
-            what = f"differs from the entry in {row.place if row else settings.metadata_file}"
-            hint = "set `metadata_captions` to override or join, or remove one of the two"
-            raise SourceError(what, where=file.path if file else item.image, hint=hint)
-        elif settings.metadata_captions == "override":
-            texts[number] = listed
-        else:
-            separator, lines = captions.caption_separator, [own]
-            if wildcards:
-                listed, lines = listed.replace("\n", separator), own.split("\n")
-            texts[number] = "\n".join(f"{line}{separator}{listed}" for line in lines)
+    entries = (row.caption, row.tags if settings.composed else None) if row else (None, None)
+    texts = list[str]()
+    for file, content, entry in zip(files, contents, entries, strict=True):
+        own, listed = _of_file(content, captions, like_sdscripts), _of_row(entry, captions)
+        if own and listed and clean(content) != clean(listed):
+            if row and file and settings.metadata_captions is None:
+                what = f"differs from the entry in {row.place}"
+                hint = "set `metadata_captions` to override or join, or remove one of the two"
+                raise SourceError(what, where=file.path, hint=hint)
+            if settings.metadata_captions == "join":
+                listed = _joined(own, listed, captions)
+        texts.append(listed or own)
     caption, tags = texts
     if not (caption or tags) and (any(files) or row) and settings.empty_caption == "error":
         what, hint = _EMPTY_FIRST_LINE if "".join(contents).strip() else EMPTY
         raise SourceError(what if any(files) else "has an empty caption", hint=hint)
     result = variants(item.stem, caption, tags, captions, like_sdscripts=like_sdscripts)
     return None if plain and files[0] and result == [contents[0].strip()] else result
+
+
+def _with_folders(captions: Captions, item: Item) -> Captions:
+    """Replace `{folder}` in prefix and suffix; see `_with_folder`."""
+    affixes = {key: getattr(captions, key) for key in ("caption_prefix", "caption_suffix")}
+    if any(_FOLDER in (text or "") for text in affixes.values()):
+        affixes = {key: _with_folder(text, item) for key, text in affixes.items()}
+        return captions.model_copy(update=affixes)
+    return captions
+
+
+def _of_file(content: str, captions: Captions, like_sdscripts: bool) -> str:
+    if captions.enable_wildcard:  # one line is taken, so lines must be clean
+        return clean(content)
+    return (content.partition("\n")[0] if like_sdscripts else content).strip()
+
+
+def _of_row(entry: str | None, captions: Captions) -> str:
+    return clean(entry or "") if captions.enable_wildcard else newlines(entry or "").strip()
+
+
+def _joined(own: str, listed: str, captions: Captions) -> str:
+    """Join the text of a file and that of its row; with wildcards, each line of the file's."""
+    separator, lines = captions.caption_separator, [own]
+    if captions.enable_wildcard:
+        listed, lines = listed.replace("\n", separator), own.split("\n")
+    return "\n".join(f"{line}{separator}{listed}" for line in lines)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import partial
 
 from latentmake.base.errors import DeviceError, SourceError, joined
 from latentmake.base.progress import Progress
@@ -69,74 +69,102 @@ def carry_out(
     """
     # Before threads start: to add a variable while another thread reads one may crash (getenv).
     os.environ.update({**_DEFAULTS, **os.environ, **_QUIET})
-    clock, has_encoded, faults = time.monotonic(), False, list[str]()
-    readers = max(threads, readers)
-    loads = load or partial(load_encoder, threads=threads, say=say)
+    load = load or partial(load_encoder, threads=threads, say=say)
+    _Runner(say, threads, max(threads, readers), load, external, lease).run(orders)
 
-    @cache
-    def take_gpu() -> None:
-        nonlocal clock
+
+class _Runner:
+    """State of `carry_out`, which explains the arguments.
+
+    Attributes:
+        held: context that holds the GPU, once it is needed.
+        clock: time (time.monotonic) at which the present order began.
+        has_encoded: whether an order that is finished has encoded something.
+        faults: line per order whose items are faulty and not skipped.
+    """
+
+    def __init__(
+        self,
+        say: Say,
+        threads: int,
+        readers: int,
+        load: Callable[[Order], Loaded],
+        external: Callable[[Order], ExternalEncoder | None],
+        lease: Lease,
+    ) -> None:
+        self.say, self.threads, self.readers = say, threads, readers
+        self.external, self.lease = external, lease
+        self.clock, self.faults = time.monotonic(), list[str]()
+        self.has_gpu = self.has_encoded = False
+        self.held = contextlib.ExitStack()
+        self.progress = Progress(total=0, unit="target")
+        self.pipeline = Pipeline(load, say, self.progress.update)
+        self.progress.status = lambda: self.pipeline.bottleneck
+
+    def run(self, orders: Iterable[Order]) -> None:
+        """Carry out orders; raises SourceError if items were faulty."""
+        job: Job | None = None
+        jobs: deque[Job] = deque()
+        with self.held, self.progress, self.pipeline:
+            for order in orders:
+                self.progress.total = (self.progress.total or 0) + len(order.paths)
+                self.progress.set_description(f"{order.kind} of {order.dataset}", refresh=False)
+                job = Job(order, self.say, self.take_gpu, job)
+                jobs.append(job)
+                self.make(job, order.items)
+                while jobs and not jobs[0].waiting:
+                    self.finish(jobs.popleft())
+            self.pipeline.drain()
+            for job in jobs:
+                self.finish(job)
+        if self.faults:
+            hint = "fix these files and run the same command; all other items are finished"
+            raise SourceError(joined(self.faults), hint=hint)
+
+    def take_gpu(self) -> None:
+        """Wait for a GPU, once in a process."""
+        if self.has_gpu:
+            return
         began = time.monotonic()
-        held.enter_context(lease(say))
+        self.held.enter_context(self.lease(self.say))
+        self.has_gpu = True
         # The time spent waiting for other jobs must not count as start-up time of this one.
-        clock += time.monotonic() - began
+        self.clock += time.monotonic() - began
 
-    def make(job: Job, works: Sequence[Work]) -> None:
-        if job.order.is_external and (encoder := external(job.order)):
-            encoder(job, works, threads, progress)
+    def make(self, job: Job, works: Sequence[Work]) -> None:
+        """Make the targets of items: by another program, or by the pipeline, which goes on."""
+        if job.order.is_external and (encoder := self.external(job.order)):
+            encoder(job, works, self.threads, self.progress)
         elif job.order.cuts_clips:
             from latentmake.encode.clips import make_clips  # imports OpenCV; few jobs need it
 
-            make_clips(job, works, pipeline, readers, progress)
+            make_clips(job, works, self.pipeline, self.readers, self.progress)
         else:
-            for reading in job.readings(works, readers, progress):
+            for reading in job.readings(works, self.readers, self.progress):
                 for sample in reading.samples:
-                    pipeline.add(sample, job)
+                    self.pipeline.add(sample, job)
 
-    def finish(job: Job) -> None:
-        nonlocal clock, has_encoded
+    def finish(self, job: Job) -> None:
+        """Deliver the targets of a job, say its outcome, and leave its receipt or its faults."""
         # Items whose files another build has just deleted, and samples that were put off.
         while todo := job.deliver():
-            make(job, todo)
-            pipeline.drain()
+            self.make(job, todo)
+            self.pipeline.drain()
         for line in marked(job.marked):
-            say(line)
-        for line in pipeline.loaded.remarks() if pipeline.loaded else ():
-            say(line)
-        say(job.outcome(pipeline.bottleneck))
+            self.say(line)
+        for line in self.pipeline.loaded.remarks() if self.pipeline.loaded else ():
+            self.say(line)
+        self.say(job.outcome(self.pipeline.bottleneck))
         if job.failed and not job.order.skips:
             number = f"{len(job.failed)} of {len(job.order.items)} items are faulty: "
-            faults.append(number + joined(job.failed.values()))
+            self.faults.append(number + joined(job.failed.values()))
             job.leave_faults()
         else:
-            now, starting = time.monotonic(), None if has_encoded else 0.0
-            if job.loaded is not None and not has_encoded:
-                starting, has_encoded = job.loaded - clock, True
-            job.leave_receipt(now - clock, starting, pipeline.bottleneck)
-        clock = time.monotonic()
-
-    job: Job | None = None
-    jobs: deque[Job] = deque()
-    with (
-        contextlib.ExitStack() as held,
-        Progress(total=0, unit="target") as progress,
-        Pipeline(loads, say, progress.update) as pipeline,
-    ):
-        progress.status = lambda: pipeline.bottleneck
-        for order in orders:
-            progress.total = (progress.total or 0) + len(order.paths)
-            progress.set_description(f"{order.kind} of {order.dataset}", refresh=False)
-            job = Job(order, say, take_gpu, job)
-            jobs.append(job)
-            make(job, order.items)
-            while jobs and not jobs[0].waiting:
-                finish(jobs.popleft())
-        pipeline.drain()
-        for job in jobs:
-            finish(job)
-    if faults:
-        hint = "fix these files and run the same command; all other items are finished"
-        raise SourceError(joined(faults), hint=hint)
+            now, starting = time.monotonic(), None if self.has_encoded else 0.0
+            if job.loaded is not None and not self.has_encoded:
+                starting, self.has_encoded = job.loaded - self.clock, True
+            job.leave_receipt(now - self.clock, starting, self.pipeline.bottleneck)
+        self.clock = time.monotonic()
 
 
 def load_encoder(order: Order, threads: int, say: Say) -> Loaded:

@@ -80,17 +80,16 @@ class Remembered:
         self._settings, self._layout = facts.config.datasets[dataset], facts.layout(model)
         self._scan = facts.scan(dataset)
         self._rows, self._name = facts.memo.snapshots, "\n".join((dataset, model, *parts))
-        recipes = {part: facts.recipe_digest(dataset, model, parsed(part).kind) for part in parts}
-        version = [latentmake.__version__, latentmake.PLAN_VERSION]
         base = [
-            version,
+            [latentmake.__version__, latentmake.PLAN_VERSION],
             dataset,
             model,
             self._layout.name,
-            recipes,
+            {part: facts.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
             facts.scan(dataset, "control_directory").fingerprint or None,
+            self._settings.model_dump(),
         ]
-        self._base = digest.of_value([*base, self._settings.model_dump()])
+        self._base = digest.of_value(base)
         self._listings = self._scan.fingerprint, self.folder.fingerprint
         self._stamp: Any = None
         head = self._row(_HEAD)
@@ -180,83 +179,81 @@ class Remembered:
     def changed(self) -> tuple[State, Mapping[str, str]] | None:
         """Judge the items of changed files only; return the state of all items, and their places.
 
-        The result is None if all items must be judged.
+        Return None if all items must be judged: items may depend on files with other names, too
+        many files changed, or another plan has replaced the remembered state.
         """
         before: dict[str, str] | None = self._head and self._row(_PLACES)
-        most = max(_ALWAYS, _MOST_CHANGED * len(before or ()))
-        if not before or (touched := self._touched(before, most)) is None:
+        if not before or self._has_shared_files or (changes := self._changes()) is None:
             return None
-        (stems, caches), base, entries = touched, self._layout.base, self._scan.entries
-        paths = _of_stems((path for path, *_ in entries), stems)
-        changed = [entry for entry in entries if entry[0] in paths]
-        items = self._facts.items_among(*self._place, changed)
-        if items is None:
+        (files, caches), most = changes, max(_ALWAYS, _MOST_CHANGED * len(before))
+        if len(files) + len(caches) > most or self._affect_others(files):
             return None
-        now = {item.stem: item for item in items}
-        gone, new = _of_stems(before, stems) - now.keys(), now.keys() - before.keys()
+        stems = self._stems(files, caches, before)
+        paths = _of_stems((path for path, *_ in self._scan.entries), stems)
+        entries = [entry for entry in self._scan.entries if entry[0] in paths]
+        if (items := self._facts.items_among(*self._place, entries)) is None:
+            return None
+        base, now = self._layout.base, {item.stem: item for item in items}
+        gone = _of_stems(before, stems) - now.keys()
+        others = before.keys() - now.keys() - gone
         affected = {base(stem) for stem in (*now, *gone)}
-        others = {stem for stem in before if base(stem) in affected} - now.keys() - gone
-        if others or len(now) + len(gone) > most or len(before) + len(new) == len(gone):
+        shares_caches = any(base(stem) in affected for stem in others)
+        is_large, is_empty = len(now) + len(gone) > most, not (now or others)
+        if shares_caches or is_large or is_empty:
             return None
-        if (gone or new) and (self._layout.external or any(size < 0 for _, size, *_ in entries)):
+        if (gone or now.keys() - before.keys()) and (
+            self._layout.external or any(size < 0 for _, size, *_ in self._scan.entries)
+        ):
             return None
         listing = self._listing(affected, caches)
         state = self.judged(items, now, listing, caches - listing.keys())
-        if state.unreadable:
+        if state.unreadable or not self._add_others(state, before, now.keys() | gone):
             return None
-        for part in self._parts:  # add the remembered lines of the other items
-            part_state, old_lines = state.parts[part], self.lines(part, before)
-            (count, keys), judged = self._head["parts"][part], part_state.lines()
-            if count and not old_lines:
-                return None
-            lines = {**old_lines, **judged}
-            for stem in (now.keys() | gone) - judged.keys():
-                lines.pop(stem, None)
-            if lines == old_lines:
-                part_state.fresh, part_state.remembered = count, keys
-            else:
-                lines = dict(sorted(lines.items()))
-                part_state.fresh = sum(line.count("\n") + 1 for line in lines.values())
-            part_state.lines = lines.copy
         places = before | {stem: place_of(item, self._layout) for stem, item in now.items()}
         places = {stem: places[stem] for stem in sorted(places) if stem not in gone}
         state.images = digest.of_lines(places.values())
         return state, places
 
-    def _touched(self, before: Collection[str], most: float) -> tuple[set[str], set[str]] | None:
-        """Return the stems that changed files may belong to, and the changed cache files.
-
-        Return None if everything must be judged again: items may depend on files with other names,
-        too many files changed, or another plan has replaced the state.
-        """
+    @property
+    def _has_shared_files(self) -> bool:
+        """Whether items may depend on files with other names."""
         settings, scan = self._settings, self._scan
-        if (
+        return (
             scan.items is not None
             or is_remote(scan.root)
             or settings.control_directory is not None
             or settings.metadata_file is not None
-            or settings.multiple_target
+            or bool(settings.multiple_target)
             or self.folder.has_links
-        ):
-            return None
+        )
+
+    def _affect_others(self, files: Collection[tuple[Any, ...]]) -> bool:
+        """Return whether changed files may affect items with other names."""
+        if not files:
+            return False
+        # Imported here, because a build with nothing to do does not need it.
+        from latentmake.data.unread import in_masks
+
+        is_unreadable = any(size < 0 for _, _, size, *_ in files)
+        return is_unreadable or any(in_masks(path) for path, *_ in self._scan.entries)
+
+    def _changes(self) -> tuple[set[Any], set[str]] | None:
+        """Return the changed files and caches; None if another plan has replaced the state."""
         changes: list[set[Any]] = []
-        entries = (("", block) for block in packed(scan.entries))
+        entries = (("", block) for block in packed(self._scan.entries))
         for number, (name, now) in enumerate(((_ENTRIES, entries), (_CACHES, self.folder.blocks))):
             same = self._head["listings"][number] == self._listings[number]
             if (then := () if same else self._row(name)) is None:
                 return None
             changes.append(set() if same else _difference(then, now))
-        files, caches = changes[0], {f"{folder}/{name}" for folder, name, *_ in changes[1]}
-        if len(files) + len(caches) > most or any(size < 0 for _, _, size, *_ in files):
-            return None
-        if files:
-            # Imported here, because a build with nothing to do does not need it.
-            from latentmake.data.unread import in_masks
+        return changes[0], {f"{folder}/{name}" for folder, name, *_ in changes[1]}
 
-            if any(in_masks(path) for path, *_ in scan.entries):
-                return None
+    def _stems(
+        self, files: Iterable[tuple[Any, ...]], caches: Iterable[str], before: Iterable[str]
+    ) -> set[str]:
+        """Return the stems that changed files and caches may belong to."""
         stems, owners = set[str](), set[str]()
-        extensions = (settings.caption_extension, settings.tags_extension)
+        extensions = (self._settings.caption_extension, self._settings.tags_extension)
         endings = [extension.lower() for extension in extensions if extension]
         for _, path, *_ in files:
             stems.add(path.rpartition(".")[0] or path)
@@ -265,7 +262,25 @@ class Remembered:
             owners.update(self._layout.owners("/".join(path.split("/")[4:])))
         if owners:
             stems.update(stem for stem in before if self._layout.base(stem) in owners)
-        return stems, caches
+        return stems
+
+    def _add_others(self, state: State, before: Mapping[str, str], judged: set[str]) -> bool:
+        """Add the remembered lines of the items that are not judged; return False if none exist."""
+        for part in self._parts:
+            part_state, old_lines = state.parts[part], self.lines(part, before)
+            (count, keys), new_lines = self._head["parts"][part], part_state.lines()
+            if count and not old_lines:
+                return False
+            lines = {**old_lines, **new_lines}
+            for stem in judged - new_lines.keys():
+                lines.pop(stem, None)
+            if lines == old_lines:
+                part_state.fresh, part_state.remembered = count, keys
+            else:
+                lines = dict(sorted(lines.items()))
+                part_state.fresh = sum(line.count("\n") + 1 for line in lines.values())
+            part_state.lines = lines.copy
+        return True
 
     def _listing(self, bases: Collection[str], changed: Collection[str]) -> Listing:
         """Return the cache files that may belong to bases (`Layout.base`), and changed ones."""

@@ -18,17 +18,17 @@ import contextlib
 import heapq
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from posixpath import splitext
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.base import atomic, digest
 from latentmake.base.errors import CacheError, DatasetError, TrainingError, joined
 from latentmake.formats import cachefile
-from latentmake.layouts.layout import layout_of, parsed
+from latentmake.layouts.layout import Layout, layout_of, parsed
 from latentmake.plan import store
 from latentmake.plan.manifest import (
     SALT,
@@ -42,7 +42,7 @@ from latentmake.plan.manifest import (
     row_of,
 )
 from latentmake.plan.orders import place_of
-from latentmake.plan.receipts import GONE, check_listed, read_receipt
+from latentmake.plan.receipts import GONE, NotedFault, check_listed, read_receipt
 
 
 def balanced(repeats: Sequence[int], images: int) -> list[int]:
@@ -77,6 +77,10 @@ def chosen(contents: Iterable[str], count: int) -> set[str]:
 _CONTENT = 4  # position of the content's digest in a receipt's source, after the file's stat
 
 _OPTIONAL = ("held_out", "trained", "is_reg")  # keys that a lock may lack
+
+_Keys: TypeAlias = dict[str, list[tuple[str, str]]]
+"""`{dataset}/{part}` -> stem and key of each target"""
+_T = TypeVar("_T")
 
 _UNUSED = "not used: there are more regularisation images than others"
 
@@ -183,96 +187,109 @@ def write_manifest(
         ConfigError: more than half of the different sources would be held out.
         CacheError: a target is missing or damaged.
     """
-    made: dict[str, str] = {}
-    read: dict[str, str] = {}
+    made, contents, skipped = _reported(order, receipts)
+    _refuse_faulty(order, skipped, say)
+    check_listed(made)
+    excluded = {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
+    members = [
+        member for member in order.items if (member.dataset, member.item.stem) not in excluded
+    ]
+    layout = layout_of(order.layout)
+    held = _held_out(order, members, contents)
+    shown = _shown(order, members, held)
+    keys = [_keys_of(member, made, layout) for member in members]
+    rows = [*_rows(order, members, held, shown)]
+    if unused := sum("aside" in row for row in rows):
+        say(f"regularisation images that are not used: {unused} of {len(shown)}")
+    if len(rows) == unused:
+        raise DatasetError("no item is left to train on", where=f"run {order.run}")
+    listed = lines_of([*rows, *_skipped_rows(order, skipped, say)])
+    by_part = _merged(keys)
+    _remove_orphans(order, excluded, by_part, say)
+    trained = ""
+    if held:
+        away = sum("validation" in row for row in rows)
+        say(f"held out for validation: {order.validation} sources, {away} of {len(members)} items")
+        trains = (member.item.image not in held for member in members)
+        training = _digests(_merged(compress(keys, trains)))
+        trained = lock_digest(training, order.repeats, is_reg=order.is_reg)
+    images = _merged({member.dataset: [place_of(member.item, layout)]} for member in members)
+    parts = _digests(by_part)
+    lock = Lock(
+        digest=lock_digest(parts, order.repeats, order.validation, order.is_reg),
+        counts={part: len(pairs) for part, pairs in by_part.items()},
+        parts=parts,
+        repeats=order.repeats,
+        aside=skipped,
+        images={dataset: digest.of_lines(places) for dataset, places in images.items()},
+        manifest=digest.of_bytes(listed),
+        held_out=sorted(set(held.values())),
+        trained=trained,
+        is_reg=order.is_reg,
+    )
+    # The lock has the manifest's digest, so it is written last.
+    atomic.write(folder / "manifest.jsonl", listed)
+    atomic.write(folder / "dataset.lock", _bytes_of(lock))
+    return lock
+
+
+def _reported(
+    order: ManifestOrder, receipts: Iterable[Path]
+) -> tuple[dict[str, str], dict[str, str], dict[str, list[NotedFault]]]:
+    """Return the keys of new targets, the digests of sources, and the faults of each dataset.
+
+    Keys and digests are those that the receipts report, by path.
+    """
+    keys: dict[str, str] = {}
+    contents: dict[str, str] = {}
     skipped = {dataset: list(faults) for dataset, faults in order.faults.items()}
     for path in receipts:
         receipt = read_receipt(path)
         if receipt is None:  # missing or damaged: `_header_of` reads the keys of its targets
             continue
-        made |= {name: str(target[-1]) for name, target in receipt.targets.items()}
-        read |= {name: str(source[_CONTENT]) for name, source in receipt.sources.items()}
+        keys |= {name: str(target[-1]) for name, target in receipt.targets.items()}
+        contents |= {name: str(source[_CONTENT]) for name, source in receipt.sources.items()}
         for fault in receipt.faults:
             skipped.setdefault(fault["dataset"], []).append(fault)
-    _refuse_faulty(order, skipped, say)
-    check_listed(made)
-    without = {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
-    layout = layout_of(order.layout)
-    keys: dict[str, list[tuple[str, str]]] = {}
-    trained: dict[str, list[tuple[str, str]]] = {}
-    images: dict[str, list[str]] = {}
-    rows: list[dict[str, Any]] = []
-    sources = {(member.dataset, member.item.stem): member.item.image for member in order.items}
-    kept = [member for member in order.items if (member.dataset, member.item.stem) not in without]
-    dropped = _dropped(order, without) if layout.flat else {}
-    held = _held_out(order, kept, read)
-    shown = _shown(order, kept, held)
-    for member in kept:
-        dataset, item = member.dataset, member.item
-        pairs = {
-            f"{dataset}/{part}": [
-                (layout.identity(item.stem, path), made.get(path) or key or _header_of(path).key)
-                for path, key in targets
-            ]
-            for part, targets in member.targets.items()
-        }
-        if member.text is not None:
-            part, content = member.text
-            pairs[part] = [(item.stem, content)]
-        for digests in (keys,) if item.image in held else (keys, trained):
-            for part, added in pairs.items():
-                digests.setdefault(part, []).extend(added)
-        images.setdefault(dataset, []).append(place_of(item, layout))
-        rows.append(_row(order, member, held=item.image in held, shown=shown))
-    if unused := sum("aside" in row for row in rows):
-        say(f"regularisation images that are not used: {unused} of {len(shown)}")
-    if len(rows) == unused:
-        raise DatasetError("no item is left to train on", where=f"run {order.run}")
-    for name, faults in skipped.items():
-        for fault in faults:
-            say(f"skipped: {fault['line']}")
-            # A fault of a text names no file.
-            source = fault["path"] or sources.get((name, fault["stem"]), "")
-            rows.append(_skipped(name, fault["stem"], source, fault["line"]))
-    used = {key for pairs in keys.values() for _, key in pairs}
-    vanished = {*order.vanished}
-    for name, paths in dropped.items():
-        there = sum(len(pairs) for part, pairs in keys.items() if part.startswith(f"{name}/"))
-        if store.is_bulk(len(paths), there + len(paths)):
-            vanished.update(paths)
-    _remove([*order.orphans, *chain(*dropped.values())], used, vanished, say)
-    _remove([*store.returned(order.repeats)], used, (), lambda _: None)
-    listed = lines_of(rows)
-    if held:
-        away = sum("validation" in row for row in rows)
-        say(f"held out for validation: {order.validation} sources, {away} of {len(kept)} items")
-    parts = {part: keys_digest(pairs) for part, pairs in keys.items()}
-    training = {part: keys_digest(pairs) for part, pairs in trained.items()}
-    lock = Lock(
-        digest=lock_digest(parts, order.repeats, order.validation, order.is_reg),
-        counts={part: len(pairs) for part, pairs in keys.items()},
-        parts=parts,
-        repeats=order.repeats,
-        aside=skipped,
-        images={name: digest.of_lines(paths) for name, paths in images.items()},
-        manifest=digest.of_bytes(listed),
-        held_out=sorted(set(held.values())),
-        trained=lock_digest(training, order.repeats, is_reg=order.is_reg) if held else "",
-        is_reg=order.is_reg,
-    )
-    # The lock has the manifest's digest, so it is written last.
-    atomic.write(folder / "manifest.jsonl", listed)
+    return keys, contents, skipped
+
+
+def _keys_of(member: Member, made: Mapping[str, str], layout: Layout) -> _Keys:
+    """Return the keys of an item's targets; `made` has those of new targets, by path."""
+    keys = {
+        f"{member.dataset}/{part}": [
+            (layout.identity(member.item.stem, path), made.get(path) or key or _header_of(path).key)
+            for path, key in targets
+        ]
+        for part, targets in member.targets.items()
+    }
+    if member.text is not None:
+        part, content = member.text
+        keys[part] = [(member.item.stem, content)]
+    return keys
+
+
+def _merged(items: Iterable[Mapping[str, list[_T]]]) -> dict[str, list[_T]]:
+    """Return the lists of all items together, by name."""
+    lists: dict[str, list[_T]] = {}
+    for item in items:
+        for name, values in item.items():
+            lists.setdefault(name, []).extend(values)
+    return lists
+
+
+def _digests(keys: _Keys) -> dict[str, str]:
+    return {part: keys_digest(pairs) for part, pairs in keys.items()}
+
+
+def _bytes_of(lock: Lock) -> bytes:
     # Keys without a value are left out, so that the lock is the one that earlier releases wrote.
     values = {key: value for key, value in vars(lock).items() if value or key not in _OPTIONAL}
-    text = json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)
-    atomic.write(folder / "dataset.lock", f"{text}\n".encode())
-    return lock
+    return f"{json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
 
 
 def _refuse_faulty(
-    order: ManifestOrder,
-    skipped: Mapping[str, Sequence[Mapping[str, str]]],
-    say: Callable[[str], None],
+    order: ManifestOrder, skipped: Mapping[str, Sequence[NotedFault]], say: Callable[[str], None]
 ) -> None:
     """Raise a DatasetError if a dataset without `on_error: skip` has faulty items."""
     lines = [
@@ -287,14 +304,31 @@ def _refuse_faulty(
         raise DatasetError(what, where=f"run {order.run}", hint=hint)
 
 
-def _dropped(order: ManifestOrder, without: Collection[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return dataset -> existing cache files of the items that a run goes `without`."""
+def _remove_orphans(
+    order: ManifestOrder,
+    excluded: Collection[tuple[str, str]],
+    keys: _Keys,
+    say: Callable[[str], None],
+) -> None:
+    """Remove cache files of items that are gone and, if trainers read folders, of skipped ones.
+
+    `excluded` has dataset and stem of the skipped items, `keys` the keys of all others.
+    """
     dropped: dict[str, list[str]] = {}
-    for dataset, item, targets, _ in order.items:
-        if (dataset, item.stem) in without:
-            paths = (path for several in targets.values() for path, _ in several)
-            dropped.setdefault(dataset, []).extend(path for path in paths if Path(path).exists())
-    return dropped
+    if layout_of(order.layout).flat:
+        for dataset, item, targets, _ in order.items:
+            if (dataset, item.stem) in excluded:
+                paths = (path for pairs in targets.values() for path, _ in pairs)
+                present = (path for path in paths if Path(path).exists())
+                dropped.setdefault(dataset, []).extend(present)
+    vanished = {*order.vanished}
+    for dataset, files in dropped.items():
+        kept = sum(len(pairs) for part, pairs in keys.items() if part.startswith(f"{dataset}/"))
+        if store.is_bulk(len(files), kept + len(files)):
+            vanished.update(files)
+    used = {key for pairs in keys.values() for _, key in pairs}
+    _remove([*order.orphans, *chain(*dropped.values())], used, vanished, say)
+    _remove([*store.returned(order.repeats)], used, (), lambda _: None)
 
 
 def _held_out(
@@ -344,23 +378,42 @@ def _shown(
     return unused | dict(zip(names, counts, strict=True))
 
 
-def _row(
-    order: ManifestOrder, member: Member, *, held: bool, shown: Mapping[tuple[str, str], int]
-) -> dict[str, Any]:
-    """Return the manifest's row of an item; if no epoch shows it, the row has the reason.
+def _rows(
+    order: ManifestOrder,
+    members: Iterable[Member],
+    held: Collection[str],
+    shown: Mapping[tuple[str, str], int],
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each item; if no epoch shows it, the row has the reason.
 
-    `held` says whether it is held out, `shown` how often an epoch shows regularisation images.
+    `held` has the held-out sources, `shown` how often an epoch shows regularisation images.
     """
-    dataset, item, is_reg = member.dataset, member.item, member.dataset in order.is_reg
-    repeats = shown[dataset, item.stem] if is_reg else order.repeats[dataset]
-    if not repeats:
-        return _skipped(dataset, item.stem, item.image, _HELD_OUT if held else _UNUSED)
-    row = row_of(member, repeats, layout_of(order.layout))
-    if is_reg:
-        row["is_reg"] = True
-    if held:
-        row["validation"] = True
-    return row
+    for member in members:
+        dataset, item = member.dataset, member.item
+        is_held, is_reg = item.image in held, dataset in order.is_reg
+        repeats = shown[dataset, item.stem] if is_reg else order.repeats[dataset]
+        if not repeats:
+            yield _skipped(dataset, item.stem, item.image, _HELD_OUT if is_held else _UNUSED)
+            continue
+        row = row_of(member, repeats, layout_of(order.layout))
+        if is_reg:
+            row["is_reg"] = True
+        if is_held:
+            row["validation"] = True
+        yield row
+
+
+def _skipped_rows(
+    order: ManifestOrder, skipped: Mapping[str, Sequence[NotedFault]], say: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of faulty items, and tell the user each fault."""
+    sources = {(member.dataset, member.item.stem): member.item.image for member in order.items}
+    for dataset, faults in skipped.items():
+        for fault in faults:
+            say(f"skipped: {fault['line']}")
+            # A fault of a text names no file.
+            source = fault["path"] or sources.get((dataset, fault["stem"]), "")
+            yield _skipped(dataset, fault["stem"], source, fault["line"])
 
 
 def _skipped(dataset: str, stem: str, source: str, reason: str) -> dict[str, Any]:
