@@ -90,24 +90,23 @@ class Request:
             again += targets or ["all"]
         if named := [name for name in force if name == "all" or name not in _RULES]:
             targets = [*(targets or ["all"]), *named]
-        self.targets = targets = [_PAGE.sub(r"\1", target) for target in targets]
-        self.files = {target for target in targets if target.startswith("cache/")}
-        everything = not targets or "all" in targets
+        self.targets = [_PAGE.sub(r"\1", target) for target in targets]
+        self.files = {target for target in self.targets if target.startswith("cache/")}
         self.words = {name: set[str]() for name in config.runs}
-        needs_of = {name: set(_TRAINING if everything else ()) for name in config.runs}
-        self.runs = [*config.runs] if everything else []
-        for target in {*targets} - self.files:
+        is_everything = needs_all_runs = not targets or "all" in targets
+        for target in {*self.targets} - self.files:
             word, name = _parts(target, config.runs)
             if name:
                 self.words[name].add(word)
-                if word != "publish" or config.publish.caches:
-                    needs_of[name] |= _WORDS[word]
             elif "/" in target or target.startswith("encode_"):
-                self.runs = [*config.runs]
-        self.kinds = {name: CACHES & needs for name, needs in needs_of.items()}
-        self.encodes = bool(self.files or self.runs or any(self.kinds.values()))
-        self.runs = self.runs or [name for name, needs in needs_of.items() if needs]
-        self.trained = [name for name in self.runs if "training" in needs_of[name]]
+                needs_all_runs = True
+        needs = {name: _needs(words, config) for name, words in self.words.items()}
+        if is_everything:
+            needs = dict.fromkeys(config.runs, _TRAINING)
+        self.kinds = {name: CACHES & kinds for name, kinds in needs.items()}
+        self.runs = [name for name, kinds in needs.items() if kinds or needs_all_runs]
+        self.encodes = bool(self.files or any(self.kinds.values())) or needs_all_runs
+        self.trained = [name for name in self.runs if "training" in needs[name]]
         self.extras = any(_EXTRAS & words for words in self.words.values())
         self.forced = {name for target in again for name in self._forced(target, config)}
 
@@ -168,6 +167,12 @@ def _parts(target: str, runs: Collection[str]) -> tuple[str, str]:
         hint = f"did you mean `{meant}`?" if guess else f"known: {', '.join(runs)}"
         raise ConfigError(f"there is no run `{name}`", where=target, hint=hint)
     return word, name
+
+
+def _needs(words: Iterable[str], config: Config) -> frozenset[str]:
+    """Return what the targets of a run need: kinds of its caches, training, or items."""
+    needs = [_WORDS[word] for word in words if word != "publish" or config.publish.caches]
+    return frozenset[str]().union(*needs)
 
 
 def _unknown(target: str, rules: Iterable[str], runs: Iterable[str]) -> ConfigError:

@@ -132,13 +132,7 @@ def _rule(error: ErrorDetails) -> tuple[str, str]:
 
 def _hint(root: type[BaseModel], location: Location) -> str:
     """Return a hint for an unknown key, such as a similar key or the section it belongs to."""
-    key, all_sections = shortened(str(location[-1])), sections(root)
-    named = {pattern[0] for pattern, _ in all_sections if pattern[1:2] == ("*",)}
-    pattern = tuple(
-        "*" if isinstance(part, int) or (index == 1 and location[0] in named) else str(part)
-        for index, part in enumerate(location[:-1])
-    )
-    here = next((section for section in all_sections if section.pattern == pattern), None)
+    key, here = shortened(str(location[-1])), _section_at(root, location[:-1])
     if here is None:
         return "remove it"
     keys = here.model.model_fields
@@ -149,23 +143,45 @@ def _hint(root: type[BaseModel], location: Location) -> str:
         return answers[word]
     if own := own or difflib.get_close_matches(key.lower(), keys, n=1, cutoff=0.8):
         return f"did you mean `{own[0]}`?"
-    others = [
-        section
-        for section in all_sections
-        if section is not here and (here.kind in (None, section.kind) or not section.kind)
-    ]
-    # Sections below this one first.
-    others.sort(key=lambda section: section.pattern[: len(pattern)] != pattern)
-    for trained, name in product((here.trained, not here.trained), dict.fromkeys((*meant, key))):
-        likely = (section for section in others if section.trained is trained)
-        if places := [section.pattern for section in likely if name in section.model.model_fields]:
-            place = shown(places[0]).replace("*", "NAME") or "the top level"
-            return f"`{key}` belongs to {place}" if name == key else f"write `{name}` in {place}"
+    if other := _other_section(root, here, key, meant):
+        return other
     hint = f"known here: {', '.join(keys)}"
-    if kinds := [section.kind for section in all_sections if key in section.model.model_fields]:
+    kinds = [section.kind for section in sections(root) if key in section.model.model_fields]
+    if kinds:
         hint = f"`{key}` belongs to a trainer of kind {kinds[0]}; {hint}"
     if here.kind in PROGRAMS and "arguments" in keys:
         program = PROGRAMS[here.kind]
         return f"{hint}; further options of {program} go into `arguments: [--{key}, ...]`"
     guess = None if kinds else nearest(key, keys)
     return f"did you mean `{guess}`?" if guess else hint
+
+
+def _section_at(root: type[BaseModel], location: Location) -> Section | None:
+    """Return the section at a location; None if there is none."""
+    named = {section.pattern[0] for section in sections(root) if section.pattern[1:2] == ("*",)}
+    pattern = tuple(
+        "*" if isinstance(part, int) or (index == 1 and location[0] in named) else str(part)
+        for index, part in enumerate(location)
+    )
+    return next((section for section in sections(root) if section.pattern == pattern), None)
+
+
+def _other_section(
+    root: type[BaseModel], here: Section, key: str, meant: Iterable[str]
+) -> str | None:
+    """Return a hint to write a key, or what it may have `meant`, in another section."""
+    others = [
+        section
+        for section in sections(root)
+        if section is not here and (here.kind in (None, section.kind) or not section.kind)
+    ]
+    # Sections below this one first.
+    others.sort(key=lambda section: section.pattern[: len(here.pattern)] != here.pattern)
+    for trained, name in product((here.trained, not here.trained), dict.fromkeys((*meant, key))):
+        for section in others:
+            if section.trained is trained and name in section.model.model_fields:
+                place = shown(section.pattern).replace("*", "NAME") or "the top level"
+                return (
+                    f"`{key}` belongs to {place}" if name == key else f"write `{name}` in {place}"
+                )
+    return None

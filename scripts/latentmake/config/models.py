@@ -290,16 +290,17 @@ class Model(Closed):
         row = ARCHITECTURES.get(name, GENERIC) if isinstance(name, str) else GENERIC
         if row.checkpoints and values.get("checkpoint") and task is None:
             values = _with_checkpoint(values, row)
+        defaults: dict[str, Any] = {}
         if row.scripts is not None:
-            (only, *others) = row.scripts.versions
-            given = {} if others or not only else {"task": only}
-            forced = {"dtype": "bfloat16", "layout": "musubi", "encoder": "musubi"}
-            return {**forced, **given, **values}
-        if row.strategies is not None and not row.encodes:
-            return {**row.strategies.defaults, **values}
-        if name is None and task is not None:
-            return {"dtype": "bfloat16", "layout": "musubi", **values}
-        return values
+            defaults = {"dtype": "bfloat16", "layout": "musubi", "encoder": "musubi"}
+            only, *others = row.scripts.versions
+            if only and not others:
+                defaults["task"] = only
+        elif row.strategies is not None and not row.encodes:
+            defaults = dict(row.strategies.defaults)
+        elif name is None and task is not None:
+            defaults = {"dtype": "bfloat16", "layout": "musubi"}
+        return {**defaults, **values}
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
@@ -391,6 +392,26 @@ class Model(Closed):
 
 def _faults(model: Model) -> Iterator[str]:
     """Yield the faults of a model; only the first is valid: checks rely on earlier ones."""
+    yield from _faults_of_choice(model)
+    if refused := model.refused():
+        yield "`{}` {}: leave it out".format(*refused)
+    for key in model.version.needs:
+        if model.weights(key) is None:
+            yield f"{model.task or model.title} needs `{key}`"
+    if not model.spec.encodes:
+        yield from _faults_of_program(model, model.title)
+    yield from _faults_of_number(model)
+    for key in _needed(model):
+        if model.weights(key) is None:
+            raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
+    if model.spec.text_encoders:
+        yield from _faults_of_texts(model, model.spec.text_encoders)
+    if model.ai_training is not None:
+        yield from _faults_of_export(model, model.ai_training)
+
+
+def _faults_of_choice(model: Model) -> Iterator[str]:
+    """Yield faults of `architecture`, `task`, `layout` and `encoder`, which must fit together."""
     spec, scripts, title = model.spec, model.spec.scripts, model.title
     if (scripts is None) == (model.layout == "musubi"):
         yield "`layout: musubi` is for a Wan model's `task`, or an `architecture` of musubi-tuner"
@@ -403,31 +424,27 @@ def _faults(model: Model) -> Iterator[str]:
         yield f"`encoder: {model.encoder}` is not for {title or 'this model'}"
     if model.layout == "sdscripts" and model.architecture is None:
         yield "`layout: sdscripts` needs the model's `architecture`"
-    if refused := model.refused():
-        yield "`{}` {}: leave it out".format(*refused)
-    for key in model.version.needs:
-        if model.weights(key) is None:
-            yield f"{model.task or title} needs `{key}`"
-    if not spec.encodes:
-        yield from _faults_of_program(model, title)
-    if model.text and (scripts is not None or not spec.encodes):
-        texts = {key: file.required for key, file in model.files.items() if key[:4] == "text"}
-        fewest = sum(texts.values()) if scripts is not None else len(texts)
-        if not fewest <= len(model.text) <= len(texts):
-            number = str(len(texts)) if len(texts) == fewest else f"{fewest} to {len(texts)}"
-            noun = "text encoder" if number == "1" else "text encoders"
-            yield f"a {title} model has {number} {noun}"
-    needed = {"vae", "text"}
-    if scripts is not None and not spec.encodes:
-        files = (*scripts.latents.files, *scripts.text.files)
-        needed = {file.key.partition(".")[0] for file in files if file.required}
-    for key in sorted(needed, reverse=True):
-        if model.weights(key) is None:
-            raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
-    if spec.text_encoders:
-        yield from _faults_of_texts(model, spec.text_encoders)
-    if model.ai_training is not None:
-        yield from _faults_of_export(model, model.ai_training)
+
+
+def _faults_of_number(model: Model) -> Iterator[str]:
+    """Yield the fault of a wrong number of text encoders, for external trainers."""
+    if not model.text or (model.spec.scripts is None and model.spec.encodes):
+        return
+    texts = {key: file.required for key, file in model.files.items() if key[:4] == "text"}
+    fewest = len(texts) if model.spec.scripts is None else sum(texts.values())
+    if not fewest <= len(model.text) <= len(texts):
+        number = str(len(texts)) if len(texts) == fewest else f"{fewest} to {len(texts)}"
+        noun = "text encoder" if number == "1" else "text encoders"
+        yield f"a {model.title} model has {number} {noun}"
+
+
+def _needed(model: Model) -> list[str]:
+    """Return the keys of weights that a model must have."""
+    scripts = model.spec.scripts
+    if scripts is None or model.spec.encodes:
+        return ["vae", "text"]
+    files = (*scripts.latents.files, *scripts.text.files)
+    return sorted({file.key.partition(".")[0] for file in files if file.required}, reverse=True)
 
 
 def _faults_of_program(model: Model, title: str) -> Iterator[str]:

@@ -58,23 +58,13 @@ def controls_of(
     if counts == (0, 0) or (counts is None and not control.root):
         return lambda item: ()
     stats = {} if scan.items is None else {path: SourceStat(*stat) for path, *stat in scan.entries}
-    prefix, by_name = f"{scan.root}/", dict[str, list[File]]()
-    images = (path for path, *_ in scan.entries if _has_ending(IMAGE_EXTENSIONS, path))
-    layers = {_stem(path, prefix) for item in items for path in item.layers}
-    stems = {_stem(path, prefix) for path in images} - layers
-    for path, *stat in sorted(control.entries):
-        if _has_ending(_endings(settings), path):
-            # `stems` has faulty items too: `cat_2_0.png` must not go to `cat` if `cat_2` is faulty.
-            name = _stem(path) if counts is None else owner(path, stems, "._")
-            if name is not None:
-                file = File(CONTROL, f"{control.root}/{path}", SourceStat(*stat))
-                by_name.setdefault(name, []).append(file)
+    by_name = _by_name(settings, scan, control, items, is_numbered=counts is not None)
 
     def find(item: Item) -> Sequence[File]:
         place = "its dataset" if scan.items is None else "its row"
         controls = [] if counts is None else _controls_in_row(item, scan.root, stats)
         if not controls and control.root:
-            name, place = _stem(item.image, prefix), control.root
+            name, place = _stem(item.image, f"{scan.root}/"), control.root
             if name not in by_name:
                 ending = "" if counts is None else "_0.png"
                 hint = f"put {control.root}/{name}{ending} there, or remove the item"
@@ -82,14 +72,7 @@ def controls_of(
             controls = by_name[name]
             controls = controls[:1] if counts is None else in_order(name, controls, "control")
         if counts is not None:
-            least, most = counts
-            if len(controls) < least or (most is not None and len(controls) > most):
-                count = f"{least} or more" if most is None else f"{least} to {most}"
-                count = f"{least}" if least == most else count
-                noun = "control image" if len(controls) == 1 else "control images"
-                what = f"has {len(controls)} {noun} in {place}"
-                hint = "add or remove control images, or remove the item"
-                raise SourceError(f"{what}, and {model.title} takes {count}", hint=hint)
+            _refuse_number(len(controls), counts, place, model)
         for _, path, stat in controls:
             if stat == NO_FILE:
                 what = f"has a control {path}, which {missing_file(path)}"
@@ -97,6 +80,36 @@ def controls_of(
         return controls
 
     return find
+
+
+def _by_name(
+    settings: Dataset, scan: Scan, control: Scan, items: Iterable[Item], *, is_numbered: bool
+) -> dict[str, list[File]]:
+    """Return stem of an image or video -> its files in `control_directory`, sorted by path."""
+    prefix, by_name = f"{scan.root}/", dict[str, list[File]]()
+    images = (path for path, *_ in scan.entries if _has_ending(IMAGE_EXTENSIONS, path))
+    layers = {_stem(path, prefix) for item in items for path in item.layers}
+    stems = {_stem(path, prefix) for path in images} - layers
+    for path, *stat in sorted(control.entries):
+        if _has_ending(_endings(settings), path):
+            # `stems` has faulty items too: `cat_2_0.png` must not go to `cat` if `cat_2` is faulty.
+            name = owner(path, stems, "._") if is_numbered else _stem(path)
+            if name is not None:
+                file = File(CONTROL, f"{control.root}/{path}", SourceStat(*stat))
+                by_name.setdefault(name, []).append(file)
+    return by_name
+
+
+def _refuse_number(number: int, counts: tuple[int, int | None], place: str, model: Model) -> None:
+    """Raise SourceError if an item has fewer or more controls than the model takes."""
+    least, most = counts
+    if number < least or (most is not None and number > most):
+        count = f"{least} or more" if most is None else f"{least} to {most}"
+        count = f"{least}" if least == most else count
+        noun = "control image" if number == 1 else "control images"
+        hint = "add or remove control images, or remove the item"
+        what = f"has {number} {noun} in {place}, and {model.title} takes {count}"
+        raise SourceError(what, hint=hint)
 
 
 def lost_controls(settings: Dataset, control: Scan) -> Iterator[Fault]:

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import count
 from typing import NamedTuple
 
 from latentmake.base.errors import SourceError
@@ -45,11 +46,15 @@ def make_clips(
             seconds = 1.0
 
     def add(samples: list[Sample]) -> None:
-        # The clip's room is free when the last of its samples is encoded, whichever that is.
-        releases = iter([bool] * (len(samples) - 1) + [room.release])
+        others = count(len(samples) - 1, -1)  # samples of the clip that are not encoded yet
+
+        def release() -> None:
+            if next(others) == 0:
+                room.release()
+
         with lock:
             while samples:  # a variable for the sample would keep its pixels in memory
-                pipeline.add(samples.pop(0), job, lambda: next(releases)())
+                pipeline.add(samples.pop(0), job, release)
 
     def make(works: Sequence[Work]) -> None:
         readings: list[Reading] = []

@@ -241,18 +241,23 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
 class _Shortages:
     """Decides whether the item or the device is at fault if a single sample does not fit.
 
-    Methods may be called from several threads. The first case that applies decides:
+    Methods may be called from several threads. The first row that applies decides:
 
-    1. A sample at least as large was encoded before: the device is at fault.
-    2. The sample did not fit for the first time: it is put off until the rest of the order is done.
-       So a huge image stops no job, and a device that is full for a while costs no item. A sample
-       is not put off if it is the order's only one, or after `_IN_A_ROW` failures in a row.
-    3. Others were encoded since it was put off: the item is at fault.
-    4. The process has encoded something: the item is at fault if memory was surely short and other
-       programs hold little of it, or if the last encoded sample still fits; else the device.
-    5. Nothing was encoded: the item is at fault if an earlier build skipped it, or if memory was
-       surely short, other programs hold little of it and no other item was put off; else the
-       device.
+    | encoded so far               | further condition                              | verdict |
+    |------------------------------|------------------------------------------------|---------|
+    | a sample at least as large   |                                                | device  |
+    | anything or nothing          | first failure of one of several samples        | put off |
+    | others, after it was put off |                                                | item    |
+    | others, before that          | the device is idle, or the last one still fits | item    |
+    | others, before that          |                                                | device  |
+    | nothing                      | an earlier build skipped the item              | item    |
+    | nothing                      | the device is idle, and no other was put off   | item    |
+    | nothing                      |                                                | device  |
+
+    A sample that is put off is tried again when the rest of the order is done. So a huge image
+    stops no job, and a device that is full for a while costs no item. After `_IN_A_ROW` failures in
+    a row, no sample is put off. The device is idle if memory was surely short and other programs
+    hold little of it.
     """
 
     def __init__(self) -> None:
@@ -282,57 +287,44 @@ class _Shortages:
     def judge(self, sample: Sample, message: str, again: _Again, job: Job) -> bool:
         """Refuse a sample that does not fit, or put it off; return whether it is refused.
 
-        The job tries a sample that is put off again when the rest of the order is done. `message`
-        is the library's.
+        `message` is the library's. `again` encodes samples a second time.
 
         Raises:
             DeviceError: the device is at fault.
         """
-        was_faulty, order = sample.item.stem in job.known_faults, job.order
-        is_single, is_memory = len(order.paths) < 2, is_surely_memory(message)
-        stop = self._stop(sample, again, is_single, is_memory, was_faulty)
+        stop = self._stop(sample, message, again, job)
         if stop is None:
             return False
-        what, hint = _too_large(sample, order.model_settings)
+        what, hint = _too_large(sample, job.order.model_settings)
         if stop:
             raise DeviceError(f"{what}, {stop}: {message}", where=sample.item.name, hint=hint)
         job.refuse(sample.item, sample.key, "", f"{what}: {message}", hint)
         return True
 
-    def _stop(
-        self, sample: Sample, again: _Again, is_single: bool, is_memory: bool, was_faulty: bool
-    ) -> str | None:
-        """Return why the device is at fault, "" if the item is, or None if the sample is put off.
-
-        Args:
-            sample: sample that does not fit.
-            again: function that encodes the last encoded sample again.
-            is_single: whether the order has only one target.
-            is_memory: whether the library's message surely means OOM.
-            was_faulty: whether an earlier build skipped the item.
-        """
+    def _stop(self, sample: Sample, message: str, again: _Again, job: Job) -> str | None:
+        """Return why the device is at fault, "" if the item is, or None if it is put off."""
         from latentmake.encode.encoders.device import held_by_others
 
         key, size = sample.key, sample.size
         with self._lock:
             if any(all(a >= b for a, b in zip(done, size, strict=True)) for done in self._encoded):
                 return "though one as large was encoded before"
-            first = key not in self._put_off
+            is_first = key not in self._put_off
             before = self._put_off.setdefault(key, self._batches)
-            self._in_a_row += first
-            if first and not is_single and self._in_a_row < _IN_A_ROW:
+            self._in_a_row += is_first
+            if is_first and len(job.order.paths) > 1 and self._in_a_row < _IN_A_ROW:
                 return None
             if before < self._batches:
                 return ""
             last, is_only = self._last, len(self._put_off) == 1
         others, total = held_by_others()
         is_crowded = others * _CROWDED >= total
-        is_idle = is_memory and not is_crowded
+        is_idle = is_surely_memory(message) and not is_crowded
         if self._encoded:
             if is_idle or (last is not None and again([last]) is not None):
                 return ""
             return "and one that was encoded before does not fit any more"
-        if (is_idle and is_only) or was_faulty:
+        if (is_idle and is_only) or sample.item.stem in job.known_faults:
             return ""
         stop = "and no smaller one was encoded"
         if is_crowded:

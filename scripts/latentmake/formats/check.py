@@ -133,10 +133,8 @@ def largest(dtype: str, data: bytes | memoryview) -> int | None:
     The result is 0 only if all numbers are zeros. It is None, too, if the bytes are not a multiple
     of the dtype's size, and 1 for other dtypes.
 
-    Bit patterns are compared as integers, which needs no copy of the numbers and works without a
-    numpy type for bfloat16. A number that is not finite has all bits of its exponent set. So its
-    pattern is at least `exponent`: read as signed if the number is positive, and as unsigned, with
-    the sign bit, if it is negative.
+    Bit patterns are compared as integers, because numpy has no type for bfloat16. A number is NaN
+    or infinite if all bits of its exponent are set.
     """
     import numpy as np  # imported late: planning only reads headers
 
@@ -145,9 +143,8 @@ def largest(dtype: str, data: bytes | memoryview) -> int | None:
     _, size, exponent, _ = DTYPES[dtype]
     if len(data) % size:
         return None
+    bits = np.frombuffer(data, f"<u{size}")
     highest = np.maximum.reduce  # faster than `max`, which calls it
-    top = int(highest(np.frombuffer(data, f"<u{size}"), initial=0))
-    if top >= exponent | 1 << 8 * size - 1:
+    if highest(bits & exponent, initial=0) == exponent:
         return None
-    signed = int(highest(np.frombuffer(data, f"<i{size}"), initial=0))
-    return None if signed >= exponent else top
+    return int(highest(bits, initial=0))
