@@ -22,7 +22,7 @@ from latentmake.base.state_file import read_order
 from latentmake.config.root import Config
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, RUNS, EncodingJob, Order
-from latentmake.plan.run_plan import Plan, RunPlan, write_items, write_order
+from latentmake.plan.run_plan import Plan, RunPlan, write_order
 
 VARIABLE = "LATENTMAKE_PLAN"
 """Environment variable with the path of the plan file."""
@@ -258,7 +258,7 @@ def plan_extras(
         if backend is not None and backend.publishes:
             backend.check_publication(facts, name)
             if not facts.config.publish.caches:
-                published = backend.order_publication(facts, name, write_items(facts, name))
+                published = backend.plan_publication(facts, name)
                 orders.setdefault(name, {})["publish"] = str(published)
     for name, run in plan.runs.items():
         words = request.words[name]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.config.root import Config, parse
-from latentmake.data.contents import Contents
 from latentmake.data.item import Fault, Item
 from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
@@ -90,11 +89,10 @@ def keys_of(
     facts: Facts, dataset: str, model: str, parts: Sequence[str], items: Sequence[Item], recipe: str
 ) -> dict[tuple[str, str], str]:
     """Return (part, stem) -> key of the targets of items, by one digest of all recipes."""
-    settings = facts.config.datasets[dataset]
-    judge = Judge(
+    judge = Judge.of(
+        items,
         facts.memo,
-        settings=settings,
-        contents=Contents.of_items(items, facts.memo, settings),
+        facts.config.datasets[dataset],
         place=(dataset, model),
         layout=facts.layout(model),
         recipes=dict.fromkeys(parts, recipe),

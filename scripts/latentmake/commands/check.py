@@ -49,11 +49,11 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     for part, state in sorted(plan.parts.items()):
         yield _of_part(part, state)
     yield from (Finding("caches", "warning", line) for line in plan.warnings)
-    for line in estimate_lines(facts.memo, plan.orders):
+    for line in estimate_lines(facts, plan.orders):
         yield Finding("to encode", "ok", line)
     if plan.forecast:
         yield Finding("training", "ok", plan.forecast)
-    if needs := [*disk_needs(facts.memo, plan.orders), *plan.needs]:
+    if needs := [*disk_needs(facts, plan.orders), *plan.needs]:
         errors = [Finding("disk", "failed", str(error)) for error in shortages(needs)]
         note = f"{human(free('cache'))} free; {human(sum(need.size for need in needs))} are needed"
         yield from errors or [Finding("disk", "ok", note)]

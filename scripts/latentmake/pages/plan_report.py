@@ -11,7 +11,6 @@ from itertools import islice
 from latentmake.base.errors import SourceError
 from latentmake.base.machine import Need, duration, human, shortages
 from latentmake.base.paths import is_remote
-from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
 from latentmake.plan import receipts
@@ -144,21 +143,21 @@ def stopped_by(facts: Facts, plan: RunPlan) -> str:
     )
 
 
-def estimate_lines(memo: Memo, orders: Collection[Order]) -> Iterator[str]:
+def estimate_lines(facts: Facts, orders: Collection[Order]) -> Iterator[str]:
     """Yield a line for each kind and model: estimated time and bytes, where they are known."""
-    sums = receipts.estimates(memo, orders, lambda order, _: order.work)
+    sums = receipts.estimates(facts.memo, orders, lambda order, _: order.work)
     for work, rest in sums.items():
         what = work.replace(" ", " of ")
-        if past := receipts.past_jobs(memo, work):
+        if past := receipts.past_jobs(facts.memo, work):
             time = duration((past.starting + rest.seconds) / 60)
             yield f"{what}: about {time}, {human(rest.size)}"
         elif rest.size:
             yield f"{what}: about {human(rest.size)}"
 
 
-def disk_needs(memo: Memo, orders: Collection[Order]) -> list[Need]:
+def disk_needs(facts: Facts, orders: Collection[Order]) -> list[Need]:
     """Return the disk space that some orders need, as far as it is known."""
-    sums = receipts.estimates(memo, orders, lambda order, _: order.work.replace(" ", " of "))
+    sums = receipts.estimates(facts.memo, orders, lambda order, _: order.work.replace(" ", " of "))
     return [Need(what, "cache", round(past.size)) for what, past in sums.items() if past.size]
 
 
@@ -187,7 +186,7 @@ def report(
         StorageError: A disk does not have enough space for the build.
     """
     training = [run for name, run in plan.runs.items() if name in trained]
-    lines = [*estimate_lines(facts.memo, orders)]
+    lines = [*estimate_lines(facts, orders)]
     lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
     lines += [line for run in training for line in (run.reason, run.note) if line]
     runs = plan.runs.values()
@@ -209,7 +208,7 @@ def report(
     text = plan_table(plan, orders, lines, kinds=kinds)
     sys.stderr.write(f"{text}\n" if text else "")
     trainings = (need for run in training for need in run.needs)
-    for shortage in shortages([*disk_needs(facts.memo, orders), *plan.needs, *trainings]):
+    for shortage in shortages([*disk_needs(facts, orders), *plan.needs, *trainings]):
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")

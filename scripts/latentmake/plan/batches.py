@@ -76,15 +76,19 @@ def batches(
             for target in stale:
                 is_forced = not anew.isdisjoint((target.part, target.path))
                 ways.setdefault((bool(target.at_hand), is_forced), []).append(target)
-            for way, targets in ways.items():
+            for way, some in ways.items():
                 group = groups.setdefault(way, {})
                 _, others, digest = group.get((item.stem, item.text), (item, (), None))
-                both = (*others, *targets)
-                group[item.stem, item.text] = Work(item, both, digest or content)
+                group[item.stem, item.text] = Work(item, (*others, *some), digest or content)
         for (linked, forced), group in groups.items():
             works = [*group.values()]
             group.clear()  # frees memory: a plan may have very many items
-            size = _REUSED_ITEMS if linked else _batch_size(facts, model, kind, works)
+            size = _REUSED_ITEMS
+            if not linked and config.batch.items != "auto":
+                size = config.batch.items
+            elif not linked:
+                targets = sum(len(work.targets) for work in works) / len(works)
+                size = batch_items(facts.memo, f"{kind} {model}", config.batch.minutes, targets)
             if side_by_side > 1 and not linked:
                 size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
             for start in range(0, len(works), size):
@@ -103,15 +107,6 @@ def batches(
                     ),
                     runs,
                 )
-
-
-def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
-    """Return the number of items of a batch: as configured, or by the speed of past jobs."""
-    batch = facts.config.batch
-    if batch.items != "auto":
-        return batch.items
-    targets = sum(len(work.targets) for work in works) / len(works)
-    return batch_items(facts.memo, f"{kind} {model}", batch.minutes, targets)
 
 
 def jobs_of(
@@ -160,7 +155,7 @@ _SIZE = re.compile(r"[0-9]+(x[0-9]+)?")
 
 def named_states(
     facts: Facts, paths: Iterable[str]
-) -> Iterator[tuple[Part, Collection[str], State]]:
+) -> Iterator[tuple[Part, tuple[Collection[str], State]]]:
     """Judge cache files that a command names, `cache/{dataset}/{model}/...`.
 
     Yields:
@@ -201,7 +196,7 @@ def named_states(
             state = judged(facts, Part(dataset, model, part), [*items.values()], named)
             works = (work.only(named) for work in state.parts[part].stale)
             state.parts[part].stale = [work for work in works if work.targets]
-            yield Part(dataset, model, part), named, state
+            yield Part(dataset, model, part), (named, state)
 
 
 def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -> None:
@@ -220,7 +215,10 @@ def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -
 
 
 def named_batches(
-    facts: Facts, states: Sequence[tuple[Part, State]], others: Iterable[State], side_by_side: int
+    facts: Facts,
+    named: Mapping[Part, tuple[Collection[str], State]],
+    others: Iterable[State],
+    side_by_side: int,
 ) -> Iterator[tuple[Order, frozenset[str]]]:
     """Cut stale files that a command names into orders, as `batches` does.
 
@@ -228,12 +226,12 @@ def named_batches(
     already. A job that makes a named file fails at a faulty item, even if its dataset skips faulty
     items.
     """
-    if not states:
+    if not named:
         return
     parts = [part for state in others for part in state.parts.values()]
     planned = {target.path for part in parts for target in part.to_make}
     places: dict[tuple[str, str], State] = {}
-    for (dataset, model, name), state in states:
+    for (dataset, model, name), (_, state) in named.items():
         part = places.setdefault((dataset, model), State({})).parts.setdefault(name, PartState())
         paths = {target.path for target in state.parts[name].to_make} - planned
         part.stale += [work.only(paths) for work in state.parts[name].stale]
@@ -243,9 +241,9 @@ def named_batches(
 
 
 def named_targets(
-    facts: Facts, dataset: str, model: str, place: str, bases: Collection[str] | None = None
+    facts: Facts, dataset: str, model: str, place: str, bases: Collection[str]
 ) -> Iterator[tuple[Item, Target]]:
-    """Yield inputs and target of each cache file in a folder; with `bases`, only of these bases."""
+    """Yield inputs and target of each cache file in a folder that has one of these bases."""
     layout, settings = facts.layout(model), facts.config.datasets.get(dataset)
     for part in layout.parts([place]):
         wanted, is_text = Part(dataset, model, part), parsed(part).kind == "text"
@@ -258,11 +256,9 @@ def named_targets(
         else:
             items = facts.items(dataset, model)[0]
             inputs = [item.inputs(part, layout) for item in items]
-        if bases is not None:
-            inputs = [item for item in inputs if layout.base(item.stem) in bases]
+        inputs = [item for item in inputs if layout.base(item.stem) in bases]
         for item, targets in targets_of(layout, settings, wanted, inputs):
-            for target in targets:
-                yield item, target
+            yield from ((item, target) for target in targets)
 
 
 def judged(facts: Facts, part: Part, items: Sequence[Item], paths: Collection[str]) -> State:

@@ -9,7 +9,6 @@ from pathlib import Path
 from latentmake.base import digest
 from latentmake.base.errors import ModelError, TrainingError
 from latentmake.config.root import Config
-from latentmake.data.contents import Contents
 from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
@@ -105,7 +104,7 @@ class Facts(Datasets):
         item = self._by_stem[dataset, model].get(fault["stem"])
         if item is None:
             return False
-        contents = Contents.of_items([item], self.memo, self.config.datasets[dataset])
+        contents = self.judge(dataset, model, [], [item], []).contents
         digests = [contents.of(item.inputs(part, self.layout(model))) for part in parts]
         return (fault["digest"] or "none") in digests or bool(contents.unreadable)
 
@@ -156,11 +155,10 @@ class Facts(Datasets):
             former, tokens = recipe.before_readings(self.recipe(dataset, model, parsed(part).kind))
             if tokens:
                 before[part] = digest.of_value(former), tokens
-        settings = self.config.datasets.get(dataset)
-        return Judge(
+        return Judge.of(
+            items,
             self.memo,
-            settings=settings,
-            contents=Contents.of_items(items, self.memo, settings),
+            settings=self.config.datasets.get(dataset),
             place=(dataset, model),
             layout=self.layout(model),
             recipes={part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},

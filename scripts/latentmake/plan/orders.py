@@ -24,7 +24,6 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic_core import from_json
 
 from latentmake.base import atomic, digest
-from latentmake.base.errors import SourceError
 from latentmake.base.state_file import read_order, read_state
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, MusubiTuner
@@ -67,8 +66,8 @@ class Target(NamedTuple):
 
     @property
     def found_key(self) -> str:
-        """Key of the file that the plan found; `damaged` if it has none, "" for no file."""
-        return (self.found or "").partition("@")[0]
+        """Key of the file that the plan found, or "" if it was missing or damaged."""
+        return (self.found or "").partition("@")[0].removesuffix("damaged")
 
     @property
     def found_mtime(self) -> int | None:
@@ -196,22 +195,6 @@ def view_of(
     )
 
 
-def placing_of(
-    layout: Layout, settings: Dataset | None, item: Item, target: Target, image: Size, view: str
-) -> str:
-    """Return the settings that placed an image, in the form of a header; see `view_of`.
-
-    It is empty if the default settings give the same view.
-    """
-    placing = settings.placing() if settings else {}
-    if settings is None or not placing:
-        return ""
-    with contextlib.suppress(SourceError):
-        if view_of(layout, settings.placed({}), item, target, image) == view:
-            return ""
-    return digest.canonical(placing)
-
-
 def settings_digest(settings: Dataset) -> str:
     """Return the digest of a dataset's settings, which decide whether an item is faulty."""
     return digest.of_value(settings.model_dump())
@@ -295,8 +278,6 @@ class Order:
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
         for name in _SECTIONS:
             values[name] = values[name] and values[name].model_dump()
-        if not self.forced:
-            del values["forced"]  # orders keep the names that earlier releases gave them
         items = _ITEMS.dump_json(self.items)
         return digest.canonical(values | {"items": digest.of_bytes(items)}).encode(), items
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,13 @@ from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter
 
 from latentmake.base import atomic
 from latentmake.base.digest import SourceStat, TargetStat, target_stat
-from latentmake.base.errors import CacheError
 from latentmake.base.paths import is_remote
 from latentmake.base.state_file import read_state
-from latentmake.config.machines import Cluster
+from latentmake.config.machines import Cluster, Resources
 from latentmake.data.memo import Memo
 from latentmake.formats.cachefile import Picture
 from latentmake.plan.orders import FOLDER, Order, Target, pixels
 
-Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)
 # Without past jobs: seconds that an item takes, and items of a batch.
 _UNKNOWN_SECONDS, _UNKNOWN_ITEMS = 2.0, 1024
@@ -123,26 +120,11 @@ def resources_of(
 
     `memo` has the sums over past jobs; None in a process that does not plan.
     """
-    settings = cluster.encode if kind == "encode" else cluster.train
     past = past_jobs(memo, orders[0].work) if memo is not None and orders else None
     seconds = _UNKNOWN_SECONDS * max(1, sum(len(order.items) for order in orders))
     if past is not None:
         seconds = past.starting + past.time(sum(len(order.paths) for order in orders))
-    limit = settings.runtime + (2 * seconds / 60 if kind == "encode" else 0)
-    resources: Resources = {
-        "mem_mb": lambda wildcards, attempt: int(settings.mem_mb * (1 + (attempt - 1) / 2)),
-        "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),
-    }
-    slurm = {
-        "slurm_partition": settings.partition or cluster.partition,
-        "slurm_account": cluster.account,
-        "constraint": settings.constraint or cluster.constraint,
-        "qos": settings.qos or cluster.qos,
-    }
-    return resources | {name: value for name, value in slurm.items() if value}
-
-
-GONE = "this cache file is gone"
+    return cluster.resources(kind, seconds if kind == "encode" else 0.0)
 
 
 def _with(*names: str) -> AfterValidator:
@@ -161,6 +143,11 @@ def _as(kind: Any) -> GetPydanticSchema:
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
 
 
+_SOURCE: Any = (
+    tuple[int, int, int, int, str]
+    | tuple[int, int, int, int, str, str]  # with the text of a caption file
+    | tuple[int, int, int, int, str, int, int, bool]  # with the size of an image
+)
 NotedFault = Annotated[dict[str, str], _with("stem", "path", "digest", "line")]
 """A skipped item: stem, path and digest of the faulty file, and the fault in a line. If a job found
 the fault, dataset, model, kind and recipe too."""
@@ -175,6 +162,7 @@ class Receipt:
             height and upright follow for an image if the names of its targets do not contain its
             size. For a caption, the digest is that of its text as encoded, and the file's text
             follows.
+        targets: path -> stat (size, mtime_ns, inode) and key.
         faults: skipped items: stem, path and digest of the faulty file, and the fault in a line.
         counts: number of targets by kind: `encoded`, `spooled` (restored from the store), `linked`
             to an equal file, `kept`.
@@ -182,18 +170,7 @@ class Receipt:
             already encoded for another order.
     """
 
-    sources: Annotated[
-        Mapping[str, Sequence[Any]],
-        _as(
-            dict[
-                str,
-                tuple[int, int, int, int, str]
-                | tuple[int, int, int, int, str, str]  # with the text of a caption file
-                | tuple[int, int, int, int, str, int, int, bool],  # with the size of an image
-            ]
-        ),
-    ]
-    # Path -> stat (size, mtime_ns, inode) and key.
+    sources: Annotated[Mapping[str, Sequence[Any]], _as(dict[str, _SOURCE])]
     targets: Annotated[Mapping[str, Sequence[Any]], _as(dict[str, tuple[int, int, int, str]])]
     faults: list[Annotated[NotedFault, _with("dataset")]]
     counts: dict[str, int]
@@ -228,22 +205,6 @@ _RECEIPT = TypeAdapter(Receipt).validate_json  # permits unknown keys of other v
 def read_receipt(path: Path) -> Receipt | None:
     """Read a receipt; return None if it is missing or damaged."""
     return read_state(path, _RECEIPT)
-
-
-def check_listed(paths: Iterable[str]) -> None:
-    """Raise CacheError if a batch's target is missing; Snakemake does not know these files.
-
-    On a network file system, the list of a folder's files is up to date only after the folder is
-    opened, so this lists folders and does not ask for single files.
-    """
-    folders: dict[str, set[str]] = {}
-    for path in paths:
-        folder, name = os.path.split(path)
-        if folder not in folders:
-            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-                folders[folder] = {entry.name for entry in entries}
-        if name not in folders.get(folder, ()):
-            raise CacheError(GONE, where=path, hint="run again")
 
 
 def made_by(orders: Iterable[Order]) -> Iterator[tuple[str, TargetStat]]:

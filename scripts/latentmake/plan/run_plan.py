@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from latentmake.base import atomic, digest
-from latentmake.base.errors import DatasetError, joined
 from latentmake.base.machine import Need
 from latentmake.config.root import Run
 from latentmake.data.contents import Contents, encoded, former_digests
@@ -28,12 +26,10 @@ from latentmake.plan.manifest import (
     ManifestOrder,
     Member,
     keys_digest,
-    lines_of,
     lock_fault,
     read_lock,
     refuse_too_many,
     result_folder,
-    row_of,
     run_folder,
 )
 from latentmake.plan.orders import (
@@ -51,7 +47,6 @@ from latentmake.plan.product import Difference, some, value_differences
 from latentmake.plan.state import FORCED, PartState
 
 _ANEW = Difference("the manifest is written anew")
-_Skipped = dict[str, list[dict[str, str]]]
 _Texts = Mapping[str, tuple[str, Mapping[str, str]]]
 """Dataset -> part of the lock, and stem -> digest of texts that a trainer encodes itself."""
 
@@ -102,27 +97,21 @@ class RunPlan:
     @property
     def order_paths(self) -> dict[str, str]:
         """Kind of an order (`manifest`, `train`, `trainer`) -> path."""
-        orders = {
-            "manifest": self.manifest_order,
-            "train": self.training_order,
-            "trainer": self.trainer_order,
-        }
-        return {kind: str(path) for kind, path in orders.items() if path is not None}
+        paths = self.manifest_order, self.training_order, self.trainer_order
+        orders = zip(("manifest", "train", "trainer"), paths, strict=True)
+        return {kind: str(path) for kind, path in orders if path is not None}
 
-    def awaits(self, prompts: Collection[str]) -> bool:
-        """Return whether the embedding of one of these prompts must be made."""
-        return any(
+    def awaited(self, prompts: Collection[str]) -> list[Difference]:
+        """Return what a build must do before clips of these prompts can be generated or judged."""
+        if self.training_order is not None or self.lock is None:
+            return [Difference("the run is trained first"), *(self.reasons or self.outdated)]
+        waits = any(
             work.item.text in prompts and target.reason != FORCED
             for part, state in self.parts.items()
             for work in (state.stale if part.dataset == PROMPTS else ())
             for target in work.targets
         )
-
-    def awaited(self, prompts: Collection[str]) -> list[Difference]:
-        """Return what a build must do before clips of these prompts can be generated or judged."""
-        if self.training_order is None and self.lock is not None:
-            return [Difference("prompts are to be encoded")] if self.awaits(prompts) else []
-        return [Difference("the run is trained first"), *(self.reasons or self.outdated)]
+        return [Difference("prompts are to be encoded")] if waits else []
 
 
 @dataclass
@@ -153,7 +142,7 @@ class Plan:
         if not any(order.dataset == PROMPTS and order.model not in needed for order in self.orders):
             return
 
-        def kept(orders: list[Order]) -> list[Order]:
+        def kept(orders: Iterable[Order]) -> list[Order]:
             return [order for order in orders if order.dataset != PROMPTS or order.model in needed]
 
         for run in self.runs.values():
@@ -162,9 +151,7 @@ class Plan:
                 if part.dataset == PROMPTS and part.model not in needed:
                     run.parts[part] = replace(state, stale=[])
         self.orders = kept(self.orders)
-        self.jobs = [
-            EncodingJob(tuple(some)) for job in self.jobs if (some := kept(list(job.orders)))
-        ]
+        self.jobs = [EncodingJob(tuple(some)) for job in self.jobs if (some := kept(job.orders))]
 
 
 def plan_manifest(facts: Facts, plan: RunPlan) -> None:
@@ -240,8 +227,7 @@ def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
         stale = {work.item.stem for state in parts for work in state.stale}
         skips = facts.config.datasets[name].on_error == "skip"
         lines = [fault.line for fault in plan.faults.get(name, ())]
-        noted = facts.noted(name)
-        lines += [fault["line"] for fault in noted if skips or fault["stem"] in stale]
+        lines += [noted["line"] for noted in facts.noted(name) if skips or noted["stem"] in stale]
         faulty[name] = [*dict.fromkeys(lines)]
     return faulty
 
@@ -319,9 +305,9 @@ def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
     ]
 
 
-def _skipped(facts: Facts, plan: RunPlan) -> _Skipped:
+def _skipped(facts: Facts, plan: RunPlan) -> dict[str, list[dict[str, str]]]:
     """Return dataset -> faults of the items that get no caches."""
-    skipped: _Skipped = {}
+    skipped: dict[str, list[dict[str, str]]] = {}
     for name in plan.images:
         faults, settings = plan.faults.get(name, []), facts.config.datasets[name]
         common = {"dataset": name, "model": facts.config.runs[plan.name].model, "digest": ""}
@@ -392,36 +378,6 @@ def members(
         for item in items:
             text = (part, digests[item.stem]) if item.stem in digests else None
             yield Member(name, item, paths_of[item.stem], text)
-
-
-def write_items(facts: Facts, name: str) -> Path:
-    """Write the manifest of a publication without caches; raises DatasetError for faulty items."""
-    config, run, fatal = facts.config, facts.config.runs[name], list[str]()
-    without = set[tuple[str, str]]()
-    for dataset in run.datasets:
-        lines = [fault.line for fault in facts.items(dataset, run.model)[1]]
-        if config.datasets[dataset].on_error == "skip":
-            for noted in read_lock(name).aside.get(dataset, []):  # faults of earlier builds here
-                if noted["digest"] and facts.is_unchanged(noted | {"dataset": dataset}, run.model):
-                    lines.append(noted["line"])
-                    without.add((dataset, noted["stem"]))
-            sys.stderr.writelines(f"skipped: {line}\n" for line in lines)
-        else:
-            fatal += lines
-    if fatal:
-        named = joined(fatal, lambda line: sys.stderr.write(f"{line}\n"))
-        fault, hint = f"{len(fatal)} faulty: {named}", "set on_error: skip to publish"
-        raise DatasetError(fault, where=f"run {name}", hint=f"{hint} without these")
-    repeats = {dataset: config.datasets[dataset].num_repeats for dataset in run.datasets}
-    every, layout = members(facts, run, {}, {}), facts.layout(run.model)
-    items = [member for member in every if (member.dataset, member.item.stem) not in without]
-    if not items:
-        raise DatasetError("no item is left to publish", where=f"run {name}")
-    path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
-    if not facts.asks:
-        rows = (row_of(member, repeats[member.dataset], layout) for member in items)
-        atomic.write(path, lines_of(rows))
-    return path
 
 
 def write_order(facts: Facts, run: str, kind: str, order: object) -> str:

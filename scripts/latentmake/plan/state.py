@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 from latentmake.base import digest
 from latentmake.base.atomic import TEMPORARY_SUFFIX
@@ -118,6 +119,12 @@ class Judge:
     before: Mapping[str, tuple[str, Collection[str]]] = field(default_factory=dict)
     forced: Collection[str] = ()  # parts and paths of the targets that the command encodes again
 
+    @classmethod
+    def of(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None, **others: Any) -> Self:
+        """Return the judge of the targets of some items."""
+        contents = Contents.of_items(items, memo, settings)
+        return cls(_memo=memo, settings=settings, contents=contents, **others)
+
     # -- one target ---------------------------------------------------------------------------
 
     def view(
@@ -223,8 +230,7 @@ class Judge:
         expected: set[str] = set()
         parts = {part: self._part(part, items, listing, expected) for part, items in inputs.items()}
         stale = (target for part in parts.values() for target in part.to_make)
-        missing = (target.path for target in stale if not target.found)
-        _refuse_obstacles(missing, listing)
+        _refuse_obstacles((target.path for target in stale if not target.found), listing)
         kept = {self.layout.base(stem) for stem in owned}
         with_inputs = {self.layout.base(item.stem) for items in inputs.values() for item in items}
         for part, path in self._orphans(listing, expected, inputs, kept, kept - with_inputs):

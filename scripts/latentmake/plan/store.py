@@ -54,16 +54,16 @@ def holds(path: Path, key: str) -> bool:
 
 
 def present_key(target: Target) -> str:
-    """Return the key of a target's file; "" or `damaged` if it is missing or damaged.
+    """Return the key of a target's file, or "" if it is missing or damaged.
 
     The header is read only if the file changed since the plan.
     """
-    try:
-        if os.stat(target.path).st_mtime_ns == target.found_mtime:  # noqa: PTH116 -- per target
+    path = Path(target.path)
+    with contextlib.suppress(OSError):
+        if path.stat().st_mtime_ns == target.found_mtime:
             return target.found_key
-        return cachefile.read_header(target.path).key
-    except (CacheError, OSError):
-        return ""
+    header = cachefile.header_of(path)
+    return header.key if header else ""
 
 
 def link(existing: Path, path: Path, key: str) -> bool:
@@ -71,11 +71,10 @@ def link(existing: Path, path: Path, key: str) -> bool:
     # A file of the store is never replaced; another job may have replaced a cache file.
     if existing.parts[0] == path.parts[0] and not holds(existing, key):
         return False
-    try:
+    with contextlib.suppress(FileNotFoundError):
         atomic.link(existing, path)
-    except FileNotFoundError:
-        return False
-    return True
+        return True
+    return False
 
 
 def put(path: Path, key: str) -> None:
@@ -95,7 +94,7 @@ def keep(orders: Iterable[Order]) -> None:
     for target in (target for order in orders for target in order.targets):
         with contextlib.suppress(OSError):  # the store only saves work
             key = present_key(target)
-            if key not in ("", "damaged") and not holds(stored(key), key):
+            if key and not holds(stored(key), key):
                 STORE.mkdir(parents=True, exist_ok=True)
                 stored(key).unlink(missing_ok=True)  # a damaged file; os.link replaces none
                 os.link(target.path, stored(key))
@@ -185,9 +184,8 @@ def vanished(
     parts = [part for state in states.values() for part in state.parts.values()]
     linked = {path for part in parts for target in part.to_make for path in target.at_hand}
     keys = {path: key for path, (_, key) in memo.targets.look_up(gone | linked).items()}
-    needed = {
-        keys.get(path) or Path(path).name for path in linked
-    }  # file names in the store are keys
+    # The names of files in the store are keys.
+    needed = {keys.get(path) or Path(path).name for path in linked}
     waiting = {path for path, key in apart.items() if key not in needed}
     has_broken_links = scan.items is None and any(size < 0 for _, size, *_ in scan.entries)
     if not has_broken_links and not is_bulk(len(gone) + len(waiting), 0):
@@ -256,8 +254,8 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
     if not kept and not memo.targets.any():
         return
     for judge, parts in ((state.judge, state.parts) for state in states if state.judge):
-        known = {name for name, recipe in judge.recipes.items() if recipe != UNKNOWN}
-        stale = [parts[name] for name in parts if name in known.difference(judge.forced)]
+        names = {name for name, recipe in judge.recipes.items() if recipe != UNKNOWN}
+        stale = [parts[name] for name in parts if name in names.difference(judge.forced)]
         items = [work.item for part in stale for work in part.stale]
         if items:
             judge.contents.prepare_presumed(items)
@@ -265,15 +263,13 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
     files = _files_by_key({key for _, keys in wanted for key in chain(*keys.values())}, memo, kept)
     for state, keys_of in wanted:
         for number, work in enumerate(state.stale):
-            targets = (
-                _linked(target, keys_of.get(target.path, ()), files) for target in work.targets
-            )
-            state.stale[number] = work._replace(targets=tuple(targets))
+            targets = tuple(_linked(target, keys_of, files) for target in work.targets)
+            state.stale[number] = work._replace(targets=targets)
 
 
-def _linked(target: Target, keys: Iterable[str], files: Mapping[str, Sequence[str]]) -> Target:
-    """Return a target with the files of its possible keys, if there are any."""
-    paths = (path for key in keys for path in files.get(key, ()))
+def _linked(target: Target, keys: dict[str, list[str]], files: dict[str, list[str]]) -> Target:
+    """Return a target with the files that have one of its keys, if there are any."""
+    paths = (path for key in keys.get(target.path, ()) for path in files.get(key, ()))
     at_hand = tuple(islice(paths, _MOST_AT_HAND))
     return target._replace(reason="reusable", at_hand=at_hand) if at_hand else target
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
-from latentmake.pages.plan_report import disk_needs, estimate_lines
+from latentmake.pages import plan_report
 from latentmake.plan import sizes
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Target, pixels
@@ -33,6 +34,8 @@ from latentmake.plan.receipts import (
 )
 
 TINY = {"vae": "vae", "text": ["text"]}
+RUN = {"datasets": ["cats"], "model": "tiny", "resolutions": [64]}
+CONFIG = {"datasets": {"cats": {"path": "data"}}, "models": {"tiny": TINY}, "runs": {"a": RUN}}
 VAE = {"block_out_channels": [8, 8], "latent_channels": 4}
 
 
@@ -71,6 +74,14 @@ def learnt(*receipts: dict[str, Any]) -> Memo:
     return memo
 
 
+def lines(memo: Memo, orders: list[Order]) -> Iterator[str]:
+    return plan_report.estimate_lines(Facts(parse(CONFIG), memo), orders)
+
+
+def needs(memo: Memo, orders: list[Order]) -> list[Need]:
+    return plan_report.disk_needs(Facts(parse(CONFIG), memo), orders)
+
+
 def test_each_job_counts_twice_as_much_as_the_one_before() -> None:
     memo = Memo(None)
     learn_job(memo, "text tiny", Past(100, 10.0, 1000.0, 8.0, "bottleneck: reading"))
@@ -81,12 +92,12 @@ def test_each_job_counts_twice_as_much_as_the_one_before() -> None:
 
 
 def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -> None:
-    assert not [*estimate_lines(Memo(None), [order_of("text")])]
+    assert not [*lines(Memo(None), [order_of("text")])]
     memo = learnt(receipt_of(order_of("text"), 240.0) | {"amount": 5100.0, "new": None})
-    assert [*estimate_lines(memo, [order_of("text", 200)])] == ["text of tiny: about 9 min, 0.1 MB"]
+    assert [*lines(memo, [order_of("text", 200)])] == ["text of tiny: about 9 min, 0.1 MB"]
     two = [order_of("text"), replace(order_of("text"), dataset="dogs")]
-    assert [*estimate_lines(memo, two)] == ["text of tiny: about 9 min, 0.1 MB"]
-    assert disk_needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
+    assert [*lines(memo, two)] == ["text of tiny: about 9 min, 0.1 MB"]
+    assert needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
     found = estimates(memo, two, lambda order, part: (order.dataset, part))
     assert found == {(each, "text"): Past(100, 240.0, 50_000) for each in ("cats", "dogs")}
 
@@ -96,16 +107,16 @@ def test_latents_are_estimated_by_their_pixels() -> None:
     size = pixels(target for item in order.items for target in item.targets)
     assert size == 100 * 96 * 64
     memo = learnt(receipt_of(order, 240.0, pixels=size))
-    assert [*estimate_lines(memo, [order])] == ["latents of tiny: about 5 min, 50.0 kB"]
+    assert [*lines(memo, [order])] == ["latents of tiny: about 5 min, 50.0 kB"]
 
     def larger(target: Target) -> Target:
         return target._replace(part="128x192", size=Size(192, 128))
 
     items = tuple(x._replace(targets=tuple(map(larger, x.targets))) for x in order.items)
     four = replace(order, items=items)
-    assert [*estimate_lines(memo, [four])] == ["latents of tiny: about 17 min, 0.2 MB"]
+    assert [*lines(memo, [four])] == ["latents of tiny: about 17 min, 0.2 MB"]
     # Receipts of earlier releases tell no pixels, and these go by the number of targets.
-    assert [*estimate_lines(learnt(receipt_of(order, 240.0)), [four])] == [
+    assert [*lines(learnt(receipt_of(order, 240.0)), [four])] == [
         "latents of tiny: about 5 min, 50.0 kB"
     ]
 
@@ -115,7 +126,7 @@ def test_bytes_are_known_by_the_encoders_configuration_before_any_job() -> None:
     Path("vae/config.json").write_text(json.dumps(VAE))
     order = replace(order_of(), recipe={"dtype": "float32"})
     assert sizes.bytes_of(order, order.items[0].targets) == 4 * 48 * 32 * 4 + 800
-    assert [*estimate_lines(Memo(None), [order])] == ["latents of tiny: about 2.5 MB"]
+    assert [*lines(Memo(None), [order])] == ["latents of tiny: about 2.5 MB"]
     half = replace(order, recipe={"dtype": "float16"})
     assert sizes.bytes_of(half, order.items[0].targets) == 4 * 48 * 32 * 2 + 800
     assert sizes.bytes_of(order_of("text"), order.items[0].targets) == 0.0
@@ -123,16 +134,16 @@ def test_bytes_are_known_by_the_encoders_configuration_before_any_job() -> None:
     clip = {"model_type": "clip_text_model", "hidden_size": 768, "max_position_embeddings": 77}
     Path("text/config.json").write_text(json.dumps(clip))
     texts = replace(order_of("text", 2), recipe={"dtype": "float32"})
-    assert [*estimate_lines(Memo(None), [texts])] == ["text of tiny: about 0.5 MB"]
+    assert [*lines(Memo(None), [texts])] == ["text of tiny: about 0.5 MB"]
     Path("text/config.json").write_text(json.dumps({"model_type": "t5", "d_model": 4096}))
-    assert not [*estimate_lines(Memo(None), [texts])]
+    assert not [*lines(Memo(None), [texts])]
 
 
 def test_what_is_linked_needs_nothing() -> None:
     order = order_of("text", 1)
     linked = order.items[0]._replace(targets=(Target("text", "x", None, at_hand=("y",)),))
     memo = learnt(receipt_of(order_of("text"), 240.0))
-    assert not disk_needs(memo, [replace(order, items=(linked,))])
+    assert not needs(memo, [replace(order, items=(linked,))])
 
 
 def test_a_job_on_a_cluster_gets_twice_the_expected_time() -> None:

@@ -180,9 +180,10 @@ def test_a_new_prompt_of_clips_leaves_those_of_the_training_as_they_are(cats: Pa
     plan = make_plan(facts, ["first"], generated=["first"]).runs["first"]
     trainer = facts.config.runs["first"].trainer
     assert trainer is not None
-    assert plan.awaits(trainer.prompts)
-    assert plan.awaits(["a boat"])
-    assert not plan.awaits(["a car"])
+    plan.lock = "the lock of a finished training"
+    assert plan.awaited(trainer.prompts)
+    assert plan.awaited(["a boat"])
+    assert not plan.awaited(["a car"])
 
 
 def test_one_dataset_is_cut_so_that_all_gpus_work(
