@@ -177,7 +177,7 @@ def placing_differences(judge: Judge, item: Item, target: Target) -> list[Differ
     if not (today and size and now) or _has_view(header, now):
         return []
     before = today.placed(json.loads(header.view or "{}"))
-    was = view_of(judge.layout, before, item, target, size)
+    was, _ = view_of(judge.layout, before, item, target, size)
     if not _has_view(header, was):
         return [Difference(PLACED, "others", now)]
     changed = value_differences(before.model_dump(), today.model_dump())

@@ -30,7 +30,7 @@ from latentmake.config.machines import ExternalProgram, MusubiTuner
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.data.item import BUCKET, Item
-from latentmake.geometry.buckets import Size, refuse_large
+from latentmake.geometry.buckets import Placement, Size, refuse_large
 from latentmake.geometry.clips import AnyClip
 from latentmake.layouts.layout import Layout, layout_of, parsed
 
@@ -168,8 +168,10 @@ def targets_of(
 
 def view_of(
     layout: Layout, settings: Dataset | None, item: Item, target: Target, image: Size
-) -> str:
+) -> tuple[str, Placement | None]:
     """Return the view of a target: the part of its key that names size, crop, clip and controls.
+
+    The placement of the image is returned, too; None for a text.
 
     A target's key is the digest of its inputs' content, its recipe and its view
     (`cachefile.target_key`). `image` is the image's size in pixels: upright for the layout `plain`,
@@ -179,7 +181,7 @@ def view_of(
         SourceError: an image of this size cannot be encoded.
     """
     if target.size is None or settings is None:
-        return ""
+        return "", None
     is_text = parsed(target.part).kind == "text"
     if not (is_text or settings.video):
         refuse_large(image, settings.max_image_pixels)

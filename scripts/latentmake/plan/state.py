@@ -139,7 +139,7 @@ class Judge:
             return ""
         size = self.contents.size(item, content, header)
         try:
-            return size and view_of(self.layout, self.settings, item, target, size)
+            return size and view_of(self.layout, self.settings, item, target, size)[0]
         except SourceError:  # the job reports this error
             return None
 

@@ -197,7 +197,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, says: bool = Tru
     layout, content, recipe = layout_of("plain"), digest.of_bytes(b"x"), {"kind": "latents"}
     settings, today = (Dataset(path="a", **each) for each in (before, now))
     item, target = inputs_of("x", "x.png"), Target("256", "x.safetensors", None, Size(256, 256))
-    view = view_of(layout, settings, item, target, SIZE)
+    view, _ = view_of(layout, settings, item, target, SIZE)
     order = Order("latents", "cats", "tiny", settings, MODEL, {}, ())
     placing = placing_of(order, item, target, SIZE, view) if says else ""
     key = target_key(content, digest.of_value(recipe), view)

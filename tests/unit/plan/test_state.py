@@ -67,7 +67,7 @@ class World:
         """Write a target as a job would."""
         source = digest.of_file(self.source(stem, part))
         size = parsed(part).size
-        variant = layout_of("plain").view(Size(80, 60), size, SETTINGS) if size else ""
+        variant = layout_of("plain").view(Size(80, 60), size, SETTINGS)[0] if size else ""
         recipe = self.recipes[part]
         key = cachefile.target_key(source, digest.of_value(recipe), variant)
         stamp = cachefile.stamp(key=key, source=source, recipe=recipe)
