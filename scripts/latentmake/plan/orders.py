@@ -169,13 +169,11 @@ def targets_of(
 def view_of(
     layout: Layout, settings: Dataset | None, item: Item, target: Target, image: Size
 ) -> tuple[str, Placement | None]:
-    """Return the view of a target: the part of its key that names size, crop, clip and controls.
+    """Return the view of a target, and the placement of its image (None for a text).
 
-    The placement of the image is returned, too; None for a text.
-
-    A target's key is the digest of its inputs' content, its recipe and its view
-    (`cachefile.target_key`). `image` is the image's size in pixels: upright for the layout `plain`,
-    as stored for other layouts.
+    The view is the part of the target's key that names size, crop, clip and controls. The key is
+    the digest of the inputs' content, the recipe and the view (`cachefile.target_key`). `image` is
+    the image's size in pixels: upright for the layout `plain`, as stored for other layouts.
 
     Raises:
         SourceError: an image of this size cannot be encoded.
