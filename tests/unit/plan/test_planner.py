@@ -14,8 +14,9 @@ from latentmake.config.root import parse
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
 from latentmake.graph import Graph
+from latentmake.pages.plan_report import plan_table
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import PROMPTS, Target, Work, prompt_path
+from latentmake.plan.orders import PROMPTS, Order, Target, Work, prompt_path
 from latentmake.plan.planner import _refuse_other_items, make_plan
 from latentmake.plan.state import PartState
 from PIL import Image
@@ -117,6 +118,16 @@ def test_where_a_lock_was_deleted_its_absence_is_the_reason_and_no_image_moved(c
     assert [x.name for x in reasons if "targets" not in x.name and " of cats: " not in x.name] == [
         "there is no lock of the dataset yet"
     ]
+
+
+def test_a_command_that_only_asks_serialises_no_order(
+    cats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Order, "_texts", property(lambda _: pytest.fail("it was serialised")))
+    facts = Facts(parse(CONFIG), Memo(None), encoders=False, asks=True)
+    plan = make_plan(facts, ["first"])
+    assert "latents" in plan_table(plan, plan.orders)
+    assert plan.orders and [job.reuses for job in plan.jobs] == [False] * len(plan.jobs)
 
 
 # -- prompts --------------------------------------------------------------------------------------

@@ -116,6 +116,17 @@ def test_a_whole_file_takes_the_place_of_a_damaged_one() -> None:
     assert store.stored("key").stat().st_ino == inode  # a whole one stays
 
 
+def test_a_header_is_read_again_only_after_a_change() -> None:
+    make_cache("made", "key")
+    moment = Path("made").stat().st_mtime_ns
+    planned = Target("64", "made", f"of the plan@{moment}")
+    assert store.present_key(planned) == "of the plan"
+    assert store.present_key(planned._replace(found=f"damaged@{moment}")) == ""
+    for found in (None, f"of the plan@{moment - 1}"):
+        assert store.present_key(planned._replace(found=found)) == "key"
+    assert store.present_key(planned._replace(path="gone")) == ""
+
+
 def test_a_link_is_made_of_the_key_that_is_asked_for_or_not_at_all() -> None:
     make_cache("cache/a", "key")
     assert store.link(Path("cache/a"), Path("cache/deep/b"), "key")
