@@ -23,7 +23,7 @@ from latentmake.encode.reading import Reading, identify, read_ahead, samples_of
 from latentmake.formats import cachefile
 from latentmake.plan import store
 from latentmake.plan.manifest import read_lock
-from latentmake.plan.orders import Order, Work, pixels, settings_digest
+from latentmake.plan.orders import Order, Work, settings_digest
 from latentmake.plan.receipts import Receipt
 
 Say = Callable[[str], None]
@@ -258,7 +258,8 @@ class Job:
         """Write the receipt of the job."""
         work = self.order.work if self.loaded is not None else ""
         results = self.sources, self.targets, self.faults, self.counts
-        size = pixels(target for target in self.order.targets if target.path in self.targets)
+        targets = (target for target in self.order.targets if target.path in self.targets)
+        size = sum(target.pixels for target in targets)
         Receipt(*results, seconds, starting, work, bottleneck, size).write(self.order.receipt)
 
     def outcome(self, bottleneck: str) -> str:

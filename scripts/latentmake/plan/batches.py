@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -27,7 +28,6 @@ from latentmake.plan.orders import (
     Part,
     Target,
     Work,
-    pixels,
     targets_of,
     text_parts,
 )
@@ -69,19 +69,18 @@ def batches(
         runs = everyone if "@" in part else frozenset(wanting)
         alike.setdefault((parsed(part).kind, runs), []).append(part)
     for (kind, runs), parts in alike.items():
-        # (can be linked, is forced) -> stem and text of an item -> its work.
-        groups: dict[tuple[bool, bool], dict[tuple[str, str | None], Work]] = {}
+        # (can be linked, is forced) -> stem and text of an item -> a list of the item, the digest
+        # of its inputs (None if unknown) and its stale targets of all parts.
+        groups: dict[tuple[bool, bool], dict[tuple[str, str | None], list[Any]]] = {}
         for item, stale, content in (work for part in parts for work in states.parts[part].stale):
-            ways: dict[tuple[bool, bool], list[Target]] = {}
             for target in stale:
                 is_forced = not anew.isdisjoint((target.part, target.path))
-                ways.setdefault((bool(target.at_hand), is_forced), []).append(target)
-            for way, some in ways.items():
-                group = groups.setdefault(way, {})
-                _, others, digest = group.get((item.stem, item.text), (item, (), None))
-                group[item.stem, item.text] = Work(item, (*others, *some), digest or content)
+                group = groups.setdefault((bool(target.at_hand), is_forced), {})
+                entries = group.setdefault((item.stem, item.text), [item, content])
+                entries[1] = entries[1] or content
+                entries.append(target)
         for (linked, forced), group in groups.items():
-            works = [*group.values()]
+            works = [Work(item, (*targets,), content) for item, content, *targets in group.values()]
             group.clear()  # frees memory: a plan may have very many items
             size = _REUSED_ITEMS
             if not linked and config.batch.items != "auto":
@@ -136,7 +135,7 @@ def _dealt(orders: Sequence[Order], number: int) -> Iterator[EncodingJob]:
     """
 
     def largest(order: Order) -> int:
-        return max((pixels([target]) for target in order.targets), default=0)
+        return max((target.pixels for target in order.targets), default=0)
 
     jobs: list[list[Order]] = [[] for _ in range(min(number, len(orders)))]
     targets = [0] * len(jobs)

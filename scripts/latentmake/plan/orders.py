@@ -51,7 +51,7 @@ class Target(NamedTuple):
 
     Attributes:
         size: requested width and height, in pixels; None for captions without control images.
-        reason: why it is stale, one of `state.REASONS`.
+        reason: why it is stale, one of `state.REASONS`; means nothing in a fresh target.
         recipe: digest of the present file's recipe, if its header was read.
     """
 
@@ -61,7 +61,7 @@ class Target(NamedTuple):
     size: Size | None = None
     clip: AnyClip | None = None
     at_hand: tuple[str, ...] = ()  # other files that probably have its key
-    reason: str = ""
+    reason: str = "new"
     recipe: str = ""
 
     @property
@@ -73,6 +73,12 @@ class Target(NamedTuple):
     def found_mtime(self) -> int | None:
         """Time (ns) of the file that the plan found, if any."""
         return int(self.found.partition("@")[2]) if self.found else None
+
+    @property
+    def pixels(self) -> int:
+        """Its pixels, counting all frames of a clip; 0 for a text."""
+        width, height = self.size or (0, 0)
+        return width * height * (self.clip.frames if self.clip else 1)
 
     @property
     def is_made(self) -> bool:
@@ -92,12 +98,6 @@ class Work(NamedTuple):
     def only(self, paths: Container[str]) -> Work:
         """Return this work without the targets whose paths are not among `paths`."""
         return self._replace(targets=tuple(t for t in self.targets if t.path in paths))
-
-
-def pixels(targets: Iterable[Target]) -> int:
-    """Return the pixels of some targets, counting all frames of a clip; texts count as 0."""
-    sized = [(target.size, target.clip) for target in targets if target.size is not None]
-    return sum(size.width * size.height * (clip.frames if clip else 1) for size, clip in sized)
 
 
 # -- parts of runs --------------------------------------------------------------------------------
@@ -278,6 +278,8 @@ class Order:
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
         for name in _SECTIONS:
             values[name] = values[name] and values[name].model_dump()
+        if not self.forced:
+            del values["forced"]  # most heads stay as earlier releases wrote them
         items = _ITEMS.dump_json(self.items)
         return digest.canonical(values | {"items": digest.of_bytes(items)}).encode(), items
 

@@ -19,7 +19,7 @@ from latentmake.base.state_file import read_state
 from latentmake.config.machines import Cluster, Resources
 from latentmake.data.memo import Memo
 from latentmake.formats.cachefile import Picture
-from latentmake.plan.orders import FOLDER, Order, Target, pixels
+from latentmake.plan.orders import FOLDER, Order, Target
 
 _Group = TypeVar("_Group", bound=Hashable)
 # Without past jobs: seconds that an item takes, and items of a batch.
@@ -105,7 +105,7 @@ def estimates(
                 seconds, size = 0.0, sizes.bytes_of(order, targets)
             else:
                 # The ratio of these targets to the past jobs: of pixels if known, else of numbers.
-                share, amount = number / (past.targets or 1), pixels(targets)
+                share, amount = number / (past.targets or 1), sum(t.pixels for t in targets)
                 if amount and past.pixels:
                     share = amount / past.pixels
                 seconds, size = share * past.seconds, share * past.size

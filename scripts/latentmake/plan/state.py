@@ -188,7 +188,7 @@ class Judge:
         `stat` is the present file's stat; None if there is no file.
         """
         if stat is None:
-            return target._replace(reason="new")
+            return target  # its reason is `new`
         try:
             key, header = key_of(self._memo, self._cached, target.path, stat)
             target = target._replace(found=f"{key}@{stat.mtime_ns}")

@@ -21,7 +21,7 @@ from latentmake.geometry.clips import Clip
 from latentmake.pages import plan_report
 from latentmake.plan import sizes
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Target, pixels
+from latentmake.plan.orders import Order, Target
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import (
     Past,
@@ -104,7 +104,7 @@ def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -
 
 def test_latents_are_estimated_by_their_pixels() -> None:
     order = order_of()
-    size = pixels(target for item in order.items for target in item.targets)
+    size = sum(target.pixels for target in order.targets)
     assert size == 100 * 96 * 64
     memo = learnt(receipt_of(order, 240.0, pixels=size))
     assert [*lines(memo, [order])] == ["latents of tiny: about 5 min, 50.0 kB"]
