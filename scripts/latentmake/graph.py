@@ -90,7 +90,7 @@ class Graph:
         """Declare the cache files of a plan; the runs in `generated` generate clips."""
         plan, self._asks = self._plan, facts.asks
         parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
-        count = sum(state.fresh + len(state.stale) for state in parts.values())
+        count = sum(state.fresh + len(state.to_make) for state in parts.values())
         setting = facts.config.graph
         is_whole = setting == "whole" or (setting == "auto" and count <= MOST)
         self.words = "" if is_whole else f"graph: batches, for {count:,} cache files"

@@ -21,8 +21,8 @@ from latentmake.base.machine import Need
 from latentmake.base.state_file import read_order
 from latentmake.config.root import Config
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import FOLDER, RUNS, Order, job_of
-from latentmake.plan.run_plan import Plan, RunPlan, write_items, write_order
+from latentmake.plan.orders import FOLDER, RUNS, EncodingJob, Order
+from latentmake.plan.run_plan import Plan, RunPlan, write_order
 
 VARIABLE = "LATENTMAKE_PLAN"
 """Environment variable with the path of the plan file."""
@@ -127,9 +127,9 @@ class Request:
     def orders(self, plan: Plan) -> list[Order]:
         """Return the orders of a plan that a build carries out, without duplicates."""
         of_runs = ((name, order) for name, run in plan.runs.items() for order in run.orders)
-        needed = {order.name for name, order in of_runs if order.kind in self.kinds[name]}
+        needed = {id(order) for name, order in of_runs if order.kind in self.kinds[name]}
         named = self.files.intersection
-        return [order for order in plan.orders if order.name in needed or named(order.paths)]
+        return [order for order in plan.orders if id(order) in needed or named(order.paths)]
 
     def check(self, rules: Collection[str], is_made: Callable[[str], bool]) -> None:
         """Raise ConfigError for the first target that is no rule or file, and `is_made` by no rule.
@@ -213,7 +213,7 @@ class PlanFile(BaseModel, extra="forbid", frozen=True):
         """Return a plan of only the encoding jobs; with `allowed`, only of these rules."""
         rules = [rule for rule in self.jobs if not allowed or rule in allowed]
         paths = ([FOLDER / f"{name}.json" for name in self.jobs[rule]] for rule in rules)
-        return Plan({}, [job_of([*map(Order.read, of_rule)]) for of_rule in paths])
+        return Plan({}, [EncodingJob(tuple(map(Order.read, of_rule))) for of_rule in paths])
 
 
 FOLLOWING = {"generate": "runs/{run}/generated.json", "evaluate": "reports/evaluate_{run}.html"}
@@ -249,7 +249,7 @@ def plan_extras(
         if backend is not None and backend.publishes:
             backend.check_publication(facts, name)
             if not facts.config.publish.caches:
-                published = backend.order_publication(facts, name, write_items(facts, name))
+                published = backend.plan_publication(facts, name)
                 orders.setdefault(name, {})["publish"] = str(published)
     for name, run in plan.runs.items():
         words = request.words[name]

@@ -19,7 +19,6 @@ from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.run_plan import write_items
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi import publish as musubi
 from latentmake.training.external.publish import Names, publish
@@ -43,7 +42,7 @@ def published(values: dict[str, Any]) -> list[str]:
     backend = backends.of_run(known.config, "tiny")
     assert backend is not None
     backend.check_publication(known, "tiny")
-    order = backend.order_publication(known, "tiny", write_items(known, "tiny"))
+    order = backend.plan_publication(known, "tiny")
     backends.of_order(order).publish(order, said.append)
     return said
 

@@ -43,7 +43,7 @@ def key_of(order: Order, source: Path, part: str) -> str:
     """Return the key that a target of an order gets: of a text, or of an image with no EXIF."""
     size = Size(0, 0) if part == "text" else Size(*probe_image(str(source))[:2])
     asked = parsed(part).size
-    variant = layout_of("plain").view(size, asked, order.dataset_settings) if asked else ""
+    variant = layout_of("plain").view(size, asked, order.dataset_settings)[0] if asked else ""
     recipe_digest = digest.of_value(order.recipe)
     return cachefile.target_key(digest.of_file(source), recipe_digest, variant)
 

@@ -11,8 +11,7 @@ import typer
 from latentmake import backends
 from latentmake.base.machine import free, human, shortages
 from latentmake.commands.project import Project, coloured
-from latentmake.pages.plan_report import counted, stopped_by
-from latentmake.plan import receipts
+from latentmake.pages.plan_report import counted, disk_needs, estimate_lines, stopped_by
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Part
 from latentmake.plan.run_plan import RunPlan, faulty_items
@@ -43,11 +42,11 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     for part, state in sorted(plan.parts.items()):
         yield _of_part(part, state)
     yield from (Finding("caches", "warning", line) for line in plan.warnings)
-    for line in receipts.lines(facts.memo, plan.orders):
+    for line in estimate_lines(facts, plan.orders):
         yield Finding("to encode", "ok", line)
     if plan.forecast:
         yield Finding("training", "ok", plan.forecast)
-    if needs := [*receipts.needs(facts.memo, plan.orders), *plan.needs]:
+    if needs := [*disk_needs(facts, plan.orders), *plan.needs]:
         errors = [Finding("disk", "failed", str(error)) for error in shortages(needs)]
         note = f"{human(free('cache'))} free; {human(sum(need.size for need in needs))} are needed"
         yield from errors or [Finding("disk", "ok", note)]
@@ -89,7 +88,7 @@ def _of_items(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
 
 
 def _of_part(part: Part, state: PartState) -> Finding:
-    stale = Counter(target.reason for target in state.stale)
+    stale = Counter(target.reason for target in state.to_make)
     missing = stale.pop("new", 0)
     reasons = f" ({', '.join(f'{n} {reason}' for reason, n in stale.items())})" if stale else ""
     note = f"{state.fresh} fresh, {stale.total()} stale{reasons}, {missing} missing"

@@ -17,7 +17,7 @@ from latentmake.formats.cachefile import Header, read_metadata
 from latentmake.formats.check import Checked, verify
 from latentmake.layouts.layout import parsed
 from latentmake.pages.explanation import differences, program_of, recipe_words
-from latentmake.plan.batches import judge_one, named_targets
+from latentmake.plan.batches import judged, named_targets
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompts_of, targets_of
 from latentmake.plan.product import (
@@ -224,8 +224,8 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     explanation.runs = _runs(facts, part, item)
     settings = facts.config.datasets.get(part.dataset)  # None for prompts
     explanation.is_reg = settings is not None and settings.is_reg
-    made = judge_one(facts, part.dataset, part.model, item, target)
-    judge, stale = made.judge, made.stale(path)
+    made = judged(facts, part, [item], [path])
+    judge, stale = made.judge, next(iter(made.parts[part.name].to_make), None)
     assert judge is not None
     content = judge.contents.of(item) or ""
     explanation.key = judge.needed(item, target, content, explanation.header)
@@ -240,12 +240,12 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     explanation.state, explanation.reason = "stale", stale.reason + damage
     mark_reusable(facts.memo, [made])  # afterwards: it replaces the reason by `reusable`
     explanation.at_hand = [
-        path for entry in made.parts[part.name].stale for path in entry.target.at_hand
+        path for made_target in made.parts[part.name].to_make for path in made_target.at_hand
     ]
     if explanation.header is not None:
         explanation.differences = [
             *_source_differences(judge.contents.text, part, item, explanation, content),
-            *differences(facts, part, stale),
+            *differences(facts, part, item, target),
         ] or [Difference("key", short(explanation.header.key), short(explanation.key or ""))]
     return explanation
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal, Self, cast
 
 from pydantic import ByteSize, Field, WithJsonSchema, model_validator
@@ -18,6 +20,9 @@ from latentmake.config.fields import (
     ResolutionField,
     worded,
 )
+
+Resources = dict[str, int | str | Callable[[object, int], int]]
+"""Resources of a Snakemake rule: numbers, texts, or functions of wildcards and attempt."""
 
 PROGRAMS = {"musubi": "musubi-tuner", "sdscripts": "sd-scripts"}
 """Kind of a trainer, or layout of a model -> name of the external program."""
@@ -210,3 +215,22 @@ class Cluster(Closed, shapes=MACHINE):
     """[Resources of encoding jobs](#encoding-jobs)."""
     train: TrainingJob = TrainingJob()
     """[Resources of trainings](#trainings)."""
+
+    def resources(self, kind: str, seconds: float) -> Resources:
+        """Return what a job of a kind (`encode`, `train`) asks of SLURM, in Snakemake's names.
+
+        Its time limit is `runtime` and twice the `seconds` that it is expected to take.
+        """
+        settings = self.encode if kind == "encode" else self.train
+        limit = settings.runtime + 2 * seconds / 60
+        resources: Resources = {
+            "mem_mb": lambda wildcards, attempt: int(settings.mem_mb * (1 + (attempt - 1) / 2)),
+            "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),
+        }
+        slurm = {
+            "slurm_partition": settings.partition or self.partition,
+            "slurm_account": self.account,
+            "constraint": settings.constraint or self.constraint,
+            "qos": settings.qos or self.qos,
+        }
+        return resources | {name: value for name, value in slurm.items() if value}

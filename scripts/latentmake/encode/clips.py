@@ -119,8 +119,7 @@ def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
         clips: dict[Clip, list[tuple[Key, str]]] = {}
         for target, key in reading.missing.items():
             clip = Clip(*target.clip[:2]) if target.clip else Clip(0, 1)
-            resolution = target.size or size
-            scaled = (order.layout.size(size, resolution, settings), resolution)
+            scaled = reading.places[target].target, target.size or size
             clips.setdefault(clip, []).append((scaled, key))
         for clip, scaled_keys in clips.items():
             sizes, keys = zip(*scaled_keys, strict=True)

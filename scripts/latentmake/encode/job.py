@@ -23,7 +23,7 @@ from latentmake.encode.reading import Reading, identify, read_ahead, samples_of
 from latentmake.formats import cachefile
 from latentmake.plan import store
 from latentmake.plan.manifest import read_lock
-from latentmake.plan.orders import Order, Work, pixels, settings_digest
+from latentmake.plan.orders import Order, Work, settings_digest
 from latentmake.plan.receipts import Receipt
 
 Say = Callable[[str], None]
@@ -115,10 +115,10 @@ class Job:
         keys, reading.keys = reading.keys, {}
         for target, key in keys.items():
             # The plan found a fresh file here, or an earlier attempt of this job has written it.
-            path = Path(target.path)
-            if store.holds(path, key) and path.stat().st_mtime_ns > self._planned:
+            stat = Path(target.path).stat() if store.present_key(target) == key else None
+            if stat is not None and stat.st_mtime_ns > self._planned:
                 reading.kept += 1
-                self._finish(target.path, key, path.stat())
+                self._finish(target.path, key, stat)
                 continue
             for possible in (key, *reading.former.get(key, ())):
                 places = [store.stored(possible)] if self._has_store else []
@@ -258,8 +258,8 @@ class Job:
         """Write the receipt of the job."""
         work = self.order.work if self.loaded is not None else ""
         results = self.sources, self.targets, self.faults, self.counts
-        targets = (target for item in self.order.items for target in item.targets)
-        size = pixels(target for target in targets if target.path in self.targets)
+        targets = (target for target in self.order.targets if target.path in self.targets)
+        size = sum(target.pixels for target in targets)
         Receipt(*results, seconds, starting, work, bottleneck, size).write(self.order.receipt)
 
     def outcome(self, bottleneck: str) -> str:
@@ -303,12 +303,7 @@ class Job:
                 self.places.pop(key, None)
                 self.making.discard(key)
                 lost[work.item.stem, work.item.text] = work
-        return [
-            work._replace(
-                targets=tuple(target for target in work.targets if target.path in self.wanted)
-            )
-            for work in lost.values()
-        ]
+        return [work.only(self.wanted) for work in lost.values()]
 
 
 def _fault_of(tensors: dict[str, Any], nonzero: Collection[str] | None) -> str | None:

@@ -6,6 +6,7 @@ The types `Encoder` and `Loaded` are here too. Modules in `encoders` have functi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections import deque
@@ -37,8 +38,8 @@ from latentmake.data.item import BUCKET, CAPTION, IMAGE, Item
 from latentmake.data.texts import MARKER
 from latentmake.formats import cachefile
 from latentmake.formats.media import check_image, probe_image, upright_size
-from latentmake.geometry.buckets import Size
-from latentmake.plan.orders import Order, Target, Work, placing_of, view_of
+from latentmake.geometry.buckets import Placement, Size
+from latentmake.plan.orders import Order, Target, Work, view_of
 
 _NO_SIZE = Size(0, 0)
 
@@ -106,6 +107,7 @@ class Reading:
         kept: number of fresh targets.
         fault: error of the source.
         sources: path -> stat and digest of each file that was read.
+        places: target -> placement of the image or video.
         placing: key -> settings of scaling and cropping in the form of the header, if they matter.
     """
 
@@ -121,6 +123,7 @@ class Reading:
     kept: int = 0
     fault: SourceError | None = None
     sources: dict[str, list[Any]] = field(default_factory=dict)
+    places: dict[Target, Placement] = field(default_factory=dict)
     placing: dict[str, str] = field(default_factory=dict)
 
     def fail(self, fault: SourceError) -> None:
@@ -183,15 +186,31 @@ def identify(order: Order, recipe: str, reading: Reading) -> None:
         reading.size = upright_size(reading.data, item.source, limit, turns=turns)
         reading.sources[item.source] += [*reading.size, turns]
     for target in reading.work.targets:
-        view = view_of(order.layout, settings, item, target, reading.size)
+        view, placed = view_of(order.layout, settings, item, target, reading.size)
+        if placed is not None:
+            reading.places[target] = placed
         reading.keys[target] = key = cachefile.target_key(reading.content, recipe, view)
         if order.kind == "text" and target.at_hand:
             before = formerly(item, reading.data.decode(), contents)
             reading.former[key] = [
                 cachefile.target_key(content, recipe, view) for content in before
             ]
-        if placing := placing_of(order.layout, settings, item, target, reading.size, view):
+        if placing := placing_of(order, item, target, reading.size, view):
             reading.placing[key] = placing
+
+
+def placing_of(order: Order, item: Item, target: Target, image: Size, view: str) -> str:
+    """Return the settings that placed an image, in the form of a header; see `view_of`.
+
+    It is empty if the default settings give the same view.
+    """
+    settings = order.dataset_settings
+    placing = settings.placing()
+    with contextlib.suppress(SourceError):
+        usual, _ = view_of(order.layout, settings.placed({}), item, target, image)
+        if not placing or view == usual:
+            return ""
+    return digest.canonical(placing)
 
 
 def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[bytes, str]:

@@ -84,7 +84,7 @@ def adopt(
 def _others(plan: RunPlan, count: int) -> Counter[str]:
     """Count the targets of a plan by state, except `count` stale ones that may be adopted."""
     states = [state for part, state in plan.parts.items() if part.dataset != PROMPTS]
-    stale = sum(len(state.stale) for state in states)
+    stale = sum(len(state.to_make) for state in states)
     return Counter({FRESH: sum(state.fresh for state in states), WITHOUT: stale - count})
 
 

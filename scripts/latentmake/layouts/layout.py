@@ -254,8 +254,10 @@ class Layout:
         span: Span | None = None,
         rotation: int = 0,
         controls: Sequence[Size] = (),
-    ) -> str:
+    ) -> tuple[str, Placement | None]:
         """Return the view of a target: the part of its key that depends on size and clip.
+
+        The placement of the image is returned, too; None for a text.
 
         Different settings that place an image in the same way have the same view, such as
         `80x72+8+4:64x64`. In musubi-tuner's layouts the target size determines the placement, so
@@ -278,20 +280,20 @@ class Layout:
             SourceError: a source of this size cannot be encoded.
         """
         if self.bucket_side is None:
-            (width, height), left, top, target = self.place(image, resolution, settings)
-            return f"{width}x{height}+{left}+{top}:{target.width}x{target.height}"
+            placement = self.place(image, resolution, settings)
+            (width, height), left, top, target = placement
+            return f"{width}x{height}+{left}+{top}:{target.width}x{target.height}", placement
         step, most = self.bucket_side, settings.control_resolution
         area, keeps = most.width * most.height if most else None, settings.no_resize_control
         size = self.size(image, resolution, settings)
-        if not is_text:
-            cover(image, size, settings.max_image_pixels)  # raises SourceError if it is too narrow
+        placed = None if is_text else cover(image, size, settings.max_image_pixels)
         usual = _name(size)
         sizes = [usual]
         if controls:
             scaled = (control_size(control, area, step, keeps=keeps) for control in controls)
             sizes = [_name(control) for control in scaled]
         if is_text:
-            return f"controls:{'+'.join(sizes if len({*sizes}) > 1 else sizes[:1])}"
+            return f"controls:{'+'.join(sizes if len({*sizes}) > 1 else sizes[:1])}", placed
         view = usual
         if clip is not None:
             start, (first, _, stride, _) = clip.start, span or Span()
@@ -306,7 +308,7 @@ class Layout:
                 view += f"@{_name(resolution)}"
         if rotation != 0:
             view += f":r{rotation}"
-        return view if {*sizes} == {usual} else "+".join((view, *sizes))
+        return view if {*sizes} == {usual} else "+".join((view, *sizes)), placed
 
     # -- texts and manifests ----------------------------------------------------------------------
 

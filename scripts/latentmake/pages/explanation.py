@@ -12,10 +12,11 @@ from latentmake.base.errors import CacheError, SourceError
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import PROGRAMS
 from latentmake.config.models import Model
+from latentmake.data.item import Item
 from latentmake.formats.cachefile import Header, read_header, read_metadata, recipe_of, target_key
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Part, view_of
+from latentmake.plan.orders import Part, Target, view_of
 from latentmake.plan.product import (
     Difference,
     is_digest,
@@ -25,10 +26,7 @@ from latentmake.plan.product import (
     value_differences,
 )
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.state import (
-    Judge,
-    Stale,
-)
+from latentmake.plan.state import Judge
 
 PLACED = "size and crop"
 """Name of a difference between two placements (sizes and crops) of an image."""
@@ -128,12 +126,14 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
 
     For each dataset and each recipe of its files, the header of one cache file is read.
     """
-    alike: dict[tuple[str, str, str, str], list[tuple[Part, Stale]]] = defaultdict(list)
+    alike: dict[tuple[str, str, str, str], list[tuple[Part, Item, Target]]] = defaultdict(list)
     for part, state in {part: state for run in runs for part, state in run.parts.items()}.items():
-        for stale in state.stale:
-            if stale.reason == "changed recipe":
-                kind = parsed(part.name).kind
-                alike[part.dataset, part.model, kind, stale.recipe].append((part, stale))
+        kind = parsed(part.name).kind
+        for item, target in (
+            (work.item, target) for work in state.stale for target in work.targets
+        ):
+            if target.reason == "changed recipe":
+                alike[part.dataset, part.model, kind, target.recipe].append((part, item, target))
     counts: dict[tuple[str, str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for (dataset, model, kind, _), targets in alike.items():
         counts[model, kind, _in_words(facts, *targets[0])][dataset] += len(targets)
@@ -144,40 +144,40 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
         yield f"recipe: {words}: {number} {what} of {some(datasets)}{whose}"
 
 
-def _in_words(facts: Facts, part: Part, stale: Stale) -> str:
+def _in_words(facts: Facts, part: Part, item: Item, target: Target) -> str:
     if not facts.recipe(part.dataset, part.model, parsed(part.name).kind):
         return f"unknown without the model {part.model}"
-    changed = differences(facts, part, stale)
+    changed = differences(facts, part, item, target)
     settings = some([str(difference) for difference in changed if difference.name != PLACED])
     return settings or (PLACED if changed else "keys in headers")
 
 
-def differences(facts: Facts, part: Part, stale: Stale) -> list[Difference]:
+def differences(facts: Facts, part: Part, item: Item, target: Target) -> list[Difference]:
     """Return the differences between the recipe and placement of a file and today's."""
     now = facts.recipe(part.dataset, part.model, parsed(part.name).kind)
-    metadata, model = read_metadata(stale.path), facts.config.models[part.model]
+    metadata, model = read_metadata(target.path), facts.config.models[part.model]
     # Some values of the recipe, such as the scale, are keys of their own in a header.
     recipe = {key: metadata[key] for key in now if key in metadata} | recipe_of(metadata)
     changed = recipe_differences(recipe, now, model) if now else []
-    judge = facts.judge(part.dataset, part.model, [part.name], [stale.item], [stale.path])
+    judge = facts.judge(part.dataset, part.model, [part.name], [item], [target.path])
     with suppress(CacheError, SourceError, OSError, ValueError):
-        changed += placing_differences(judge, stale)
+        changed += placing_differences(judge, item, target)
     return changed
 
 
-def placing_differences(judge: Judge, stale: Stale) -> list[Difference]:
+def placing_differences(judge: Judge, item: Item, target: Target) -> list[Difference]:
     """Return the differences between the placement of an image in a file and today's.
 
     The settings that changed the placement come first, the placement itself comes last. If an
     earlier release wrote the file, its header does not contain the settings.
     """
-    item, target, header, today = stale.item, stale.target, read_header(stale.path), judge.settings
+    header, today = read_header(target.path), judge.settings
     size = judge.contents.size(item, header.source, header)
     now = judge.view(item, target, header.source, header)
     if not (today and size and now) or _has_view(header, now):
         return []
     before = today.placed(json.loads(header.view or "{}"))
-    was = view_of(judge.layout, before, item, target, size)
+    was, _ = view_of(judge.layout, before, item, target, size)
     if not _has_view(header, was):
         return [Difference(PLACED, "others", now)]
     changed = value_differences(before.model_dump(), today.model_dump())

@@ -135,7 +135,7 @@ def _fault(log: Path, size: int) -> str:
 
 
 def _finished(orders: Sequence[Order]) -> str:
-    targets = [target for order in orders for item in order.items for target in item.targets]
+    targets = [target for order in orders for target in order.targets]
     if not targets:
         return "all caches"
     return f"{sum(target.is_made for target in targets)} of {len(targets)} cache files"

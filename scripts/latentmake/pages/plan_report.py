@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
 
 from latentmake.base.errors import SourceError
-from latentmake.base.machine import human, shortages
+from latentmake.base.machine import Need, duration, human, shortages
 from latentmake.base.paths import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
@@ -50,7 +50,7 @@ def plan_table(
     for part, state in parts.items():
         row = rows.setdefault(row_of(part), Counter())
         row.update(fresh=state.fresh, orphaned=len(state.orphans))
-        row.update(_HEADS.get(target.reason, target.reason) for target in state.stale)
+        row.update(_HEADS.get(target.reason, target.reason) for target in state.to_make)
     faults = dict(chain.from_iterable(run.faults.items() for run in plan.runs.values()))
     lines: list[str] = []
     if plan.runs:  # otherwise the command only names cache files
@@ -62,10 +62,10 @@ def plan_table(
     lines += [f"warning: {line}" for line in dict.fromkeys(warnings)]
     made = Counter[str]()
     for order in orders:
-        made[order.kind] += sum(len(item.targets) for item in order.items)
+        made[order.kind] += len(order.paths)
     if total := made.total():
-        names = {order.name for order in orders}
-        jobs = sum(any(order.name in names for order in job.orders) for job in plan.jobs)
+        carried_out = {*map(id, orders)}
+        jobs = sum(any(id(order) in carried_out for order in job.orders) for job in plan.jobs)
         reused = sum(len(order.paths) for order in orders if order.reuses)
         linked = f", {reused} of them by linking" if reused else ""
         lines.append(
@@ -139,6 +139,24 @@ def stopped_by(facts: Facts, plan: RunPlan) -> str:
     )
 
 
+def estimate_lines(facts: Facts, orders: Collection[Order]) -> Iterator[str]:
+    """Yield a line for each kind and model: estimated time and bytes, where they are known."""
+    sums = receipts.estimates(facts.memo, orders, lambda order, _: order.work)
+    for work, rest in sums.items():
+        what = work.replace(" ", " of ")
+        if past := receipts.past_jobs(facts.memo, work):
+            time = duration((past.starting + rest.seconds) / 60)
+            yield f"{what}: about {time}, {human(rest.size)}"
+        elif rest.size:
+            yield f"{what}: about {human(rest.size)}"
+
+
+def disk_needs(facts: Facts, orders: Collection[Order]) -> list[Need]:
+    """Return the disk space that some orders need, as far as it is known."""
+    sums = receipts.estimates(facts.memo, orders, lambda order, _: order.work.replace(" ", " of "))
+    return [Need(what, "cache", round(past.size)) for what, past in sums.items() if past.size]
+
+
 def report(
     facts: Facts,
     plan: Plan,
@@ -164,12 +182,12 @@ def report(
         StorageError: A disk does not have enough space for the build.
     """
     training = [run for name, run in plan.runs.items() if name in trained]
-    lines = [*receipts.lines(facts.memo, orders)]
+    lines = [*estimate_lines(facts, orders)]
     lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
     lines += [line for run in training for line in (run.reason, run.note) if line]
     runs = plan.runs.values()
     lines = [*dict.fromkeys(fitting_lines(facts, plan)), *lines]
-    stale = (target for run in runs for state in run.parts.values() for target in state.stale)
+    stale = (target for run in runs for state in run.parts.values() for target in state.to_make)
     if any(target.reason == "changed recipe" for target in stale):
         from latentmake.pages.explanation import recipe_changes
 
@@ -185,7 +203,7 @@ def report(
     text = plan_table(plan, orders, lines, kinds=kinds)
     sys.stderr.write(f"{text}\n" if text else "")
     trainings = chain.from_iterable(run.needs for run in training)
-    for shortage in shortages([*receipts.needs(facts.memo, orders), *plan.needs, *trainings]):
+    for shortage in shortages([*disk_needs(facts, orders), *plan.needs, *trainings]):
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")
@@ -246,7 +264,7 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
 def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
     """Yield the sizes of the items to be encoded, as far as they are known."""
     unknown = {}
-    for item in {stale.item.stem: stale.item for stale in state.stale}.values():
+    for item in {work.item.stem: work.item for work in state.stale}.values():
         if item.media is not None:
             yield Size(item.media.width, item.media.height)
         elif item.files and not is_remote(item.files[0].path):

@@ -59,7 +59,7 @@ def status_of(facts: Facts, plan: RunPlan) -> Status:
     """Return the status of a run."""
     files = []
     for state in plan.parts.values():
-        files += [{"reason": target.reason, "path": target.path} for target in state.stale]
+        files += [{"reason": target.reason, "path": target.path} for target in state.to_make]
         files += [{"reason": "orphaned", "path": path} for path in state.orphans]
     return Status(
         run=plan.name,
@@ -75,10 +75,10 @@ def stale_items(plan: RunPlan) -> dict[tuple[str, str], list[str]]:
     """Return dataset and stem of an item -> its stale targets, such as `text: edited`."""
     items: dict[tuple[str, str], list[str]] = {}
     for part, state in plan.parts.items():
-        for target in state.stale:
-            words = items.setdefault((part.dataset, target.item.stem), [])
-            if (word := f"{row_of(part)[-1]}: {target.reason}") not in words:
-                words.append(word)
+        for item, targets, _ in state.stale:
+            words = items.setdefault((part.dataset, item.stem), [])
+            new = dict.fromkeys(f"{row_of(part)[-1]}: {target.reason}" for target in targets)
+            words += [word for word in new if word not in words]
     return items
 
 
@@ -101,7 +101,7 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
             model=model,
             kind=kind,
             fresh=sum(state.fresh for state in states),
-            stale=Counter(target.reason for state in states for target in state.stale),
+            stale=Counter(target.reason for state in states for target in state.to_make),
             orphans=sum(len(state.orphans) for state in states),
             files=len(sizes),
             bytes=sum(dict(sizes).values()),
@@ -164,9 +164,8 @@ def running_builds() -> list[dict[str, Any]]:
             with contextlib.suppress(StorageError):
                 order = Order.read(FOLDER / f"{name}.json")
                 done, total = made.get(order.work, (0, 0))
-                targets = [target for item in order.items for target in item.targets]
-                done += sum(target.is_made for target in targets)
-                made[order.work] = done, total + len(targets)
+                finished = sum(target.is_made for target in order.targets)
+                made[order.work] = done + finished, total + len(order.paths)
         logs = {run: Path(f"logs/train/{run}.log") for run in about.pop("trained")}
         training = {run: _last_line(log, began) for run, log in logs.items()}
         builds.append(about | {"made": made, "training": training})

@@ -24,7 +24,7 @@ from latentmake.pages.explanation import differences
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompt_items, prompts_of
-from latentmake.plan.state import UNKNOWN, Judge, Stale
+from latentmake.plan.state import UNKNOWN, Judge
 from latentmake.training.order import trained_files
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
@@ -179,9 +179,9 @@ def _finding(
     if judge.recipes[part.name] == UNKNOWN:  # the model is on another machine
         return None
     stale = judge.state(item, target, target_stat(Path(path).stat()))
-    if not isinstance(stale, Stale):
+    if not isinstance(stale, Target):
         return None
-    reason = ", ".join(map(str, differences(facts, part, stale))) or "it has another key"
+    reason = ", ".join(map(str, differences(facts, part, item, stale))) or "it has another key"
     if stale.reason == "edited":
         source = item.source if item.source is not None else item.text or ""
         reason = f"it was not made of {shortened(' '.join(source.split()))} as it is"

@@ -28,7 +28,6 @@ from latentmake.plan.orders import (
     Part,
     Target,
     Work,
-    job_of,
     targets_of,
     text_parts,
 )
@@ -59,7 +58,11 @@ def batches(
     time on this machine. Without `may_skip`, jobs fail at a faulty item instead of skipping it.
     """
     alike: dict[tuple[str, frozenset[str]], list[str]] = {}
-    anew = facts.forced_of(dataset, model)
+    config, anew = facts.config, facts.forced_of(dataset, model)
+    settings = config.models[model]
+    data = config.datasets.get(dataset, _PROMPTS)
+    if not may_skip:
+        data = data.model_copy(update={"on_error": "fail"})
     everyone = frozenset().union(*(runs for part, runs in needs.items() if "@" in part))
     for part, wanting in needs.items():
         # A text that is stored once per resolution is encoded once for all of them.
@@ -67,61 +70,42 @@ def batches(
         alike.setdefault((parsed(part).kind, runs), []).append(part)
     for (kind, runs), parts in alike.items():
         # (can be linked, is forced) -> stem and text of an item -> a list of the item, the digest
-        # of its inputs (None if unknown) and its stale targets.
+        # of its inputs (None if unknown) and its stale targets of all parts.
         groups: dict[tuple[bool, bool], dict[tuple[str, str | None], list[Any]]] = {}
-        stale = (entry for part in parts for entry in states.parts[part].stale)
-        for item, target, _, content, _ in stale:
-            is_forced = not anew.isdisjoint((target.part, target.path))
-            group = groups.setdefault((bool(target.at_hand), is_forced), {})
-            entries = group.setdefault((item.stem, item.text), [item, content])
-            entries[1] = entries[1] or content
-            entries.append(target)
+        for item, stale, content in (work for part in parts for work in states.parts[part].stale):
+            for target in stale:
+                is_forced = not anew.isdisjoint((target.part, target.path))
+                group = groups.setdefault((bool(target.at_hand), is_forced), {})
+                entries = group.setdefault((item.stem, item.text), [item, content])
+                entries[1] = entries[1] or content
+                entries.append(target)
         for (linked, forced), group in groups.items():
             works = [Work(item, (*targets,), content) for item, content, *targets in group.values()]
             group.clear()  # frees memory: a plan may have very many items
-            size = _REUSED_ITEMS if linked else _batch_size(facts, model, kind, works)
+            size = _REUSED_ITEMS
+            if not linked and config.batch.items != "auto":
+                size = config.batch.items
+            elif not linked:
+                targets = sum(len(work.targets) for work in works) / len(works)
+                size = batch_items(facts.memo, f"{kind} {model}", config.batch.minutes, targets)
             if side_by_side > 1 and not linked:
                 size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
             for start in range(0, len(works), size):
-                some = works[start : start + size]
-                how = {"forced": forced, "may_skip": may_skip}
-                yield order_of(facts, dataset, model, kind, some, **how), runs
-
-
-def _batch_size(facts: Facts, model: str, kind: str, works: Sequence[Work]) -> int:
-    """Return the number of items of a batch: as configured, or by the speed of past jobs."""
-    batch = facts.config.batch
-    if batch.items != "auto":
-        return batch.items
-    targets = sum(len(work.targets) for work in works) / len(works)
-    return batch_items(facts.memo, f"{kind} {model}", batch.minutes, targets)
-
-
-def order_of(
-    facts: Facts,
-    dataset: str,
-    model: str,
-    kind: str,
-    works: Sequence[Work],
-    *,
-    forced: bool = False,
-    may_skip: bool = True,
-) -> Order:
-    """Return the order for some work of one dataset, model and kind; see `batches`."""
-    config, settings = facts.config, facts.config.models[model]
-    data = config.datasets.get(dataset, _PROMPTS)
-    return Order(
-        kind=kind,
-        dataset=dataset,
-        model=model,
-        dataset_settings=data if may_skip else data.model_copy(update={"on_error": "fail"}),
-        model_settings=settings,
-        recipe=facts.recipe(dataset, model, kind),
-        items=tuple(works),
-        musubi_tuner=config.musubi_tuner if settings.scripted else None,
-        sd_scripts=None if settings.scripted else config.encoding_program(settings),
-        forced=forced,
-    )
+                yield (
+                    Order(
+                        kind=kind,
+                        dataset=dataset,
+                        model=model,
+                        dataset_settings=data,
+                        model_settings=settings,
+                        recipe=facts.recipe(dataset, model, kind),
+                        items=tuple(works[start : start + size]),
+                        musubi_tuner=config.musubi_tuner if settings.scripted else None,
+                        sd_scripts=None if settings.scripted else config.encoding_program(settings),
+                        forced=forced,
+                    ),
+                    runs,
+                )
 
 
 def jobs_of(
@@ -137,21 +121,22 @@ def jobs_of(
     for order, runs in wanted:
         # Everything that a loaded encoder depends on: orders with equal values can share one.
         encoder = order.work, order.kind == "latents" and order.dataset_settings.flip_aug
-        separate = side_by_side is None or order.is_external
-        group = (
-            (order.name,) if separate else (encoder, order.reuses, order.forced, frozenset(runs))
-        )
+        group: tuple[object, ...] = (encoder, order.reuses, order.forced, frozenset(runs))
+        if side_by_side is None or order.is_external:
+            group = (id(order),)
         groups.setdefault(group, []).append(order)
-    return [
-        job_of(dealt) for orders in groups.values() for dealt in _dealt(orders, side_by_side or 1)
-    ]
+    return [job for orders in groups.values() for job in _dealt(orders, side_by_side or 1)]
 
 
-def _dealt(orders: Sequence[Order], number: int) -> Iterator[list[Order]]:
+def _dealt(orders: Sequence[Order], number: int) -> Iterator[EncodingJob]:
     """Deal orders to at most `number` jobs, so that jobs have about equally many targets.
 
     A job begins with the order of the largest samples, which decides how much memory it needs.
     """
+
+    def largest(order: Order) -> int:
+        return max((target.pixels for target in order.targets), default=0)
+
     jobs: list[list[Order]] = [[] for _ in range(min(number, len(orders)))]
     targets = [0] * len(jobs)
     for order in sorted(orders, key=lambda order: -len(order.paths)):
@@ -159,14 +144,7 @@ def _dealt(orders: Sequence[Order], number: int) -> Iterator[list[Order]]:
         jobs[least].append(order)
         targets[least] += len(order.paths)
     for job in jobs:
-        yield sorted(job, key=_largest, reverse=True)
-
-
-def _largest(order: Order) -> int:
-    """Return the pixels of an order's largest target, counting all frames of a clip."""
-    targets = (target for item in order.items for target in item.targets)
-    sizes = ((target.size, target.clip.frames if target.clip else 1) for target in targets)
-    return max((size.width * size.height * frames for size, frames in sizes if size), default=0)
+        yield EncodingJob(tuple(sorted(job, key=largest, reverse=True)))
 
 
 # -- cache files by their names -------------------------------------------------------------------
@@ -176,7 +154,7 @@ _SIZE = re.compile(r"[0-9]+(x[0-9]+)?")
 
 def named_states(
     facts: Facts, paths: Iterable[str]
-) -> Iterator[tuple[Part, Collection[str], State]]:
+) -> Iterator[tuple[Part, tuple[Collection[str], State]]]:
     """Judge cache files that a command names, `cache/{dataset}/{model}/...`.
 
     Yields:
@@ -214,10 +192,10 @@ def named_states(
         for part, items in items_of.items():
             if parsed(part).kind in facts.forced:
                 facts.forced |= named
-            state = _judged(facts, Part(dataset, model, part), [*items.values()], named)
-            stale = state.parts[part].stale
-            state.parts[part].stale = [entry for entry in stale if entry.path in named]
-            yield Part(dataset, model, part), named, state
+            state = judged(facts, Part(dataset, model, part), [*items.values()], named)
+            works = (work.only(named) for work in state.parts[part].stale)
+            state.parts[part].stale = [work for work in works if work.targets]
+            yield Part(dataset, model, part), (named, state)
 
 
 def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -> None:
@@ -237,7 +215,7 @@ def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -
 
 def named_batches(
     facts: Facts,
-    states: Sequence[tuple[Part, State]],
+    named: Mapping[Part, tuple[Collection[str], State]],
     others: Iterable[State],
     side_by_side: int,
 ) -> Iterator[tuple[Order, frozenset[str]]]:
@@ -247,23 +225,24 @@ def named_batches(
     already. A job that makes a named file fails at a faulty item, even if its dataset skips faulty
     items.
     """
-    if not states:
+    if not named:
         return
-    parts = (part for state in others for part in state.parts.values())
-    planned = {entry.path for part in parts for entry in part.stale}
+    parts = [part for state in others for part in state.parts.values()]
+    planned = {target.path for part in parts for target in part.to_make}
     places: dict[tuple[str, str], State] = {}
-    for (dataset, model, name), state in states:
+    for (dataset, model, name), (_, state) in named.items():
         part = places.setdefault((dataset, model), State({})).parts.setdefault(name, PartState())
-        part.stale += [entry for entry in state.parts[name].stale if entry.path not in planned]
+        paths = {target.path for target in state.parts[name].to_make} - planned
+        part.stale += [work.only(paths) for work in state.parts[name].stale]
     for place, state in places.items():
         unneeded: dict[str, set[str]] = {part: set() for part in state.parts}
         yield from batches(facts, *place, unneeded, state, side_by_side, may_skip=False)
 
 
 def named_targets(
-    facts: Facts, dataset: str, model: str, place: str, bases: Collection[str] | None = None
+    facts: Facts, dataset: str, model: str, place: str, bases: Collection[str]
 ) -> Iterator[tuple[Item, Target]]:
-    """Yield inputs and target of each cache file in a folder; with `bases`, only of these bases."""
+    """Yield inputs and target of each cache file in a folder that has one of these bases."""
     layout, settings = facts.layout(model), facts.config.datasets.get(dataset)
     for part in layout.parts([place]):
         wanted, is_text = Part(dataset, model, part), parsed(part).kind == "text"
@@ -276,24 +255,17 @@ def named_targets(
         else:
             items = facts.items(dataset, model)[0]
             inputs = [item.inputs(part, layout) for item in items]
-        if bases is not None:
-            inputs = [item for item in inputs if layout.base(item.stem) in bases]
+        inputs = [item for item in inputs if layout.base(item.stem) in bases]
         for item, targets in targets_of(layout, settings, wanted, inputs):
-            for target in targets:
-                yield item, target
+            yield from ((item, target) for target in targets)
 
 
-def judge_one(facts: Facts, dataset: str, model: str, item: Item, target: Target) -> State:
-    """Return the state of a part with one target.
+def judged(facts: Facts, part: Part, items: Sequence[Item], paths: Collection[str]) -> State:
+    """Return the state of some inputs of a part; `paths` are their cache files, which may exist.
 
     Raises:
-        SourceError: its source cannot be read.
+        SourceError: a source cannot be read.
     """
-    return _judged(facts, Part(dataset, model, target.part), [item], [target.path])
-
-
-def _judged(facts: Facts, part: Part, items: Sequence[Item], paths: Collection[str]) -> State:
-    """Return the state of some inputs of a part; `paths` are their cache files, which may exist."""
     present = (path for path in paths if os.path.lexists(path) and not Path(path).is_dir())
     stats = {path: target_stat(Path(path).lstat()) for path in present}
     judge = facts.judge(part.dataset, part.model, [part.name], items, paths)

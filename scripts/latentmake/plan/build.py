@@ -69,9 +69,8 @@ class Build:
                 # With the exclusive lock, no other command works here: clean up after a killed one.
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with _JOBS.open("ab") as jobs:
-                    fcntl.flock(
-                        jobs, fcntl.LOCK_EX
-                    )  # waits a moment, until the watchdog ended the jobs
+                    # This waits a moment, until the watchdog has ended the jobs.
+                    fcntl.flock(jobs, fcntl.LOCK_EX)
                 _unlock(self._machine)
                 # Remove Snakemake's records of incomplete files: jobs rename files only when they
                 # are complete, even if Snakemake was killed meanwhile. Because of such a record,

@@ -158,7 +158,7 @@ class Facts(Datasets):
         return Judge.of(
             items,
             self.memo,
-            self.config.datasets.get(dataset),
+            settings=self.config.datasets.get(dataset),
             place=(dataset, model),
             layout=self.layout(model),
             recipes={part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},

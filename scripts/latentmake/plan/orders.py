@@ -14,8 +14,9 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import InitVar, dataclass, field, fields
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +24,13 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic_core import from_json
 
 from latentmake.base import atomic, digest
-from latentmake.base.errors import SourceError
 from latentmake.base.state_file import read_order, read_state
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, MusubiTuner
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.data.item import BUCKET, Item
-from latentmake.geometry.buckets import Size, refuse_large
+from latentmake.geometry.buckets import Placement, Size, refuse_large
 from latentmake.geometry.clips import AnyClip
 from latentmake.layouts.layout import Layout, layout_of, parsed
 
@@ -51,6 +51,8 @@ class Target(NamedTuple):
 
     Attributes:
         size: requested width and height, in pixels; None for captions without control images.
+        reason: why it is stale, one of `state.REASONS`; means nothing in a fresh target.
+        recipe: digest of the present file's recipe, if its header was read.
     """
 
     part: str
@@ -59,20 +61,43 @@ class Target(NamedTuple):
     size: Size | None = None
     clip: AnyClip | None = None
     at_hand: tuple[str, ...] = ()  # other files that probably have its key
+    reason: str = "new"
+    recipe: str = ""
+
+    @property
+    def found_key(self) -> str:
+        """Key of the file that the plan found, or "" if it was missing or damaged."""
+        return (self.found or "").partition("@")[0].removesuffix("damaged")
+
+    @property
+    def found_mtime(self) -> int | None:
+        """Time (ns) of the file that the plan found, if any."""
+        return int(self.found.partition("@")[2]) if self.found else None
+
+    @property
+    def pixels(self) -> int:
+        """Its pixels, counting all frames of a clip; 0 for a text."""
+        width, height = self.size or (0, 0)
+        return width * height * (self.clip.frames if self.clip else 1)
 
     @property
     def is_made(self) -> bool:
         """Whether its file appeared or changed since the plan."""
         with contextlib.suppress(OSError):
-            moment = str(os.lstat(self.path).st_mtime_ns)
-            return self.found is None or self.found.rpartition("@")[2] != moment
+            return os.lstat(self.path).st_mtime_ns != self.found_mtime
         return False
 
 
-def pixels(targets: Iterable[Target]) -> int:
-    """Return the pixels of some targets, counting all frames of a clip; texts count as 0."""
-    sized = [(target.size, target.clip) for target in targets if target.size is not None]
-    return sum(size.width * size.height * (clip.frames if clip else 1) for size, clip in sized)
+class Work(NamedTuple):
+    """Targets of one item that are made from the same inputs, with these inputs."""
+
+    item: Item
+    targets: tuple[Target, ...]
+    content: str | None = None  # digest of the inputs, if the plan knows it
+
+    def only(self, paths: Container[str]) -> Work:
+        """Return this work without the targets whose paths are not among `paths`."""
+        return self._replace(targets=tuple(t for t in self.targets if t.path in paths))
 
 
 # -- parts of runs --------------------------------------------------------------------------------
@@ -104,14 +129,11 @@ def text_parts(settings: Dataset) -> list[str]:
 def prompts_of(config: Config, run: Run, *, generated: bool = False) -> list[str]:
     """Return the prompts of a run's samples; with `generated`, also those of generated clips."""
     samples = run.trainer.prompts if run.trainer else []
-    return [*samples, *generation_prompts(config, run)] if generated else samples
-
-
-def generation_prompts(config: Config, run: Run) -> list[str]:
-    """Return the prompts of the clips that a run generates, without duplicates."""
+    if not generated:
+        return samples
     settings = config.generation(run)
     negative = [settings.negative_prompt] if settings.guidance_scale > 1 else []
-    return list(dict.fromkeys([*settings.prompts, *negative]))
+    return [*samples, *dict.fromkeys([*settings.prompts, *negative])]
 
 
 def prompt_items(texts: Iterable[str]) -> list[Item]:
@@ -146,18 +168,18 @@ def targets_of(
 
 def view_of(
     layout: Layout, settings: Dataset | None, item: Item, target: Target, image: Size
-) -> str:
-    """Return the view of a target: the part of its key that names size, crop, clip and controls.
+) -> tuple[str, Placement | None]:
+    """Return the view of a target, and the placement of its image (None for a text).
 
-    A target's key is the digest of its inputs' content, its recipe and its view
-    (`cachefile.target_key`). `image` is the image's size in pixels: upright for the layout `plain`,
-    as stored for other layouts.
+    The view is the part of the target's key that names size, crop, clip and controls. The key is
+    the digest of the inputs' content, the recipe and the view (`cachefile.target_key`). `image` is
+    the image's size in pixels: upright for the layout `plain`, as stored for other layouts.
 
     Raises:
         SourceError: an image of this size cannot be encoded.
     """
     if target.size is None or settings is None:
-        return ""
+        return "", None
     is_text = parsed(target.part).kind == "text"
     if not (is_text or settings.video):
         refuse_large(image, settings.max_image_pixels)
@@ -171,22 +193,6 @@ def view_of(
         rotation=item.media.rotation if item.media else 0,
         controls=item.control_sizes,
     )
-
-
-def placing_of(
-    layout: Layout, settings: Dataset | None, item: Item, target: Target, image: Size, view: str
-) -> str:
-    """Return the settings that placed an image, in the form of a header; see `view_of`.
-
-    It is empty if the default settings give the same view.
-    """
-    placing = settings.placing() if settings else {}
-    if settings is None or not placing:
-        return ""
-    with contextlib.suppress(SourceError):
-        if view_of(layout, settings.placed({}), item, target, image) == view:
-            return ""
-    return digest.canonical(placing)
 
 
 def settings_digest(settings: Dataset) -> str:
@@ -222,16 +228,6 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-class Work(NamedTuple):
-    """Targets of one item that are made from the same inputs, with these inputs."""
-
-    item: Item
-    targets: tuple[Target, ...]
-    content: str | None = (
-        None  # digest of the inputs when the order was written, if the plan knew it
-    )
-
-
 _ITEMS: TypeAdapter[tuple[Work, ...]] = TypeAdapter(tuple[Work, ...])
 _FAULTS = TypeAdapter(list[dict[str, str]])
 
@@ -239,6 +235,8 @@ _FAULTS = TypeAdapter(list[dict[str, str]])
 @dataclass
 class Order:
     """Order of one batch.
+
+    It is named by the digest of its content. Commands that only ask never serialise it.
 
     Attributes:
         dataset_settings: the dataset's section of the configuration; the defaults for prompts.
@@ -258,52 +256,62 @@ class Order:
     musubi_tuner: MusubiTuner | None = None
     sd_scripts: ExternalProgram | None = None  # like `musubi_tuner`, for sd-scripts
     forced: bool = False
-    file: InitVar[Path | None] = None  # file that it was read from
-    name: str = field(init=False, compare=False)  # digest of its content
-    path: Path = field(init=False, compare=False)
-    receipt: Path = field(init=False, compare=False)
-    faults: Path = field(init=False, compare=False)  # faults of a failed job: see `Receipt.faults`
     paths: list[str] = field(init=False, compare=False)  # files of all targets
     reuses: bool = field(init=False, compare=False)
     is_external: bool = field(init=False, compare=False)  # whether another program encodes
     work: str = field(init=False, compare=False)
     layout: Layout = field(init=False, compare=False, repr=False)  # its targets' layout
     cuts_clips: bool = field(init=False, compare=False)  # whether its targets are clips of videos
-    _texts: tuple[bytes, bytes] = field(init=False, compare=False, repr=False)
 
-    def __post_init__(self, file: Path | None) -> None:
-        """Derive name, paths and layout."""
-        targets = [target for item in self.items for target in item.targets]
-        self.paths = [target.path for target in targets]
-        self.reuses = all(target.at_hand for target in targets)
+    def __post_init__(self) -> None:
+        """Derive paths and layout."""
+        self.paths = [target.path for target in self.targets]
+        self.reuses = all(target.at_hand for target in self.targets)
         self.is_external = self.musubi_tuner is not None or self.sd_scripts is not None
         self.work = f"{self.kind} {self.model}"
         self.layout = layout_of(self.model_settings.layout_name)
         self.cuts_clips = self.kind == "latents" and self.dataset_settings.video
-        if file is None:  # the content of an order: a head with the digest of its items, and these
-            inits = [entry.name for entry in fields(self) if entry.init]
-            values = {name: getattr(self, name) for name in inits}
-            for name in _SECTIONS:
-                values[name] = values[name] and values[name].model_dump()
-            if not self.forced:
-                del values["forced"]  # orders keep the names that earlier releases gave them
-            items = _ITEMS.dump_json(self.items)
-            head = digest.canonical(values | {"items": digest.of_bytes(items)}).encode()
-            self._texts = head, items
-        self.name = file.stem if file else digest.of_bytes(head)[:20]
-        self.path = FOLDER / f"{self.name}.json"
-        self.receipt = FOLDER / f"{self.name}.receipt.json"
-        self.faults = FOLDER / f"{self.name}.faults.json"
+
+    @cached_property
+    def _texts(self) -> tuple[bytes, bytes]:
+        """Content: a head with the digest of the items, and the items."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
+        for name in _SECTIONS:
+            values[name] = values[name] and values[name].model_dump()
+        if not self.forced:
+            del values["forced"]  # most heads stay as earlier releases wrote them
+        items = _ITEMS.dump_json(self.items)
+        return digest.canonical(values | {"items": digest.of_bytes(items)}).encode(), items
+
+    @cached_property
+    def name(self) -> str:
+        """Digest of its content."""
+        return digest.of_bytes(self._texts[0])[:20]
+
+    @property
+    def path(self) -> Path:
+        """Path of its file."""
+        return FOLDER / f"{self.name}.json"
+
+    @property
+    def receipt(self) -> Path:
+        """Path of the receipt of a job that carries it out."""
+        return FOLDER / f"{self.name}.receipt.json"
+
+    @property
+    def faults(self) -> Path:
+        """Path of the faults of a failed job; see `Receipt.faults`."""
+        return FOLDER / f"{self.name}.faults.json"
+
+    @property
+    def targets(self) -> list[Target]:
+        """Targets of all items."""
+        return [target for work in self.items for target in work.targets]
 
     @property
     def skips(self) -> bool:
         """Whether faulty items are skipped."""
         return self.dataset_settings.on_error == "skip"
-
-    @property
-    def log(self) -> str:
-        """Path of the log of a job that carries out only this order."""
-        return f"logs/{self.kind}/{self.dataset}/{self.name[:12]}.log"
 
     def write(self) -> None:
         """Write the order, with an mtime later than those of all target files and of its receipt.
@@ -319,21 +327,20 @@ class Order:
             StorageError: the disk is full or cannot be written.
         """
         path, (head, items) = self.path.with_suffix(".items.json"), self._texts
-        self._texts = head, b""  # frees memory: a plan may have very many items
+        del self._texts  # frees memory: a plan may have very many items
         with contextlib.suppress(OSError):
             new = self.path.stat().st_mtime > time.time() - KEPT_SECONDS / 2
-            items = items or _ITEMS.dump_json(self.items)
             same = self.path.read_bytes() == head and path.read_bytes() == items
             if new and same and not self.receipt.exists():
                 return
         # The items are a file of their own, so that Snakemake need not digest them with its input.
         # They are written first: once the order exists, it is complete.
-        atomic.write(path, items or _ITEMS.dump_json(self.items))
+        atomic.write(path, items)
         atomic.write(self.path, head)
         moment = time.time_ns()
         before = moment - 1_000_000
-        for target in (target for item in self.items for target in item.targets):
-            if target.found and int(target.found.split("@")[1]) > before:
+        for target in self.targets:
+            if (target.found_mtime or 0) > before:
                 with contextlib.suppress(OSError):
                     os.utime(target.path, ns=(before, before))
         os.utime(self.path, ns=(moment, moment))
@@ -350,7 +357,9 @@ class Order:
             for name, section in _SECTIONS.items():
                 if values.get(name):
                     values[name] = section.model_validate(values[name])
-            return cls(**values | {"items": _ITEMS.validate_json(items), "file": path})
+            order = cls(**values | {"items": _ITEMS.validate_json(items)})
+            order.name = path.stem
+            return order
 
         return read_order(path, parse)
 
@@ -368,28 +377,37 @@ def run_order(run: str, kind: str, planned: int) -> Path:
 
 
 class EncodingJob(NamedTuple):
-    """Orders of one kind and model that one process carries out one after the other.
+    """Orders of one kind and model that one process carries out one after the other."""
 
-    `rule` is the name of its rule. `reuses` tells whether all its targets can probably be linked.
-    """
-
-    rule: str
-    log: str
     orders: tuple[Order, ...]
-    receipts: list[str]
-    reuses: bool
 
+    @property
+    def name(self) -> str:
+        """Beginning of the name of its order, or of the digest of several names."""
+        names = [order.name for order in self.orders]
+        return (names[0] if len(names) == 1 else digest.of_value(names))[:12]
 
-def job_of(orders: Sequence[Order]) -> EncodingJob:
-    """Return the job of some orders; datasets and model are in its rule's name."""
-    kind, names = orders[0].kind, [order.name for order in orders]
-    one = {order.dataset for order in orders} == {orders[0].dataset}
-    subject = orders[0].dataset if one else orders[0].model
-    name = (names[0] if len(names) == 1 else digest.of_value(names))[:12]
-    reuses = all(order.reuses for order in orders)
-    # Prompts that are encoded with the texts of a dataset are left out of the name.
-    datasets = dict.fromkeys(order.dataset for order in orders if order.dataset != PROMPTS)
-    several = "_".join([*datasets][:3]) or PROMPTS
-    rule = f"{'reuse' if reuses else 'encode'}_{kind}_{several}_{orders[0].model}_{name}"
-    receipts = [str(order.receipt) for order in orders]
-    return EncodingJob(rule, f"logs/{kind}/{subject}/{name}.log", tuple(orders), receipts, reuses)
+    @property
+    def reuses(self) -> bool:
+        """Whether all its targets can probably be linked."""
+        return all(order.reuses for order in self.orders)
+
+    @property
+    def rule(self) -> str:
+        """Name of its rule, with its datasets and model."""
+        # Prompts that are encoded with the texts of a dataset are left out of the name.
+        datasets = dict.fromkeys(order.dataset for order in self.orders if order.dataset != PROMPTS)
+        several = "_".join([*datasets][:3]) or PROMPTS
+        kind, model = self.orders[0].kind, self.orders[0].model
+        return f"{'reuse' if self.reuses else 'encode'}_{kind}_{several}_{model}_{self.name}"
+
+    @property
+    def log(self) -> str:
+        """Path of its log."""
+        first, one = self.orders[0], len({order.dataset for order in self.orders}) == 1
+        return f"logs/{first.kind}/{first.dataset if one else first.model}/{self.name}.log"
+
+    @property
+    def receipts(self) -> list[str]:
+        """Paths of the receipts of its orders."""
+        return [str(order.receipt) for order in self.orders]

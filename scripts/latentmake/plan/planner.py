@@ -16,14 +16,13 @@ from latentmake.base.workspace import other_owner
 from latentmake.models.checks import check_run
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import PROMPTS, Order, Part, parts_of, prompts_of
+from latentmake.plan.orders import PROMPTS, EncodingJob, Order, Part, parts_of, prompts_of
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.remembered import judge_dataset, judge_prompts
 from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
 from latentmake.plan.state import FORCED, PartState, State
 
-_Needed = Mapping[tuple[str, str], Mapping[str, set[str]]]
-"""(dataset, model) -> part -> names of the runs that need it."""
+_Place = tuple[str, str]  # dataset and model
 
 
 def make_plan(
@@ -48,7 +47,7 @@ def make_plan(
     """
     runs = {name: facts.config.runs[name] for name in names}
     learn_receipts(facts.memo)
-    needed: dict[tuple[str, str], dict[str, set[str]]] = {}
+    needed: dict[_Place, dict[str, set[str]]] = {}  # place -> part -> runs that need it
     parts = {
         name: parts_of(facts.config, run, generated=name in generated) for name, run in runs.items()
     }
@@ -58,10 +57,9 @@ def make_plan(
             needing = needed.setdefault((part.dataset, part.model), {})
             needing.setdefault(part.name, set()).add(name)
     states = _judge_all(facts, needed, generated)
-    parts_at = {place: state.parts.values() for place, state in states.items()}
-    stale = [place for place, judged in parts_at.items() if any(part.stale for part in judged)]
-    for (dataset, _), judged in parts_at.items():
-        _refuse_other_items(dataset, judged)
+    stale = [place for place in states if any(p.stale for p in states[place].parts.values())]
+    for (dataset, _), state in states.items():
+        _refuse_other_items(dataset, state.parts.values())
     plans = {
         name: RunPlan(
             name,
@@ -75,24 +73,22 @@ def make_plan(
         )
         for name, run in runs.items()
     }
-    jobs, wanted, named = [], list[tuple[Order, frozenset[str]]](), dict[Part, Collection[str]]()
-    singles: list[tuple[Part, State]] = []
+    jobs, wanted = list[EncodingJob](), list[tuple[Order, frozenset[str]]]()
+    named: dict[Part, tuple[Collection[str], State]] = {}
     if files:
         from latentmake.plan.batches import named_states
 
-        for part, paths, state in named_states(facts, sorted(files)):
-            named[part] = paths
-            singles.append((part, state))
+        named = dict(named_states(facts, sorted(files)))
     datasets = {dataset for dataset, _ in states} - {PROMPTS}
     apart = {dataset: store.kept_apart(facts.memo, dataset) for dataset in datasets}
-    if stale or any(state.parts[part.name].stale for part, state in singles):
+    if stale or any(state.parts[part.name].stale for part, (_, state) in named.items()):
         from latentmake.plan.batches import batches, jobs_of, named_batches
 
-        store.mark_reusable(facts.memo, [*states.values(), *(state for _, state in singles)])
+        store.mark_reusable(facts.memo, [*states.values(), *(state for _, state in named.values())])
         count = side_by_side or 1
         for order, wanting in chain(
             *(batches(facts, *place, needed[place], states[place], count) for place in stale),
-            named_batches(facts, singles, states.values(), count),
+            named_batches(facts, named, states.values(), count),
         ):
             if not facts.asks:
                 order.write()
@@ -114,7 +110,7 @@ def make_plan(
                 plan.warnings.append(store.warning(name, len(lost[name]), facts.options))
         plan_manifest(facts, plan)
     orders = [order for job in jobs for order in job.orders]
-    return Plan(plans, jobs, orders, named=named)
+    return Plan(plans, jobs, orders, {part: paths for part, (paths, _) in named.items()})
 
 
 def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
@@ -134,8 +130,8 @@ def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
         # Partial files stay: the other project may be writing them just now.
         complete = {path for path in part.orphans if not path.endswith(atomic.TEMPORARY_SUFFIX)}
         part.orphans = sorted(complete) if dataset != PROMPTS else []
-        replaced = [row for row in part.stale if row.target.found is not None or part.fresh > 0]
-        others = [row for row in replaced if row.reason not in ("damaged", FORCED)]
+        replaced = [target for target in part.to_make if target.found is not None or part.fresh > 0]
+        others = [target for target in replaced if target.reason not in ("damaged", FORCED)]
         count += len(part.orphans) + len(others)
     if count and dataset != PROMPTS:
         raise ConfigError(
@@ -148,9 +144,9 @@ def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
 
 
 def _judge_all(
-    facts: Facts, needed: _Needed, generated: Collection[str]
-) -> dict[tuple[str, str], State]:
-    states: dict[tuple[str, str], State] = {}
+    facts: Facts, needed: Mapping[_Place, Mapping[str, set[str]]], generated: Collection[str]
+) -> dict[_Place, State]:
+    states: dict[_Place, State] = {}
     pending = list(needed)
     while pending:
         dataset, model = place = pending.pop(0)

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
+from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter
 
 from latentmake.base import atomic
 from latentmake.base.digest import SourceStat, TargetStat, target_stat
-from latentmake.base.errors import CacheError
-from latentmake.base.machine import Need, duration, human
 from latentmake.base.paths import is_remote
 from latentmake.base.state_file import read_state
-from latentmake.config.machines import Cluster
+from latentmake.config.machines import Cluster, Resources
 from latentmake.data.memo import Memo
 from latentmake.formats.cachefile import Picture
-from latentmake.plan.orders import FOLDER, Order, Target, pixels
+from latentmake.plan.orders import FOLDER, Order, Target
 
-Resources = dict[str, int | str | Callable[[object, int], int]]
 _Group = TypeVar("_Group", bound=Hashable)
 # Without past jobs: seconds that an item takes, and items of a batch.
 _UNKNOWN_SECONDS, _UNKNOWN_ITEMS = 2.0, 1024
@@ -42,10 +38,6 @@ class Past(NamedTuple):
     starting: Amount = 0.0  # seconds from the start of the last job to its first encoded item
     words: str = ""  # text on the bottleneck of the last job that was not short
     pixels: Amount = 0.0  # pixels of the files; 0 for texts and for jobs of releases before 0.4
-
-    def share(self, targets: float, pixels: float) -> float:
-        """Return the ratio of some targets to these jobs: of pixels if known, else of numbers."""
-        return pixels / self.pixels if pixels and self.pixels else targets / (self.targets or 1)
 
     def time(self, targets: float) -> float:
         """Return the seconds that a number of targets takes, without the start of the job."""
@@ -105,33 +97,20 @@ def estimates(
         from latentmake.plan import sizes
     for order in encoded:
         past, parts = past_jobs(memo, order.work), dict[str, list[Target]]()
-        for target in (target for item in order.items for target in item.targets):
+        for target in order.targets:
             parts.setdefault(target.part, []).append(target)
         for part, targets in parts.items():
             old, number = sums.get(name := group(order, part), Past()), len(targets)
             if past is None:
                 seconds, size = 0.0, sizes.bytes_of(order, targets)
             else:
-                share = past.share(number, pixels(targets))
+                # The ratio of these targets to the past jobs: of pixels if known, else of numbers.
+                share, amount = number / (past.targets or 1), sum(t.pixels for t in targets)
+                if amount and past.pixels:
+                    share = amount / past.pixels
                 seconds, size = share * past.seconds, share * past.size
             sums[name] = Past(old.targets + number, old.seconds + seconds, old.size + size)
     return sums
-
-
-def lines(memo: Memo, orders: Iterable[Order]) -> Iterator[str]:
-    """Yield a line for each kind and model: estimated time and bytes, where they are known."""
-    for work, rest in estimates(memo, orders, lambda order, _: order.work).items():
-        if past := past_jobs(memo, work):
-            time = duration((past.starting + rest.seconds) / 60)
-            yield f"{work.replace(' ', ' of ')}: about {time}, {human(rest.size)}"
-        elif rest.size:
-            yield f"{work.replace(' ', ' of ')}: about {human(rest.size)}"
-
-
-def needs(memo: Memo, orders: Iterable[Order]) -> list[Need]:
-    """Return the disk space that some orders need, as far as it is known."""
-    sums = estimates(memo, orders, lambda order, _: f"{order.kind} of {order.model}")
-    return [Need(what, "cache", round(past.size)) for what, past in sums.items() if past.size]
 
 
 def resources_of(
@@ -141,26 +120,11 @@ def resources_of(
 
     `memo` has the sums over past jobs; None in a process that does not plan.
     """
-    settings = cluster.encode if kind == "encode" else cluster.train
     past = past_jobs(memo, orders[0].work) if memo is not None and orders else None
     seconds = _UNKNOWN_SECONDS * max(1, sum(len(order.items) for order in orders))
     if past is not None:
         seconds = past.starting + past.time(sum(len(order.paths) for order in orders))
-    limit = settings.runtime + (2 * seconds / 60 if kind == "encode" else 0)
-    resources: Resources = {
-        "mem_mb": lambda wildcards, attempt: int(settings.mem_mb * (1 + (attempt - 1) / 2)),
-        "runtime": lambda wildcards, attempt: math.ceil(limit * attempt),
-    }
-    slurm = {
-        "slurm_partition": settings.partition or cluster.partition,
-        "slurm_account": cluster.account,
-        "constraint": settings.constraint or cluster.constraint,
-        "qos": settings.qos or cluster.qos,
-    }
-    return resources | {name: value for name, value in slurm.items() if value}
-
-
-GONE = "this cache file is gone"
+    return cluster.resources(kind, seconds if kind == "encode" else 0.0)
 
 
 def _with(*names: str) -> AfterValidator:
@@ -174,6 +138,16 @@ def _with(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _as(kind: Any) -> GetPydanticSchema:
+    """Return an annotation of a field that is checked like another type when it is read."""
+    return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
+
+
+_SOURCE: Any = (
+    tuple[int, int, int, int, str]
+    | tuple[int, int, int, int, str, str]  # with the text of a caption file
+    | tuple[int, int, int, int, str, int, int, bool]  # with the size of an image
+)
 NotedFault = Annotated[dict[str, str], _with("stem", "path", "digest", "line")]
 """A skipped item: stem, path and digest of the faulty file, and the fault in a line. If a job found
 the fault, dataset, model, kind and recipe too."""
@@ -188,6 +162,7 @@ class Receipt:
             height and upright follow for an image if the names of its targets do not contain its
             size. For a caption, the digest is that of its text as encoded, and the file's text
             follows.
+        targets: path -> stat (size, mtime_ns, inode) and key.
         faults: skipped items: stem, path and digest of the faulty file, and the fault in a line.
         counts: number of targets by kind: `encoded`, `spooled` (restored from the store), `linked`
             to an equal file, `kept`.
@@ -195,15 +170,15 @@ class Receipt:
             already encoded for another order.
     """
 
-    sources: Mapping[str, Sequence[Any]]
-    targets: Mapping[str, Sequence[Any]]  # path -> stat (size, mtime_ns, inode) and key
-    faults: list[dict[str, str]]
+    sources: Annotated[Mapping[str, Sequence[Any]], _as(dict[str, _SOURCE])]
+    targets: Annotated[Mapping[str, Sequence[Any]], _as(dict[str, tuple[int, int, int, str]])]
+    faults: list[Annotated[NotedFault, _with("dataset")]]
     counts: dict[str, int]
-    seconds: float
-    starting: float | None = 0.0
+    seconds: Amount
+    starting: Amount | None = 0.0
     work: str = ""  # `Order.work`; "" if nothing was encoded
     words: str = ""  # text on the job's bottleneck; "" for a short job
-    pixels: float = 0.0  # pixels of all targets; 0 for texts
+    pixels: Amount = 0.0  # pixels of all targets; 0 for texts
 
     @property
     def result(self) -> Past:
@@ -224,43 +199,12 @@ class Receipt:
         atomic.write(path, json.dumps(vars(self), separators=(",", ":")).encode())
 
 
-class _Checked(BaseModel):  # permits unknown keys, which another version may write
-    sources: dict[
-        str,
-        tuple[int, int, int, int, str]
-        | tuple[int, int, int, int, str, str]  # with the text of a caption file
-        | tuple[int, int, int, int, str, int, int, bool],  # with the size of an image
-    ]
-    targets: dict[str, tuple[int, int, int, str]]
-    faults: list[Annotated[NotedFault, _with("dataset")]]
-    counts: dict[str, int]
-    seconds: Amount
-    starting: Amount | None = 0.0
-    work: str = ""
-    words: str = ""
-    pixels: Amount = 0.0
+_RECEIPT = TypeAdapter(Receipt).validate_json  # permits unknown keys of other versions
 
 
 def read_receipt(path: Path) -> Receipt | None:
     """Read a receipt; return None if it is missing or damaged."""
-    checked = read_state(path, _Checked.model_validate_json)
-    return None if checked is None else Receipt(**dict(checked))
-
-
-def check_listed(paths: Iterable[str]) -> None:
-    """Raise CacheError if a batch's target is missing; Snakemake does not know these files.
-
-    On a network file system, the list of a folder's files is up to date only after the folder is
-    opened, so this lists folders and does not ask for single files.
-    """
-    folders: dict[str, set[str]] = {}
-    for path in paths:
-        folder, name = os.path.split(path)
-        if folder not in folders:
-            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-                folders[folder] = {entry.name for entry in entries}
-        if name not in folders.get(folder, ()):
-            raise CacheError(GONE, where=path, hint="run again")
+    return read_state(path, _RECEIPT)
 
 
 def made_by(orders: Iterable[Order]) -> Iterator[tuple[str, TargetStat]]:

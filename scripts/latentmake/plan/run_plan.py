@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from latentmake.base import atomic, digest
-from latentmake.base.errors import DatasetError, joined
 from latentmake.base.machine import Need
 from latentmake.config.root import Run
-from latentmake.data.contents import encoded, former_digests
+from latentmake.data.contents import Contents, encoded, former_digests
 from latentmake.data.item import Fault
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
@@ -28,12 +26,10 @@ from latentmake.plan.manifest import (
     ManifestOrder,
     Member,
     keys_digest,
-    lines_of,
     lock_fault,
     read_lock,
     refuse_too_many,
     result_folder,
-    row_of,
     run_folder,
 )
 from latentmake.plan.orders import (
@@ -41,25 +37,18 @@ from latentmake.plan.orders import (
     EncodingJob,
     Order,
     Part,
-    job_of,
     part_names,
     parts_of,
     run_order,
     settings_digest,
     targets_of,
 )
-from latentmake.plan.product import (
-    Difference,
-    some,
-    value_differences,
-)
-from latentmake.plan.state import (
-    FORCED,
-    PartState,
-)
+from latentmake.plan.product import Difference, some, value_differences
+from latentmake.plan.state import FORCED, PartState
 
 _ANEW = Difference("the manifest is written anew")
-_Skipped = dict[str, list[dict[str, str]]]
+_Texts = Mapping[str, tuple[str, Mapping[str, str]]]
+"""Dataset -> part of the lock, and stem -> digest of texts that a trainer encodes itself."""
 
 
 @dataclass
@@ -108,26 +97,21 @@ class RunPlan:
     @property
     def order_paths(self) -> dict[str, str]:
         """Kind of an order (`manifest`, `train`, `trainer`) -> path."""
-        orders = {
-            "manifest": self.manifest_order,
-            "train": self.training_order,
-            "trainer": self.trainer_order,
-        }
-        return {kind: str(path) for kind, path in orders.items() if path is not None}
-
-    def awaits(self, prompts: Collection[str]) -> bool:
-        """Return whether the embedding of one of these prompts must be made."""
-        return any(
-            stale.item.text in prompts and stale.reason != FORCED
-            for part, state in self.parts.items()
-            for stale in (state.stale if part.dataset == PROMPTS else ())
-        )
+        paths = self.manifest_order, self.training_order, self.trainer_order
+        orders = zip(("manifest", "train", "trainer"), paths, strict=True)
+        return {kind: str(path) for kind, path in orders if path is not None}
 
     def awaited(self, prompts: Collection[str]) -> list[Difference]:
         """Return what a build must do before clips of these prompts can be generated or judged."""
-        if self.training_order is None and self.lock is not None:
-            return [Difference("prompts are to be encoded")] if self.awaits(prompts) else []
-        return [Difference("the run is trained first"), *(self.reasons or self.outdated)]
+        if self.training_order is not None or self.lock is None:
+            return [Difference("the run is trained first"), *(self.reasons or self.outdated)]
+        waits = any(
+            work.item.text in prompts and target.reason != FORCED
+            for part, state in self.parts.items()
+            for work in (state.stale if part.dataset == PROMPTS else ())
+            for target in work.targets
+        )
+        return [Difference("prompts are to be encoded")] if waits else []
 
 
 @dataclass
@@ -158,7 +142,7 @@ class Plan:
         if not any(order.dataset == PROMPTS and order.model not in needed for order in self.orders):
             return
 
-        def kept(orders: list[Order]) -> list[Order]:
+        def kept(orders: Iterable[Order]) -> list[Order]:
             return [order for order in orders if order.dataset != PROMPTS or order.model in needed]
 
         for run in self.runs.values():
@@ -167,7 +151,7 @@ class Plan:
                 if part.dataset == PROMPTS and part.model not in needed:
                     run.parts[part] = replace(state, stale=[])
         self.orders = kept(self.orders)
-        self.jobs = [job_of(some) for job in self.jobs if (some := kept(list(job.orders)))]
+        self.jobs = [EncodingJob(tuple(some)) for job in self.jobs if (some := kept(job.orders))]
 
 
 def plan_manifest(facts: Facts, plan: RunPlan) -> None:
@@ -190,7 +174,7 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
         refuse_too_many(plan.name, validation, sources)
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
     lock, skipped = read_lock(plan.name), _skipped(facts, plan)
-    texts = dict(_text_digests(facts, run, name, lock) for name in datasets)
+    texts = {name: _text_digests(facts, run, name, lock) for name in datasets}
     skipped_before, left_out = (
         {name: sorted({row["stem"] for row in rows}) for name, rows in faults.items() if rows}
         for faults in (lock.aside, skipped)
@@ -240,11 +224,10 @@ def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
     faulty: dict[str, list[str]] = {}
     for name in facts.config.runs[plan.name].datasets:
         parts = [state for part, state in plan.parts.items() if part.dataset == name]
-        stale = {entry.item.stem for state in parts for entry in state.stale}
+        stale = {work.item.stem for state in parts for work in state.stale}
         skips = facts.config.datasets[name].on_error == "skip"
         lines = [fault.line for fault in plan.faults.get(name, ())]
-        noted = facts.noted(name)
-        lines += [fault["line"] for fault in noted if skips or fault["stem"] in stale]
+        lines += [noted["line"] for noted in facts.noted(name) if skips or noted["stem"] in stale]
         faulty[name] = [*dict.fromkeys(lines)]
     return faulty
 
@@ -259,7 +242,7 @@ def _data_differences(
     facts: Facts,
     plan: RunPlan,
     lock: Lock,
-    texts: Mapping[str, Mapping[str, str]],
+    texts: _Texts,
     repeats: Mapping[str, int],
     validation: int,
 ) -> list[Difference]:
@@ -276,7 +259,7 @@ def _data_differences(
         differences.append(Difference("the dataset's lock was changed"))
     # Stale targets are reported already, so unknown keys count as unchanged.
     keys = {part: state.keys or lock.parts.get(part) for part, state in states.items()}
-    keys |= {part: keys_digest(digests.items()) for part, digests in texts.items() if digests}
+    keys |= {part: keys_digest(digests.items()) for part, digests in texts.values() if digests}
     parts = dict(lock.parts)
     for name in repeats:
         if f"{name}/{TEXTS}" in keys and parts.pop(f"{name}/{CAPTIONS}", ""):
@@ -313,18 +296,18 @@ def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
     for name, state in states.items():
         dataset, part = name.split("/", 1)
         kind = "texts" if parsed(part).kind == "text" else "latents"
-        counts[dataset, kind] += state.fresh + len(state.stale)
-        reasons = (entry.reason for entry in state.stale if entry.reason != FORCED)
-        stale.update((dataset, kind, reason) for reason in reasons)
+        reasons = [target.reason for target in state.to_make]
+        counts[dataset, kind] += state.fresh + len(reasons)
+        stale.update((dataset, kind, reason) for reason in reasons if reason != FORCED)
     return [
         Difference(f"{number} of {counts[dataset, kind]} {kind} of {dataset}: {reason}")
         for (dataset, kind, reason), number in stale.items()
     ]
 
 
-def _skipped(facts: Facts, plan: RunPlan) -> _Skipped:
+def _skipped(facts: Facts, plan: RunPlan) -> dict[str, list[dict[str, str]]]:
     """Return dataset -> faults of the items that get no caches."""
-    skipped: _Skipped = {}
+    skipped: dict[str, list[dict[str, str]]] = {}
     for name in plan.images:
         faults, settings = plan.faults.get(name, []), facts.config.datasets[name]
         common = {"dataset": name, "model": facts.config.runs[plan.name].model, "digest": ""}
@@ -346,7 +329,7 @@ def _text_digests(facts: Facts, run: Run, name: str, lock: Lock) -> tuple[str, d
     if any(parsed(other).kind == "text" for other in part_names(facts.config, run, name)):
         return part, {}
     items = facts.wanted_items(name, run.model)
-    contents = facts.judge(name, run.model, [], items, []).contents
+    contents = Contents.of_items(items, facts.memo, facts.config.datasets[name])
     texts = {
         item.stem: item.texts or ([contents.text(item)] if item.caption else []) for item in items
     }
@@ -372,18 +355,17 @@ def members(
     facts: Facts,
     run: Run,
     keys_of: Mapping[Part, Mapping[str, str]],
-    texts: Mapping[str, Mapping[str, str]],
+    texts: _Texts,
 ) -> Iterator[Member]:
     """Yield the items of a run with the names of their caches.
 
     `keys_of` is part -> name (`Layout.identity`) -> key of a target, as far as the plan knows it.
-    `texts` is part of the lock -> stem -> digest of texts that are not cached.
+    `texts` has the texts that are not cached.
     """
     layout = facts.layout(run.model)
     for name in run.datasets:
         items, settings = facts.items(name, run.model)[0], facts.config.datasets[name]
-        paths_of: dict[str, dict[str, list[tuple[str, str | None]]]] = {}
-        paths_of.update((item.stem, {}) for item in items)
+        paths_of = {item.stem: dict[str, list[tuple[str, str | None]]]() for item in items}
         for part_name in part_names(facts.config, run, name):
             place = Part(name, run.model, part_name)
             keys = keys_of.get(place, {})
@@ -392,41 +374,10 @@ def members(
                     (target.path, keys.get(layout.identity(item.stem, target.path)))
                     for target in targets
                 ]
-        of_dataset = (entry for entry in texts.items() if entry[0].startswith(f"{name}/"))
-        part, digests = next(of_dataset, ("", {}))
+        part, digests = texts.get(name, ("", {}))
         for item in items:
             text = (part, digests[item.stem]) if item.stem in digests else None
             yield Member(name, item, paths_of[item.stem], text)
-
-
-def write_items(facts: Facts, name: str) -> Path:
-    """Write the manifest of a publication without caches; raises DatasetError for faulty items."""
-    config, run, fatal = facts.config, facts.config.runs[name], list[str]()
-    without = set[tuple[str, str]]()
-    for dataset in run.datasets:
-        lines = [fault.line for fault in facts.items(dataset, run.model)[1]]
-        if config.datasets[dataset].on_error == "skip":
-            for noted in read_lock(name).aside.get(dataset, []):  # faults of earlier builds here
-                if noted["digest"] and facts.is_unchanged(noted | {"dataset": dataset}, run.model):
-                    lines.append(noted["line"])
-                    without.add((dataset, noted["stem"]))
-            sys.stderr.writelines(f"skipped: {line}\n" for line in lines)
-        else:
-            fatal += lines
-    if fatal:
-        named = joined(fatal, lambda line: sys.stderr.write(f"{line}\n"))
-        fault, hint = f"{len(fatal)} faulty: {named}", "set on_error: skip to publish"
-        raise DatasetError(fault, where=f"run {name}", hint=f"{hint} without these")
-    repeats = {dataset: config.datasets[dataset].num_repeats for dataset in run.datasets}
-    every, layout = members(facts, run, {}, {}), facts.layout(run.model)
-    items = [member for member in every if (member.dataset, member.item.stem) not in without]
-    if not items:
-        raise DatasetError("no item is left to publish", where=f"run {name}")
-    path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
-    if not facts.asks:
-        rows = (row_of(member, repeats[member.dataset], layout) for member in items)
-        atomic.write(path, lines_of(rows))
-    return path
 
 
 def write_order(facts: Facts, run: str, kind: str, order: object) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from latentmake.base import digest
 from latentmake.base.atomic import TEMPORARY_SUFFIX
@@ -25,31 +25,12 @@ from latentmake.data.item import CAPTION, IMAGE, Fault, Item
 from latentmake.data.memo import Listing, Memo
 from latentmake.formats.cachefile import Header, read_header, target_key
 from latentmake.layouts.layout import Layout, parsed
-from latentmake.plan.orders import Part, Target, targets_of, view_of
+from latentmake.plan.orders import Part, Target, Work, targets_of, view_of
 
 FORCED = "forced"  # the target is fresh, but the command encodes it again; its key stays the same
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged", FORCED)
 UNKNOWN = ""
 """Digest of a recipe whose model is on another machine."""
-
-
-class Stale(NamedTuple):
-    """A target that a build must make.
-
-    Attributes:
-        recipe: digest of the present file's recipe, if it differs from the one needed.
-    """
-
-    item: Item  # its inputs
-    target: Target
-    reason: str  # one of `REASONS`
-    content: str | None = None  # digest of the inputs, if known
-    recipe: str = ""
-
-    @property
-    def path(self) -> str:
-        """Path of the target."""
-        return self.target.path
 
 
 @dataclass
@@ -63,16 +44,21 @@ class PartState:
     """
 
     fresh: int = 0  # number of fresh targets
-    stale: list[Stale] = field(default_factory=list)
+    stale: list[Work] = field(default_factory=list)  # inputs with their stale targets
     orphans: list[str] = field(default_factory=list)  # cache files that no item needs
     gone: list[str] = field(default_factory=list)  # orphans whose item does not exist at all
     lines: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)
     remembered: str | None = field(default=None, compare=False)
 
+    @property
+    def to_make(self) -> list[Target]:
+        """Stale targets, with their reasons."""
+        return [target for work in self.stale for target in work.targets]
+
     @cached_property
     def keys(self) -> str | None:
         """Digest of all keys; None if a target is stale, unless it is only forced."""
-        if any(entry.reason != FORCED for entry in self.stale):
+        if any(target.reason != FORCED for target in self.to_make):
             return None
         return self.remembered or digest.of_lines(self.lines().values())
 
@@ -97,10 +83,25 @@ class State:
     unreadable: dict[str, Fault] = field(default_factory=dict)
     judge: Judge | None = field(default=None, compare=False)
 
-    def stale(self, path: str) -> Stale | None:
-        """Return the stale target of a path; None if that is fresh or no target."""
-        entries = (entry for part in self.parts.values() for entry in part.stale)
-        return next((entry for entry in entries if entry.path == path), None)
+
+def header_of(memo: Memo, path: str) -> Header:
+    """Read the header of a cache file; the memo learns the size of its picture."""
+    header = read_header(path)
+    if header.picture is not None:
+        memo.learn_picture(header.source, header.picture)
+    return header
+
+
+def key_of(
+    memo: Memo, cached: Mapping[str, tuple[TargetStat, str]], path: str, stat: TargetStat
+) -> tuple[str, Header | None]:
+    """Return the key of a cache file, and its header if it was read because the stat is new."""
+    row = cached.get(path)
+    if row is not None and row[0] == stat:
+        return row[1], None
+    header = header_of(memo, path)
+    memo.targets.learn(path, stat, header.key)
+    return header.key, header
 
 
 @dataclass
@@ -126,22 +127,6 @@ class Judge:
 
     # -- one target ---------------------------------------------------------------------------
 
-    def key(self, path: str, stat: TargetStat) -> str:
-        """Return the key of a cache file; its header is read only if its stat is new."""
-        row = self._cached.get(path)
-        if row is not None and row[0] == stat:
-            return row[1]
-        header = self.header(path)
-        self._memo.targets.learn(path, stat, header.key)
-        return header.key
-
-    def header(self, path: str) -> Header:
-        """Read the header of a cache file."""
-        header = read_header(path)
-        if header.picture is not None:
-            self._memo.learn_picture(header.source, header.picture)
-        return header
-
     def view(
         self, item: Item, target: Target, content: str, header: Header | None = None
     ) -> str | None:
@@ -154,7 +139,7 @@ class Judge:
             return ""
         size = self.contents.size(item, content, header)
         try:
-            return size and view_of(self.layout, self.settings, item, target, size)
+            return size and view_of(self.layout, self.settings, item, target, size)[0]
         except SourceError:  # the job reports this error
             return None
 
@@ -174,7 +159,7 @@ class Judge:
         return None if view is None or recipe == UNKNOWN else target_key(content, recipe, view)
 
     def wanted(
-        self, item: Item, target: Target, content: str, present: str
+        self, item: Item, target: Target, content: str, present: str, header: Header | None
     ) -> tuple[str, str, Header | None]:
         """Return the content and key that a target should have, and the header if it was read.
 
@@ -185,48 +170,46 @@ class Judge:
             CacheError: the header is damaged.
             OSError: the header cannot be read.
         """
-        if present and self.needed(item, target, content) == present:
+        if self.needed(item, target, content) == present:
             return content, present, None
         is_text = parsed(target.part).kind == "text"
-        for earlier in self.contents.formerly(item) if is_text and present else ():
+        for earlier in self.contents.formerly(item) if is_text else ():
             if self.needed(item, target, earlier) == present:
                 return earlier, present, None
-        header = self.header(target.path)
+        header = header or header_of(self._memo, target.path)
         by_text = is_text and all(file.role == CAPTION for file in item.read)
         if by_text and header.caption == self.contents.text(item):
             content = header.source
         return content, self.needed(item, target, content, header) or "", header
 
-    def state(self, item: Item, target: Target, stat: TargetStat | None) -> Stale | str | None:
-        """Return the key of a fresh target, or a `Stale`; None if an input is unreadable.
+    def state(self, item: Item, target: Target, stat: TargetStat | None) -> Target | str | None:
+        """Return the key of a fresh target, or a stale target; None if an input is unreadable.
 
         `stat` is the present file's stat; None if there is no file.
         """
         if stat is None:
-            return Stale(item, target, "new", self.contents.known_digest(item))
-        recipe = self.recipes[target.part]
+            return target  # its reason is `new`
         try:
-            key = self.key(target.path, stat)
+            key, header = key_of(self._memo, self._cached, target.path, stat)
             target = target._replace(found=f"{key}@{stat.mtime_ns}")
-            if recipe == UNKNOWN:
-                return Stale(item, target, "changed recipe")
-            content = self.contents.of(item)
-            if content is None:
+            if self.recipes[target.part] == UNKNOWN:
+                return target._replace(reason="changed recipe")
+            today = self.contents.of(item)
+            if today is None:
                 return None
-            today = content
-            content, wanted, header = self.wanted(item, target, content, key)
+            content, wanted, header = self.wanted(item, target, today, key, header)
         except (CacheError, OSError):  # the memo may know the key from before the file was damaged
-            return Stale(item, target._replace(found=f"damaged@{stat.mtime_ns}"), "damaged")
+            return target._replace(found=f"damaged@{stat.mtime_ns}", reason="damaged")
+        reason, recipe = "changed recipe", header.recipe if header else ""
         if header is None or wanted == key:
             if not self.forces(target):
                 return key
             # A key that only an earlier release's recipe gives changes once a job encodes it again.
-            reason = FORCED if self.needed(item, target, today) in (None, key) else "changed recipe"
-            before = header.recipe if header else ""
-            return Stale(item, target, reason, self.contents.known_digest(item), before)
-        edited = header.recipe == self.recipe(item, target, header) and header.source != content
-        reason = "edited" if edited else "changed recipe"
-        return Stale(item, target, reason, self.contents.known_digest(item), header.recipe)
+            if self.needed(item, target, today) in (None, key):
+                reason = FORCED
+        elif recipe == self.recipe(item, target, header) and header.source != content:
+            reason = "edited"
+        return target._replace(reason=reason, recipe=recipe)
 
     def forces(self, target: Target) -> bool:
         """Return whether the command encodes a target again even if its file is fresh."""
@@ -235,10 +218,7 @@ class Judge:
     # -- all targets --------------------------------------------------------------------------
 
     def judge(
-        self,
-        inputs: Mapping[str, Sequence[Item]],
-        owned: Collection[str],
-        listing: Listing,
+        self, inputs: Mapping[str, Sequence[Item]], owned: Collection[str], listing: Listing
     ) -> State:
         """Return the state of some parts.
 
@@ -249,9 +229,8 @@ class Judge:
         """
         expected: set[str] = set()
         parts = {part: self._part(part, items, listing, expected) for part, items in inputs.items()}
-        stale = (entry for part in parts.values() for entry in part.stale)
-        missing = (entry.path for entry in stale if not entry.target.found)
-        _refuse_obstacles(missing, listing)
+        stale = (target for part in parts.values() for target in part.to_make)
+        _refuse_obstacles((target.path for target in stale if not target.found), listing)
         kept = {self.layout.base(stem) for stem in owned}
         with_inputs = {self.layout.base(item.stem) for items in inputs.values() for item in items}
         for part, path in self._orphans(listing, expected, inputs, kept, kept - with_inputs):
@@ -280,21 +259,22 @@ class Judge:
         if parsed(part).kind == "latents" and listing:
             self.contents.prepare_sizes(filter(None, map(self.contents.known_digest, items)))
         for item, targets in self.targets(part, items):
+            stale: list[Target] = []
             for target in targets:
                 expected.add(target.path)
-                key: str | None = None
-                result = self.state(item, target, listing.get(target.path))
-                if isinstance(result, Stale):
-                    state.stale.append(result)
-                    if result.reason == FORCED:
-                        key = (result.target.found or "").partition("@")[0]
-                elif result is not None:
+                key = self.state(item, target, listing.get(target.path))
+                if isinstance(key, Target):
+                    stale.append(key)
+                    key = key.found_key if key.reason == FORCED else None
+                elif key is not None:
                     state.fresh += 1
-                    key = result
                 if key is not None:
                     line = f"{identity(item.stem, target.path)}\t{key}"
                     before = lines.get(item.stem)
                     lines[item.stem] = line if before is None else f"{before}\n{line}"
+            if stale:
+                work = Work(item, tuple(stale), self.contents.known_digest(item))
+                state.stale.append(work)
         state.lines = lambda: lines
         return state
 
@@ -325,7 +305,7 @@ class Judge:
                 if any(base in (faulty if part in requested else kept) for base in bases):
                     continue
                 try:
-                    self.key(path, stat)
+                    key_of(self._memo, self._cached, path, stat)
                 except (CacheError, OSError):
                     continue  # foreign or damaged: nobody reads it, and no build may delete it
             elif not name.endswith(TEMPORARY_SUFFIX):

@@ -16,6 +16,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 from latentmake.base import atomic
@@ -23,8 +24,8 @@ from latentmake.base.errors import CacheError
 from latentmake.data.item import Scan
 from latentmake.data.memo import Folder, Memo
 from latentmake.formats import cachefile
-from latentmake.plan.orders import Order
-from latentmake.plan.state import PartState, State
+from latentmake.plan.orders import Order, Target, Work
+from latentmake.plan.state import UNKNOWN, Judge, PartState, State, key_of
 
 STORE = Path(".latentmake/store")
 _MOST_AT_HAND = 3  # most files that a job tries to link for one target
@@ -48,10 +49,21 @@ def keys() -> set[str]:
 
 def holds(path: Path, key: str) -> bool:
     """Return whether a cache file exists, is complete and has a certain key."""
-    try:
-        return cachefile.read_header(path).key == key
-    except (CacheError, OSError):
-        return False  # missing, or cut short by a power failure
+    header = cachefile.header_of(path)  # None if it is missing, or cut short by a power failure
+    return header is not None and header.key == key
+
+
+def present_key(target: Target) -> str:
+    """Return the key of a target's file, or "" if it is missing or damaged.
+
+    The header is read only if the file changed since the plan.
+    """
+    path = Path(target.path)
+    with contextlib.suppress(OSError):
+        if path.stat().st_mtime_ns == target.found_mtime:
+            return target.found_key
+    header = cachefile.header_of(path)
+    return header.key if header else ""
 
 
 def link(existing: Path, path: Path, key: str) -> bool:
@@ -59,11 +71,10 @@ def link(existing: Path, path: Path, key: str) -> bool:
     # A file of the store is never replaced; another job may have replaced a cache file.
     if existing.parts[0] == path.parts[0] and not holds(existing, key):
         return False
-    try:
+    with contextlib.suppress(FileNotFoundError):
         atomic.link(existing, path)
-    except FileNotFoundError:
-        return False
-    return True
+        return True
+    return False
 
 
 def put(path: Path, key: str) -> None:
@@ -80,13 +91,10 @@ def keep(orders: Iterable[Order]) -> None:
     Jobs replace these files, and Snakemake deletes those that a job declares. If an edit or a
     change of the configuration is undone, the next job links them from the store.
     """
-    targets = (target for order in orders for item in order.items for target in item.targets)
-    for target in targets:
-        with contextlib.suppress(OSError, CacheError):  # the store only saves work
-            planned_key, _, moment = (target.found or "").partition("@")
-            same = str(Path(target.path).stat().st_mtime_ns) == moment
-            key = planned_key if same else cachefile.read_header(target.path).key
-            if key != "damaged" and not holds(stored(key), key):
+    for target in (target for order in orders for target in order.targets):
+        with contextlib.suppress(OSError):  # the store only saves work
+            key = present_key(target)
+            if key and not holds(stored(key), key):
                 STORE.mkdir(parents=True, exist_ok=True)
                 stored(key).unlink(missing_ok=True)  # a damaged file; os.link replaces none
                 os.link(target.path, stored(key))
@@ -174,11 +182,10 @@ def vanished(
     if not gone and not apart:
         return set()
     parts = [part for state in states.values() for part in state.parts.values()]
-    linked = {path for part in parts for stale in part.stale for path in stale.target.at_hand}
+    linked = {path for part in parts for target in part.to_make for path in target.at_hand}
     keys = {path: key for path, (_, key) in memo.targets.look_up(gone | linked).items()}
-    needed = {
-        keys.get(path) or Path(path).name for path in linked
-    }  # file names in the store are keys
+    # The names of files in the store are keys.
+    needed = {keys.get(path) or Path(path).name for path in linked}
     waiting = {path for path, key in apart.items() if key not in needed}
     has_broken_links = scan.items is None and any(size < 0 for _, size, *_ in scan.entries)
     if not has_broken_links and not is_bulk(len(gone) + len(waiting), 0):
@@ -218,14 +225,8 @@ def kept_apart(memo: Memo, dataset: str) -> dict[str, str]:
         return {}
     cached, keys_by_path = memo.targets.below(folder), dict[str, str]()
     for path, stat in Folder(folder).listing().items():
-        fact = cached.get(path)
-        if fact is None or fact[0] != stat:
-            try:
-                fact = stat, cachefile.read_header(path).key
-            except (CacheError, OSError):
-                continue  # half written: `prune` removes it
-            memo.targets.learn(path, *fact)
-        keys_by_path[path] = fact[1]
+        with contextlib.suppress(CacheError, OSError):  # half written: `prune` removes it
+            keys_by_path[path], _ = key_of(memo, cached, path, stat)
     return keys_by_path
 
 
@@ -248,38 +249,41 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
     set back. Their keys come from the memo: no file is opened here, and the job checks them. Forced
     targets get none, because they are encoded.
     """
-    stale_parts = [
-        (state.judge, part_state)
-        for state in states
-        if state.judge is not None
-        for part, part_state in state.parts.items()
-        if part_state.stale and state.judge.recipes.get(part) and part not in state.judge.forced
-    ]
-    if not stale_parts:
-        return
-
     _learn_unknown(memo)
-    kept = keys()
+    kept, wanted = keys(), list[tuple[PartState, dict[str, list[str]]]]()
     if not kept and not memo.targets.any():
         return
-    for judge in {id(judge): judge for judge, _ in stale_parts}.values():
-        judge.contents.prepare_presumed(
-            stale.item for other, state in stale_parts if other is judge for stale in state.stale
-        )
-    wanted: list[tuple[PartState, int, list[str]]] = []
-    for judge, state in stale_parts:
-        for number, (item, target, *_) in enumerate(state.stale):
-            if judge.forces(target):
-                continue
-            contents = judge.contents.presumed(item)
-            needed_keys = (judge.needed(item, target, content) for content in contents)
-            wanted.append((state, number, [*filter(None, needed_keys)]))
-    files = _files_by_key({key for _, _, needed in wanted for key in needed}, memo, kept)
-    for state, number, needed in wanted:
-        if paths := [path for key in needed for path in files.get(key, ())]:
-            stale = state.stale[number]
-            target = stale.target._replace(at_hand=tuple(paths[:_MOST_AT_HAND]))
-            state.stale[number] = stale._replace(reason="reusable", target=target)
+    for judge, parts in ((state.judge, state.parts) for state in states if state.judge):
+        names = {name for name, recipe in judge.recipes.items() if recipe != UNKNOWN}
+        stale = [parts[name] for name in parts if name in names.difference(judge.forced)]
+        items = [work.item for part in stale for work in part.stale]
+        if items:
+            judge.contents.prepare_presumed(items)
+            wanted += [(part, _wanted_keys(judge, part.stale)) for part in stale]
+    files = _files_by_key({key for _, keys in wanted for key in chain(*keys.values())}, memo, kept)
+    for state, keys_of in wanted:
+        for number, work in enumerate(state.stale):
+            targets = tuple(_linked(target, keys_of, files) for target in work.targets)
+            state.stale[number] = work._replace(targets=targets)
+
+
+def _linked(target: Target, keys: dict[str, list[str]], files: dict[str, list[str]]) -> Target:
+    """Return a target with the files that have one of its keys, if there are any."""
+    paths = (path for key in keys.get(target.path, ()) for path in files.get(key, ()))
+    at_hand = tuple(islice(paths, _MOST_AT_HAND))
+    return target._replace(reason="reusable", at_hand=at_hand) if at_hand else target
+
+
+def _wanted_keys(judge: Judge, works: Iterable[Work]) -> dict[str, list[str]]:
+    """Return path -> keys that a stale target may need, for targets that are not forced."""
+    keys: dict[str, list[str]] = {}
+    for item, targets, _ in works:
+        contents = judge.contents.presumed(item)
+        for target in targets:
+            if not judge.forces(target):
+                needed = (judge.needed(item, target, content) for content in contents)
+                keys[target.path] = [*filter(None, needed)]
+    return keys
 
 
 def _files_by_key(wanted: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:
@@ -302,9 +306,6 @@ def _learn_unknown(memo: Memo) -> None:
         if memo.targets.any(folder):
             continue
         with contextlib.suppress(CacheError):
-            for file, stat in Folder(folder).listing().items():
+            for path, stat in Folder(folder).listing().items():
                 with contextlib.suppress(CacheError, OSError):
-                    header = cachefile.read_header(file)
-                    memo.targets.learn(file, stat, header.key)
-                    if header.picture is not None:
-                        memo.learn_picture(header.source, header.picture)
+                    key_of(memo, {}, path, stat)

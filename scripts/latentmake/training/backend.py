@@ -93,6 +93,12 @@ class Backend(ABC):
         """Raise a UserError if the trainer would refuse the files of a publication."""
         del facts, run
 
+    def plan_publication(self, facts: Facts, run: str) -> Path:
+        """Write the order of a publication without caches, and the manifest of its items."""
+        from latentmake.training.rows import write_items  # few builds publish
+
+        return self.order_publication(facts, run, write_items(facts, run))
+
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         """Write the order of a publication, whose items may be from another manifest."""
         raise NotImplementedError

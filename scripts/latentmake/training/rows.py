@@ -17,6 +17,9 @@ from __future__ import annotations
 import contextlib
 import heapq
 import json
+import os
+import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from pathlib import Path
@@ -30,6 +33,7 @@ from latentmake.base.errors import CacheError, DatasetError, TrainingError, join
 from latentmake.formats import cachefile
 from latentmake.layouts.layout import Layout, layout_of, parsed
 from latentmake.plan import store
+from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import (
     SALT,
     Lock,
@@ -38,11 +42,13 @@ from latentmake.plan.manifest import (
     keys_digest,
     lines_of,
     lock_digest,
+    read_lock,
     refuse_too_many,
     row_of,
 )
-from latentmake.plan.orders import place_of
-from latentmake.plan.receipts import GONE, NotedFault, check_listed, read_receipt
+from latentmake.plan.orders import place_of, run_order
+from latentmake.plan.receipts import NotedFault, read_receipt
+from latentmake.plan.run_plan import members
 
 
 def balanced(repeats: Sequence[int], images: int) -> list[int]:
@@ -74,6 +80,7 @@ def chosen(contents: Iterable[str], count: int) -> set[str]:
     return {ranks[rank] for rank in heapq.nsmallest(count, ranks)}
 
 
+_GONE = "this cache file is gone"
 _CONTENT = 4  # position of the content's digest in a receipt's source, after the file's stat
 
 _OPTIONAL = ("held_out", "trained", "is_reg")  # keys that a lock may lack
@@ -189,7 +196,7 @@ def write_manifest(
     """
     made, contents, skipped = _reported(order, receipts)
     _refuse_faulty(order, skipped, say)
-    check_listed(made)
+    _check_listed(made)
     excluded = {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
     members = [
         member for member in order.items if (member.dataset, member.item.stem) not in excluded
@@ -231,6 +238,22 @@ def write_manifest(
     atomic.write(folder / "manifest.jsonl", listed)
     atomic.write(folder / "dataset.lock", _bytes_of(lock))
     return lock
+
+
+def _check_listed(paths: Iterable[str]) -> None:
+    """Raise CacheError if a batch's target is missing; Snakemake does not know these files.
+
+    On a network file system, the list of a folder's files is up to date only after the folder is
+    opened, so this lists folders and does not ask for single files.
+    """
+    folders: dict[str, set[str]] = {}
+    for path in paths:
+        folder, name = os.path.split(path)
+        if folder not in folders:
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                folders[folder] = {entry.name for entry in entries}
+        if name not in folders.get(folder, ()):
+            raise CacheError(_GONE, where=path, hint="run again")
 
 
 def _reported(
@@ -435,7 +458,7 @@ def _header_of(path: str) -> cachefile.Header:
     try:
         return cachefile.read_header(path)
     except FileNotFoundError:
-        raise CacheError(GONE, where=path, hint="run again") from None
+        raise CacheError(_GONE, where=path, hint="run again") from None
     except OSError as error:
         what = f"this cache file cannot be read ({error.strerror})"
         raise CacheError(what, where=path, hint="remove it") from None
@@ -489,3 +512,33 @@ def _remove(
         say(f"removed {removed} cache files whose items are gone")
     if kept:
         say(f"moved {kept} cache files whose items are gone to the folder {store.KEPT}")
+
+
+def write_items(facts: Facts, name: str) -> Path:
+    """Write the manifest of a publication without caches; raises DatasetError for faulty items."""
+    config, run, fatal = facts.config, facts.config.runs[name], list[str]()
+    without = set[tuple[str, str]]()
+    for dataset in run.datasets:
+        lines = [fault.line for fault in facts.items(dataset, run.model)[1]]
+        if config.datasets[dataset].on_error == "skip":
+            for noted in read_lock(name).aside.get(dataset, []):  # faults of earlier builds here
+                if noted["digest"] and facts.is_unchanged(noted | {"dataset": dataset}, run.model):
+                    lines.append(noted["line"])
+                    without.add((dataset, noted["stem"]))
+            sys.stderr.writelines(f"skipped: {line}\n" for line in lines)
+        else:
+            fatal += lines
+    if fatal:
+        named = joined(fatal, lambda line: sys.stderr.write(f"{line}\n"))
+        fault, hint = f"{len(fatal)} faulty: {named}", "set on_error: skip to publish"
+        raise DatasetError(fault, where=f"run {name}", hint=f"{hint} without these")
+    repeats = {dataset: config.datasets[dataset].num_repeats for dataset in run.datasets}
+    every, layout = members(facts, run, {}, {}), facts.layout(run.model)
+    items = [member for member in every if (member.dataset, member.item.stem) not in without]
+    if not items:
+        raise DatasetError("no item is left to publish", where=f"run {name}")
+    path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
+    if not facts.asks:
+        rows = (row_of(member, repeats[member.dataset], layout) for member in items)
+        atomic.write(path, lines_of(rows))
+    return path

@@ -18,6 +18,7 @@ from latentmake.base.errors import UserError
 from latentmake.commands.file_origin import Explanation, explanations
 from latentmake.config.datasets import Dataset
 from latentmake.data.memo import Memo
+from latentmake.encode.reading import placing_of
 from latentmake.formats import cachefile
 from latentmake.formats.cachefile import read_header, target_key
 from latentmake.geometry.buckets import Size
@@ -25,9 +26,10 @@ from latentmake.layouts.layout import layout_of
 from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.pages.explanation import placing_differences, recipe_changes
 from latentmake.plan import store
-from latentmake.plan.orders import Target, placing_of, view_of
+from latentmake.plan.orders import Order, Target, view_of
 from latentmake.plan.planner import make_plan
-from latentmake.plan.state import Contents, Judge, Stale
+from latentmake.plan.state import Contents, Judge
+from order_world import MODEL
 from safetensors.torch import save_file
 
 TEXT = "cache/shapes/tiny/text/ant_lumina_te.npz"
@@ -195,15 +197,16 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, says: bool = Tru
     layout, content, recipe = layout_of("plain"), digest.of_bytes(b"x"), {"kind": "latents"}
     settings, today = (Dataset(path="a", **each) for each in (before, now))
     item, target = inputs_of("x", "x.png"), Target("256", "x.safetensors", None, Size(256, 256))
-    view = view_of(layout, settings, item, target, SIZE)
-    placing = placing_of(layout, settings, item, target, SIZE, view) if says else ""
+    view, _ = view_of(layout, settings, item, target, SIZE)
+    order = Order("latents", "cats", "tiny", settings, MODEL, {}, ())
+    placing = placing_of(order, item, target, SIZE, view) if says else ""
     key = target_key(content, digest.of_value(recipe), view)
     stamp = cachefile.stamp(key=key, source=content, recipe=recipe, view=placing)
     said = plain_latents_metadata(1.0, 0.0, SIZE, (256, 256))
     atomic.write(Path(target.path), cachefile.serialize({"x": torch.ones(1)}, said | stamp))
     contents = Contents(Memo(None), today, {})
     judge = Judge(Memo(None), ("cats", "tiny"), today, layout, {target.part: ""}, contents, {})
-    return [*map(str, placing_differences(judge, Stale(item, target, "edited")))]
+    return [*map(str, placing_differences(judge, item, target))]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ def test_what_is_forced_is_planned_and_nothing_else_and_the_lock_stays(layout: s
         made = {kind for kind in forced if kind == "latents" or layout != "sd1"}
         assert {each.kind for each in plan.orders} == made and all(x.forced for x in plan.orders)
         states = plan.runs["first"].parts.items()
-        stale = {part.name.split("@")[0]: [x.reason for x in found.stale] for part, found in states}
+        stale = {
+            part.name.split("@")[0]: [x.reason for x in found.to_make] for part, found in states
+        }
         assert {name: each for name, each in stale.items() if each} == {
             {"latents": "64"}.get(kind, kind): ["forced", "forced"] for kind in made
         }
@@ -81,7 +83,7 @@ def test_what_is_at_hand_is_linked_unless_it_is_forced() -> None:
         (True, False, 2)
     ]
     (part,) = (found for part, found in plan.runs["first"].parts.items() if part.name == "text")
-    assert sorted(each.reason for each in part.stale) == ["edited", "forced"]
+    assert sorted(each.reason for each in part.to_make) == ["edited", "forced"]
     assert plan.runs["first"].lock is None  # content decides, as without force
 
 

@@ -22,7 +22,7 @@ from latentmake.encode.clips import _places, _samples
 from latentmake.encode.pixels import plain as pixels
 from latentmake.encode.pixels.scaling import cover
 from latentmake.encode.pixels.stored import open_image
-from latentmake.encode.reading import Reading
+from latentmake.encode.reading import Reading, stored_size
 from latentmake.formats.media import probe_video
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, kept_indices
@@ -178,7 +178,9 @@ def controls_of(video: Path, control: Path, fps: float | None, wanted: list[Clip
         str(path): [*source_stat(path.stat())] for path in (video, control)
     }
     keys = {target: target.path for target in targets}
-    reading = Reading(work, "digest", missing=keys, sources=sources)
+    size = stored_size(work.item)
+    places = {target: order.layout.place(size, RESOLUTION, settings) for target in targets}
+    reading = Reading(work, "digest", missing=keys, sources=sources, places=places)
     made = _samples(order, _places(order, [reading]), InProcess())
     found = {sample.key: sample.control for some in made for sample in some}
     return [found[target.path] for target in targets]

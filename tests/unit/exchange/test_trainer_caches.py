@@ -96,7 +96,7 @@ class Run:
         return {
             each.path.rpartition("/big/")[2]: each.reason
             for state in plan.parts.values()
-            for each in state.stale
+            for each in state.to_make
         }
 
     def adopt(self) -> list[int]:

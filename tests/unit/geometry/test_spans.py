@@ -122,7 +122,7 @@ def test_a_single_span_is_one_clip_or_none() -> None:
 def variant(clip: Clip, span: Span | None, fps: SourceFps = None) -> str:
     values = Dataset(path="data", target_frames=[5], source_fps=fps)
     musubi = layout_of("musubi")
-    return musubi.view(Size(64, 64), Size(64, 64), values, clip=clip, span=span)
+    return musubi.view(Size(64, 64), Size(64, 64), values, clip=clip, span=span)[0]
 
 
 def test_a_key_says_which_frames_of_the_file_a_clip_has() -> None:

@@ -53,7 +53,7 @@ def test_two_settings_give_a_picture_one_view_where_they_give_it_the_same_pixels
     generator = np.random.default_rng(0)
     image = generator.integers(0, 256, (size.height, size.width, 3), np.uint8)
     try:
-        views = [layout.view(size, *each) for each in asked]
+        views = [layout.view(size, *each)[0] for each in asked]
     except SourceError:
         return  # it is refused, whatever the view
     made = [fitted(layout, image, *each) for each in asked]
@@ -64,7 +64,7 @@ def test_two_settings_give_a_picture_one_view_where_they_give_it_the_same_pixels
 def test_a_square_picture_has_one_view_for_crop_and_bucket(layout: str) -> None:
     values = dataset(fit="bucket", bucket_reso_steps=16, min_bucket_reso=16)
     views = {
-        layout_of(layout).view(Size(100, 100), Size(64, 64), each)
+        layout_of(layout).view(Size(100, 100), Size(64, 64), each)[0]
         for each in (dataset(fit="crop"), values)
     }
     assert len(views) == 1
@@ -74,7 +74,7 @@ def test_a_clip_has_a_view_of_its_frames_and_of_its_size() -> None:
     videos = dataset(target_frames=[1, 5])
 
     def view(clip: Clip, values: Dataset = videos, **more: Any) -> str:
-        return layout_of("musubi").view(Size(160, 80), Size(64, 64), values, clip=clip, **more)
+        return layout_of("musubi").view(Size(160, 80), Size(64, 64), values, clip=clip, **more)[0]
 
     assert view(Clip(0, 5)) == "80x48:0-5"
     assert len({view(Clip(0, 5)), view(Clip(1, 5)), view(Clip(0, 1))}) == 3
@@ -87,7 +87,8 @@ def test_a_view_has_the_sizes_of_controls_where_they_are_of_their_own() -> None:
     layout, values = layout_of("musubi-qwen_image"), dataset(no_resize_control=True)
 
     def view(*controls: Size, is_text: bool = False) -> str:
-        return layout.view(Size(80, 64), Size(64, 64), values, controls=controls, is_text=is_text)
+        sizes = Size(80, 64), Size(64, 64)
+        return layout.view(*sizes, values, controls=controls, is_text=is_text)[0]
 
     assert view() == view(Size(64, 79)) == "64x64"
     assert view(Size(100, 71), Size(100, 71)) == "64x64+96x64+96x64"

@@ -13,10 +13,10 @@ from latentmake.data.memo import Memo
 from latentmake.pages import plan_report
 from latentmake.pages.plan_report import fitting_lines, plan_table
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Part, Target
+from latentmake.plan.orders import Part, Target, Work
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import Plan, RunPlan
-from latentmake.plan.state import PartState, Stale
+from latentmake.plan.state import PartState
 from PIL import Image
 
 SDXL = {"architecture": "sdxl", "layout": "sdscripts", "vae": "vae", "text": ["a", "b"]}
@@ -92,10 +92,10 @@ def test_faults_of_a_list_stand_in_the_order_of_its_lines() -> None:
 
 def state(**counts: int) -> PartState:
     """Return a part with so many targets that are fresh, or stale for a reason."""
-    item, target = Item("a"), Target("64", "cache/a")
     fresh, gone = counts.pop("fresh", 0), counts.pop("orphaned", 0)
-    stale = [Stale(item, target, x.replace("_", " ")) for x, n in counts.items() for _ in range(n)]
-    return PartState(fresh=fresh, stale=stale, orphans=["cache/b"] * gone)
+    reasons = (x.replace("_", " ") for x, n in counts.items() for _ in range(n))
+    targets = tuple(Target("64", "cache/a", reason=reason) for reason in reasons)
+    return PartState(fresh=fresh, stale=[Work(Item("a"), targets)], orphans=["cache/b"] * gone)
 
 
 def shown(**parts: PartState) -> list[str]:

@@ -50,7 +50,7 @@ class Caches:
         """Return path -> reason of what the next build makes."""
         with Memo(Path(".latentmake/memo.sqlite")) as memo:
             plan = make_plan(verify_world.facts_of(self.values, memo), ["tiny"]).runs["tiny"]
-        return {each.path: each.reason for part in plan.parts.values() for each in part.stale}
+        return {each.path: each.reason for part in plan.parts.values() for each in part.to_make}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
+from latentmake.pages import plan_report
 from latentmake.plan import sizes
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Target, pixels
+from latentmake.plan.orders import Order, Target
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import (
     Past,
@@ -27,13 +29,13 @@ from latentmake.plan.receipts import (
     estimates,
     learn_job,
     learn_receipts,
-    lines,
-    needs,
     past_jobs,
     resources_of,
 )
 
 TINY = {"vae": "vae", "text": ["text"]}
+RUN = {"datasets": ["cats"], "model": "tiny", "resolutions": [64]}
+CONFIG = {"datasets": {"cats": {"path": "data"}}, "models": {"tiny": TINY}, "runs": {"a": RUN}}
 VAE = {"block_out_channels": [8, 8], "latent_channels": 4}
 
 
@@ -72,6 +74,14 @@ def learnt(*receipts: dict[str, Any]) -> Memo:
     return memo
 
 
+def lines(memo: Memo, orders: list[Order]) -> Iterator[str]:
+    return plan_report.estimate_lines(Facts(parse(CONFIG), memo), orders)
+
+
+def needs(memo: Memo, orders: list[Order]) -> list[Need]:
+    return plan_report.disk_needs(Facts(parse(CONFIG), memo), orders)
+
+
 def test_each_job_counts_twice_as_much_as_the_one_before() -> None:
     memo = Memo(None)
     learn_job(memo, "text tiny", Past(100, 10.0, 1000.0, 8.0, "bottleneck: reading"))
@@ -94,7 +104,7 @@ def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -
 
 def test_latents_are_estimated_by_their_pixels() -> None:
     order = order_of()
-    size = pixels(target for item in order.items for target in item.targets)
+    size = sum(target.pixels for target in order.targets)
     assert size == 100 * 96 * 64
     memo = learnt(receipt_of(order, 240.0, pixels=size))
     assert [*lines(memo, [order])] == ["latents of tiny: about 5 min, 50.0 kB"]

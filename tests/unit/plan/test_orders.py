@@ -171,7 +171,7 @@ def test_orders_of_one_model_and_the_same_runs_are_one_job() -> None:
 def test_a_job_of_one_order_is_named_as_the_order() -> None:
     (job,) = jobs_of([(text_order("a"), A)], 1)
     assert job.rule == f"encode_text_cats_tiny_{job.orders[0].name[:12]}"
-    assert job.log == job.orders[0].log
+    assert job.log == f"logs/text/cats/{job.orders[0].name[:12]}.log"
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from latentmake.config.root import parse
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
 from latentmake.graph import Graph
+from latentmake.pages.plan_report import plan_table
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import PROMPTS, Target, prompt_path
+from latentmake.plan.orders import PROMPTS, Order, Target, Work, prompt_path
 from latentmake.plan.planner import _refuse_other_items, make_plan
-from latentmake.plan.state import PartState, Stale
+from latentmake.plan.state import PartState
 from PIL import Image
 
 CONFIG: dict[str, Any] = {
@@ -119,6 +120,16 @@ def test_where_a_lock_was_deleted_its_absence_is_the_reason_and_no_image_moved(c
     ]
 
 
+def test_a_command_that_only_asks_serialises_no_order(
+    cats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Order, "_texts", property(lambda _: pytest.fail("it was serialised")))
+    facts = Facts(parse(CONFIG), Memo(None), encoders=False, asks=True)
+    plan = make_plan(facts, ["first"])
+    assert "latents" in plan_table(plan, plan.orders)
+    assert plan.orders and [job.reuses for job in plan.jobs] == [False] * len(plan.jobs)
+
+
 # -- prompts --------------------------------------------------------------------------------------
 
 WAN = {
@@ -180,9 +191,10 @@ def test_a_new_prompt_of_clips_leaves_those_of_the_training_as_they_are(cats: Pa
     plan = make_plan(facts, ["first"], generated=["first"]).runs["first"]
     trainer = facts.config.runs["first"].trainer
     assert trainer is not None
-    assert plan.awaits(trainer.prompts)
-    assert plan.awaits(["a boat"])
-    assert not plan.awaits(["a car"])
+    plan.lock = "the lock of a finished training"
+    assert plan.awaited(trainer.prompts)
+    assert plan.awaited(["a boat"])
+    assert not plan.awaited(["a car"])
 
 
 def test_one_dataset_is_cut_so_that_all_gpus_work(
@@ -223,9 +235,9 @@ def projects(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def part(*, new: int = 0, fresh: int = 0, edited: int = 0, orphan: str | None = None) -> PartState:
-    stale = [Stale(Item("a"), Target("64", "new"), "new")] * new
-    stale += [Stale(Item("a"), Target("64", "edited", "key@1"), "edited")] * edited
-    return PartState(fresh, stale, [] if orphan is None else [orphan])
+    targets = [Target("64", "new", reason="new")] * new
+    targets += [Target("64", "edited", "key@1", reason="edited")] * edited
+    return PartState(fresh, [Work(Item("a"), tuple(targets))], [] if orphan is None else [orphan])
 
 
 def test_other_items_in_anothers_folder_are_refused_and_the_same_are_shared(

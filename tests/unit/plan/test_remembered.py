@@ -120,7 +120,7 @@ def seen(world: World, memo: Memo) -> object:
 
 def _state(plan: RunPlan, part: Any) -> object:
     state = plan.parts[part]
-    stale = {each.path: each.target.found for each in state.stale}
+    stale = {each.path: each.found for each in state.to_make}
     return state.fresh, stale, state.keys, sorted(state.orphans), state.keys_by_name()
 
 

@@ -91,8 +91,8 @@ def test_only_texts_with_the_token_of_padding_are_stale(
     project.build()
     assert project.texts() == []
     Path("data/a.txt").write_text("a blue circle")
-    (stale,) = (each for part in project.plan().runs["r"].parts.values() for each in part.stale)
-    assert (stale.item.stem, stale.reason) == ("a", "edited")
+    (work,) = (each for part in project.plan().runs["r"].parts.values() for each in part.stale)
+    assert (work.item.stem, work.targets[0].reason) == ("a", "edited")
 
 
 def test_texts_that_were_padded_by_another_token_are_stale() -> None:

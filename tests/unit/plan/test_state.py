@@ -67,7 +67,7 @@ class World:
         """Write a target as a job would."""
         source = digest.of_file(self.source(stem, part))
         size = parsed(part).size
-        variant = layout_of("plain").view(Size(80, 60), size, SETTINGS) if size else ""
+        variant = layout_of("plain").view(Size(80, 60), size, SETTINGS)[0] if size else ""
         recipe = self.recipes[part]
         key = cachefile.target_key(source, digest.of_value(recipe), variant)
         stamp = cachefile.stamp(key=key, source=source, recipe=recipe)
@@ -128,9 +128,10 @@ def judge_of(
 
 def reasons(found: State) -> dict[tuple[str, str], str]:
     return {
-        (stale.item.stem, part): stale.reason
+        (work.item.stem, part): target.reason
         for part, state in found.parts.items()
-        for stale in state.stale
+        for work in state.stale
+        for target in work.targets
     }
 
 
@@ -169,10 +170,10 @@ def test_an_edited_image_makes_its_latents_stale_and_nothing_else(world: World) 
     found = world.judge()
     assert reasons(found) == {("a", "64"): "edited", ("a", "96"): "edited"}
     assert found.parts["text"].keys is not None
-    (stale,) = found.parts["64"].stale
+    (stale,) = found.parts["64"].to_make
     stat = world.target("a", "64").stat()
     key = cachefile.read_header(world.target("a", "64")).key
-    assert stale.target.found == f"{key}@{stat.st_mtime_ns}"
+    assert stale.found == f"{key}@{stat.st_mtime_ns}"
 
 
 def test_an_edit_under_an_older_mtime_is_noticed(world: World) -> None:
@@ -227,8 +228,8 @@ def test_a_target_damaged_under_its_old_stat_is_replaced(
         world.put("b", "text", b"another caption")
     found = world.judge()
     assert reasons(found)["b", "text"] == "damaged"
-    (stale,) = (each for each in found.parts["text"].stale if each.item.stem == "b")
-    assert stale.target.found == f"damaged@{stat.st_mtime_ns}"
+    ((_, (stale,), _),) = (each for each in found.parts["text"].stale if each.item.stem == "b")
+    assert stale.found == f"damaged@{stat.st_mtime_ns}"
 
 
 def _fail_for(bad: Path, read: Callable[[Path], object], path: Path) -> object:

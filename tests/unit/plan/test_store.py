@@ -17,8 +17,8 @@ from latentmake.data.item import NO_FILE, Item, Scan
 from latentmake.data.memo import Memo
 from latentmake.formats import cachefile
 from latentmake.plan import store
-from latentmake.plan.orders import Order, Target
-from latentmake.plan.state import PartState, Stale, State
+from latentmake.plan.orders import Order, Target, Work
+from latentmake.plan.state import PartState, State
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +116,17 @@ def test_a_whole_file_takes_the_place_of_a_damaged_one() -> None:
     assert store.stored("key").stat().st_ino == inode  # a whole one stays
 
 
+def test_a_header_is_read_again_only_after_a_change() -> None:
+    make_cache("made", "key")
+    moment = Path("made").stat().st_mtime_ns
+    planned = Target("64", "made", f"of the plan@{moment}")
+    assert store.present_key(planned) == "of the plan"
+    assert store.present_key(planned._replace(found=f"damaged@{moment}")) == ""
+    for found in (None, f"of the plan@{moment - 1}"):
+        assert store.present_key(planned._replace(found=found)) == "key"
+    assert store.present_key(planned._replace(path="gone")) == ""
+
+
 def test_a_link_is_made_of_the_key_that_is_asked_for_or_not_at_all() -> None:
     make_cache("cache/a", "key")
     assert store.link(Path("cache/a"), Path("cache/deep/b"), "key")
@@ -143,9 +154,9 @@ def lost(
             memo.targets.learn(path, stat, f"key {number}")
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).touch()
-        target = Target("64", "new", at_hand=(*linked,))
+        target = Target("64", "new", at_hand=(*linked,), reason="reusable")
         part = PartState(orphans=paths[:gone], gone=paths[:gone])
-        part.stale = [Stale(Item("new"), target, "reusable")]
+        part.stale = [Work(Item("new"), (target,))]
         waiting = {
             f"cache/cats/{store.KEPT}/{number}": f"apart {number}" for number in range(apart)
         }

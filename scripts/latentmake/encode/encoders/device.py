@@ -92,10 +92,9 @@ def encoder(order: Order, *, threads: int, say: Callable[[str], None]) -> Loaded
 
 def _side_by_side(order: Order, threads: int) -> int:
     """Return how many samples a CPU encodes at once: one per thread, if memory allows."""
-    targets = [target for item in order.items for target in item.targets]
     sizes = [
         target.size.width * target.size.height * (_CLIP if target.clip else _IMAGE)
-        for target in targets
+        for target in order.targets
         if target.size is not None and order.kind == "latents"
     ]
     available = psutil.virtual_memory().available // 2

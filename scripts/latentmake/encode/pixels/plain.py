@@ -46,7 +46,7 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
     item, settings, size = reading.work.item, order.dataset_settings, reading.size
     path, images = item.source or "", dict[int, Array]()
     for target, key in reading.missing.items():
-        placed, shrink = order.layout.place(size, target.size or size, settings, path), 1
+        placed, shrink = reading.places[target], 1
         if reading.data.startswith(_JPEG):
             # `gcd`: n must divide both sides. Otherwise the last block of pixels would reach beyond
             # the picture; in a rotated picture this is the first block.

@@ -34,7 +34,7 @@ from latentmake.base.progress import Progress
 from latentmake.data.item import Item
 from latentmake.encode.job import Job
 from latentmake.formats.safetensors import parse_head
-from latentmake.plan.orders import Target, Work
+from latentmake.plan.orders import EncodingJob, Target, Work
 from latentmake.training import process
 from latentmake.training.external.installation import Installation
 
@@ -95,7 +95,7 @@ class Encoding(ABC):
         progress: Progress,
     ) -> None:
         self.job, self.order, self.threads = job, job.order, threads
-        self.log = Path(job.order.log).absolute()
+        self.log = Path(EncodingJob((job.order,)).log).absolute()
         self.folder = folder
         self.left: dict[str, PendingTarget] = {}
         for pending in sorted(targets, key=self.amount):

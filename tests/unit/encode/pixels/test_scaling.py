@@ -47,7 +47,8 @@ def samples(data: bytes, sizes: Iterable[Size], **changes: Any) -> list[Sample]:
     order = Order("latents", "data", "tiny", dataset, MODEL, {}, (Work(item, tuple(targets)),))
     missing = {target: str(number) for number, target in enumerate(targets)}
     size = upright_size(data, "a.jpg", dataset.max_image_pixels, turns=dataset.exif_rotation)
-    reading = Reading(order.items[0], "digest", data, size=size, missing=missing)
+    places = {target: order.layout.place(size, target.size, dataset) for target in targets}
+    reading = Reading(order.items[0], "digest", data, size=size, missing=missing, places=places)
     return [*plain.samples_of(order, reading)]
 
 

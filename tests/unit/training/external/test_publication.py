@@ -12,7 +12,7 @@ from latentmake.base.errors import DatasetError
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.run_plan import write_items
+from latentmake.training.rows import write_items
 from PIL import Image
 
 

@@ -24,7 +24,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.encode import runner as encode
 from latentmake.formats import cachefile
 from latentmake.formats.safetensors import read_head
-from latentmake.plan.orders import Order
+from latentmake.plan.orders import EncodingJob, Order
 from latentmake.plan.receipts import Receipt
 from latentmake.training.external import encode as external_encode
 from latentmake.training.external.musubi.encode import ScriptsEncoding
@@ -142,7 +142,7 @@ def test_an_item_that_a_script_dies_of_is_named_and_stops_no_other(kind: str, mo
     order = scripts_world.order(kind, tuner)
     line = faults(order)
     assert "1 of 6 items are faulty" in line and "cat" in line
-    assert order.log in line  # where all of the output is
+    assert EncodingJob((order,)).log in line  # where all of the output is
     assert finished() == 5
     scripts_world.set_moods(TUNER)
     before = len(calls(TUNER))
@@ -237,7 +237,7 @@ def stopped(order: Order) -> str:
     with pytest.raises(DeviceError) as caught:
         carry_out(order)
     assert not order.receipt.exists() and "\n" not in str(caught.value)
-    assert order.log in str(caught.value)
+    assert EncodingJob((order,)).log in str(caught.value)
     return str(caught.value)
 
 
