@@ -10,7 +10,7 @@ import pytest
 from latentmake.base.errors import ConfigError, LatentmakeError
 from latentmake.config.machines import Publish
 from latentmake.config.root import Config, Run
-from latentmake.plan.orders import Order, job_of
+from latentmake.plan.orders import EncodingJob, Order
 from latentmake.request import VARIABLE, PlanFile, Request
 from order_world import order
 
@@ -182,8 +182,8 @@ def test_a_plan_is_handed_on_through_the_environment(
     before.write(5)
     given = PlanFile.read()
     assert given == before
-    both = job_of([other, one])
-    assert given.plan().jobs == [job_of([one]), both]
+    both = EncodingJob((other, one))
+    assert given.plan().jobs == [EncodingJob((one,)), both]
     assert given.plan(["encode_b", "manifest"]).jobs == [both]
     monkeypatch.setenv(VARIABLE, "plan.5.json")
     with pytest.raises(LatentmakeError, match="cannot be read"):

@@ -157,7 +157,7 @@ def test_only_what_is_stale_is_cut_again_and_files_of_what_is_gone_go(
     before = files(project)
     said = project.ask("explain", f"clips/{RUN}/storm_00000-005.npz")
     said.one_line(f"clips/{RUN}/storm_00000-005.npz: stale")
-    said.one_line("differs     video, size and frame rate's digest")
+    said.one_line("differs     video, size and frame rate")
     project.ask("explain", f"clips/{RUN}/calm_00000-005.npz").one_line("npz: fresh")
     result = project.run(f"clips_{RUN}")
     result.one_line("1 written, 2 kept, 3 removed")

@@ -80,7 +80,7 @@ def test_a_page_is_fresh_until_its_clips_change(
     assert not outdated("waves", "generate")
     make(place, "a boat")
     (reason,) = outdated("waves", "generate")
-    assert reason.name == "results and template's digest"
+    assert reason.name == "results and template"
     assert reason.old.endswith(f".. ({place / PAGE})")
     assert reason.new.endswith(f".. ({place / INDEX})")
     write_generated(place, receipt, lambda line: None)

@@ -42,7 +42,7 @@ def test_settings_and_weights_are_named_with_old_and_new(trained: Project) -> No
     place = r"\(models/micro/unet, models/micro/scheduler\)"
     *settings, network = differences(trained)
     assert settings == ["rank 2 -> 4", "learning_rate 0.0001 -> 0.0002"]
-    assert re.fullmatch(rf"network's digest {DIGEST} {place} -> {DIGEST} {place}", network)
+    assert re.fullmatch(rf"network {DIGEST} {place} -> {DIGEST} {place}", network)
     said = trained.run("-n", "train_tiny").output
     assert f"training of tiny: rank 2 -> 4, learning_rate 0.0001 -> 0.0002, {network}\n" in said
     trained.ask("status").one_line("training of tiny: rank 2 -> 4")
@@ -110,7 +110,7 @@ def test_a_training_of_release_0_2_stays_trained_and_is_explained_as_far_as_it_g
     assert differences(trained) == ["rank 2 -> 4"]
     (trained / "runs/tiny/trained_on.json").unlink()
     (settings,) = differences(trained)
-    assert re.fullmatch(rf"settings' digest {DIGEST} -> {DIGEST}", settings)
+    assert re.fullmatch(rf"settings {DIGEST} -> {DIGEST}", settings)
 
 
 def as_before(folder: Path) -> None:

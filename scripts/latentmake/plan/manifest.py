@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import JsonValue, TypeAdapter
 
 from latentmake.base import atomic, digest
 from latentmake.base.errors import ConfigError
 from latentmake.base.state_file import is_damaged, read_order, read_state
 from latentmake.data.item import Item
 from latentmake.layouts.layout import Layout
+from latentmake.plan.product import Parts
 from latentmake.plan.receipts import NotedFault
 
 TEXTS = "texts"
@@ -86,13 +87,24 @@ class Lock:
         """Digest of the training data, without held-out items."""
         return self.trained or self.digest
 
-    def data_values(self) -> dict[str, object]:
-        """Return the values that its digest covers, by name."""
+    def data_values(self, parts: Mapping[str, JsonValue] | None = None) -> Parts:
+        """Return the values that its digest covers, by name; `parts` replaces its own."""
         return {
-            **{f"caches of {part}": keys for part, keys in self.parts.items()},
+            **{
+                f"caches of {part}": keys
+                for part, keys in (self.parts if parts is None else parts).items()
+            },
             **{f"num_repeats of {name}": number for name, number in self.repeats.items()},
             "validation.items": len(self.held_out),
-            **({REGULARISATION: self.is_reg} if self.is_reg else {}),
+            **({REGULARISATION: [*self.is_reg]} if self.is_reg else {}),
+        }
+
+    def values(self, parts: Mapping[str, JsonValue]) -> Parts:
+        """Return the values that the manifest is made from, by name."""
+        stems = {name: {row["stem"] for row in rows} for name, rows in self.aside.items() if rows}
+        return {
+            **self.data_values(parts),
+            **{f"skipped {name}": [*sorted(skipped)] for name, skipped in stems.items()},
         }
 
 

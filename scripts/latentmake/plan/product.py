@@ -101,12 +101,8 @@ def _of_part(
     places: Mapping[str, str],
 ) -> Difference:
     """Return the difference of a part whose values do not explain it."""
-    old, new = text_of(was), text_of(now)
-    if is_digest(old) or is_digest(new):
-        owner = f"{name}'" if name.endswith("s") else f"{name}'s"
-        ends = [f" ({of[name]})" if of.get(name) else "" for of in (old_places, places)]
-        return Difference(f"{owner} digest", short(old) + ends[0], short(new) + ends[1])
-    return Difference(name, old, new)
+    ends = [f" ({of[name]})" if of.get(name) else "" for of in (old_places, places)]
+    return Difference(name, short(text_of(was)) + ends[0], short(text_of(now)) + ends[1])
 
 
 class Difference(NamedTuple):

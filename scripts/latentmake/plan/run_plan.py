@@ -20,7 +20,6 @@ from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import (
     CAPTIONS,
-    REGULARISATION,
     TEXTS,
     Lock,
     ManifestOrder,
@@ -43,7 +42,7 @@ from latentmake.plan.orders import (
     settings_digest,
     targets_of,
 )
-from latentmake.plan.product import Difference, some, value_differences
+from latentmake.plan.product import Difference, Made, Product, judge, some
 from latentmake.plan.state import FORCED, PartState
 
 _ANEW = Difference("the manifest is written anew")
@@ -175,14 +174,9 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
     repeats = {name: settings.num_repeats for name, settings in datasets.items()}
     lock, skipped = read_lock(plan.name), _skipped(facts, plan)
     texts = {name: _text_digests(facts, run, name, lock) for name in datasets}
-    skipped_before, left_out = (
-        {name: sorted({row["stem"] for row in rows}) for name, rows in faults.items() if rows}
-        for faults in (lock.aside, skipped)
-    )
+    today = Lock(repeats=repeats, held_out=[""] * validation, is_reg=regular, aside=skipped)
     differences = [
-        *_data_differences(facts, plan, lock, texts, repeats, validation),
-        *value_differences(skipped_before, left_out, "skipped {}"),
-        *_file_differences(facts, plan, lock),
+        *_differences(facts, plan, lock, today, texts),
         *(Difference(f"items of {name} are faulty") for name in skipped if name not in skip),
     ]
     if not differences:
@@ -238,56 +232,50 @@ def is_reg(facts: Facts, run: str) -> list[str]:
     return sorted(name for name in config.runs[run].datasets if config.datasets[name].is_reg)
 
 
-def _data_differences(
-    facts: Facts,
-    plan: RunPlan,
-    lock: Lock,
-    texts: _Texts,
-    repeats: Mapping[str, int],
-    validation: int,
+def _differences(
+    facts: Facts, plan: RunPlan, lock: Lock, today: Lock, texts: _Texts
 ) -> list[Difference]:
-    """Return the differences between a lock and the present targets."""
+    """Return why manifest and lock must be written.
+
+    Args:
+        facts: facts about the datasets.
+        plan: plan of the run.
+        lock: present lock.
+        today: lock as it should be, still without keys.
+        texts: dataset -> part and digests of texts that are not cached.
+    """
     states = {
         f"{part.dataset}/{part.name}": plan.parts[part]
         for part in parts_of(facts.config, facts.config.runs[plan.name])
         if part.dataset != PROMPTS  # manifests do not name prompts
     }
     differences = stale_targets(states)
-    if not lock.digest:
-        return [*differences, Difference(lock_fault(plan.name))]
-    if lock.changed:
-        differences.append(Difference("the dataset's lock was changed"))
     # Stale targets are reported already, so unknown keys count as unchanged.
     keys = {part: state.keys or lock.parts.get(part) for part, state in states.items()}
     keys |= {part: keys_digest(digests.items()) for part, digests in texts.values() if digests}
     parts = dict(lock.parts)
-    for name in repeats:
+    for name in today.repeats:
         if f"{name}/{TEXTS}" in keys and parts.pop(f"{name}/{CAPTIONS}", ""):
             del keys[f"{name}/{TEXTS}"]
             what = "edited or saved again, and a lock of an earlier release cannot tell which"
             differences.append(Difference(f"captions of {name} were {what}"))
-    for was, now, name in (
-        (parts, keys, "caches of {}"),
-        (lock.repeats, repeats, "num_repeats of {}"),
-        ({"items": len(lock.held_out)}, {"items": validation}, "validation.{}"),
-        ({REGULARISATION: lock.is_reg}, {REGULARISATION: is_reg(facts, plan.name)}, "{}"),
-    ):
-        differences += value_differences(was, now, name)
-    return differences
-
-
-def _file_differences(facts: Facts, plan: RunPlan, lock: Lock) -> Iterator[Difference]:
-    """Yield the differences in the manifest's bytes, the images' places and the cache's files."""
-    for name, places in plan.images.items():
-        if lock.digest and lock.images.get(name) != places:
-            yield Difference(f"images of {name} came, went or moved")
-    manifest = run_folder(plan.name) / "manifest.jsonl"
-    if lock.digest and lock.manifest != facts.digest_of(manifest):
-        yield Difference(f"{manifest} is missing, or was changed")
+    product = Product(lock_fault(plan.name), today.values(keys))
+    made = Made(parts=lock.values(parts)) if lock.digest else None
+    differences += judge(product, made)
+    if made:
+        if lock.changed:
+            differences.append(Difference("the dataset's lock was changed"))
+        for name, places in plan.images.items():
+            if lock.images.get(name) != places:
+                differences.append(Difference(f"images of {name} came, went or moved"))
+        manifest = run_folder(plan.name) / "manifest.jsonl"
+        if lock.manifest != facts.digest_of(manifest):
+            differences.append(Difference(f"{manifest} is missing, or was changed"))
     # Orphans of prompts wait for the next job.
-    parts = (state for part, state in plan.parts.items() if part.dataset != PROMPTS)
-    if orphans := sum(len(state.orphans) for state in parts):
-        yield Difference(f"cache files without an item: {orphans}")
+    others = (state for part, state in plan.parts.items() if part.dataset != PROMPTS)
+    if orphans := sum(len(state.orphans) for state in others):
+        differences.append(Difference(f"cache files without an item: {orphans}"))
+    return differences
 
 
 def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:

@@ -163,7 +163,7 @@ def test_a_setting_that_the_record_of_an_earlier_release_lacks_is_named(
     assert [*map(str, planned(other).reasons)] == ["rank 8 -> 4", "snr_gamma none -> 5.0"]
     made.model_copy(update={"values": {}}).write(file)
     (settings_alone,) = planned(other).reasons
-    assert settings_alone.name == "settings' digest"
+    assert settings_alone.name == "settings"
     assert settings_alone.old != settings_alone.new
 
 

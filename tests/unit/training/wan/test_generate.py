@@ -112,7 +112,7 @@ def test_clips_of_earlier_releases_are_not_drawn_again() -> None:
     assert [difference.name for difference in clip_reasons(other)] == [
         "networks",
         "num_inference_steps",
-        "trained LoRA's digest",
+        "trained LoRA",
         "clips to draw: 2, no longer up to date or asked for: 2",
     ]
     assert clip_reasons(other)[2].old == f"{lora[:8]}.."
