@@ -149,11 +149,9 @@ def _hint(root: type[BaseModel], location: Location) -> str:
         return answers[word]
     if own := own or difflib.get_close_matches(key.lower(), keys, n=1, cutoff=0.8):
         return f"did you mean `{own[0]}`?"
-    others = [
-        section
-        for section in all_sections
-        if section is not here and (here.kind in (None, section.kind) or not section.kind)
-    ]
+    others = [section for section in all_sections if section is not here]
+    if here.kind is not None:
+        others = [section for section in others if section.kind in (None, here.kind)]
     # Sections below this one first.
     others.sort(key=lambda section: section.pattern[: len(pattern)] != pattern)
     for trained, name in product((here.trained, not here.trained), dict.fromkeys((*meant, key))):
