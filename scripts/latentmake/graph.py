@@ -222,9 +222,8 @@ def _cache_files(
     layout, settings = facts.layout(part.model), facts.config.datasets.get(part.dataset)
     inputs = (item.inputs(part.name, layout) for item in items)
     listed = settings and (settings.path if settings.is_list else settings.metadata_file)
-    for item, (made_of, targets) in zip(
-        items, targets_of(layout, settings, part, inputs), strict=True
-    ):
+    results = targets_of(layout, settings, part, inputs)
+    for item, (made_of, targets) in zip(items, results, strict=True):
         files = made_of.files
         if parsed(part.name).kind == "text":  # its text may come from a list instead of these files
             files += tuple(file for file in item.files if file.role in (CAPTION, TAGS))

@@ -161,11 +161,8 @@ def _unknown(targets: Sequence[str], files: Mapping[Path, Mapping[str, Any]]) ->
     if not runs:
         hint = "write one: `latentmake init FOLDER`, or name it: -c FILE"
         return ConfigError("there is no configuration", where=Path.cwd(), hint=hint)
-    unknown = [
-        target
-        for target in targets
-        if not any(_has(sections, target) for sections in files.values())
-    ]
+    existing = files.values()
+    unknown = [name for name in targets if not any(_has(sections, name) for sections in existing)]
     if not unknown:
         hint = "run a command for each of them"
         return ConfigError("no configuration has all of them", where=" ".join(targets), hint=hint)

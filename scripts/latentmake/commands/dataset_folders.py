@@ -157,9 +157,8 @@ def left_out(folder: Path, datasets: Sequence[FoundDataset]) -> Iterator[str]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in visible if path.is_dir())
 
 
 def _listing(folder: Path) -> list[str]:

@@ -95,9 +95,9 @@ def trainer_of(model: Model, requested: str | None, *, musubi: bool) -> str:
         ConfigError: The trainer cannot train the model. The hint names the trainers that can.
     """
     row, task = model.architecture, str(model.task)
-    kinds = (
-        ["sd", "sdscripts"] if row.checkpoints else ["sdscripts" if row.strategies else "musubi"]
-    )
+    kinds = ["sdscripts" if row.strategies else "musubi"]
+    if row.checkpoints:
+        kinds = ["sd", "sdscripts"]
     if row is WAN:
         kinds = []
         if any(network.has(WAN.scripts.mark) for network in model.networks if WAN.scripts):
@@ -149,11 +149,8 @@ def _usable(model: Model, kind: str) -> list[Part]:
     """Return the networks that a trainer reads, the best first."""
     row, networks = model.architecture, model.networks
     if kind == "sd":
-        folders = [
-            network
-            for network in networks
-            if network.path.is_dir() and network.has(r"^down_blocks\.")
-        ]
+        places = (network for network in networks if network.path.is_dir())
+        folders = [network for network in places if network.has(r"^down_blocks\.")]
         return folders or [network for network in networks if network.complete]
     if kind == "wan":
         return [network for network in networks if network.file.suffix == ".safetensors"]

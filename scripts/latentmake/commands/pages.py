@@ -48,9 +48,7 @@ def captions(project: Project, run: str, open_page: bool, as_json: bool) -> None
         typer.echo(f"{encoder['name']}: {cut}, the longest has {encoder['longest']} tokens")
     for fault in cards.faults:
         typer.echo(f"faulty: {fault}")
-    typer.echo(path)
-    if open_page:
-        _open(path)
+    _show(path, open_page=open_page)
 
 
 def report(project: Project, run: str, open_page: bool, as_json: bool) -> None:
@@ -61,14 +59,14 @@ def report(project: Project, run: str, open_page: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"page": str(path), **status.model_dump(mode="json")}, indent=1))
         return
-    typer.echo(path)
+    _show(path, open_page=open_page)
+
+
+def _show(page: Path, *, open_page: bool) -> None:
+    """Print the path of a page; with `open_page`, open it in a browser."""
+    typer.echo(page)
     if open_page:
-        _open(path)
-
-
-def _open(page: Path) -> None:
-    """Open a page in a browser."""
-    typer.launch(page.absolute().as_uri())
+        typer.launch(page.absolute().as_uri())
 
 
 # -- a comparison ---------------------------------------------------------------------------------
@@ -91,7 +89,7 @@ def compare(project: Project, runs: Sequence[str], open_page: bool, as_json: boo
         values = [result.values() for result in results]
         typer.echo(json.dumps({"page": str(path), "results": values}, indent=1))
     if open_page:
-        _open(path)
+        typer.launch(path.absolute().as_uri())
 
 
 def pictured(config: Config, name: str) -> Pictured:

@@ -335,12 +335,11 @@ def _rows(file: str) -> dict[str, dict[str, Any]]:
 
 def _merged(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """Merge values over those of a base, also in mappings below them."""
-    inner = {
-        key: _merged(values[key], base[key])
-        for key in values.keys() & base.keys()
-        if isinstance(values[key], dict) and isinstance(base[key], dict)
-    }
-    return {**base, **values, **inner}
+    result = {**base, **values}
+    for key in values.keys() & base.keys():
+        if isinstance(values[key], dict) and isinstance(base[key], dict):
+            result[key] = _merged(values[key], base[key])
+    return result
 
 
 def _scripts(name: str, row: dict[str, Any]) -> Scripts:

@@ -175,12 +175,8 @@ class Closed(BaseModel):
         cls.limits = [(key, limit) for key, extra in declared.items() for limit in extra.applies]
         if cls.shapes:
             declared = {**dict.fromkeys(extras, cls.shapes), **declared}
-        fields = cls.model_fields
-        cls.declarations = {
-            key: extra
-            for key, extra in declared.items()
-            if not any(held_by(fields[key].annotation))
-        }
+        plain = (key for key in declared if not any(held_by(cls.model_fields[key].annotation)))
+        cls.declarations = {key: declared[key] for key in plain}
 
     @model_validator(mode="after")
     def _applies(self) -> Self:

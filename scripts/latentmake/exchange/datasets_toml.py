@@ -57,11 +57,8 @@ _OLD = {  # former name of a key in musubi-tuner -> present name
 _RANDOM = ("shuffle_caption", "enable_wildcard", "caption_dropout_rate", "caption_tag_dropout_rate")
 _SUBSET = ("num_repeats", "flip_aug", "alpha_mask")
 _BUCKETS = ("bucket_reso_steps", "min_bucket_reso", "max_bucket_reso")
-_DEFAULTS = {
-    name: info.default
-    for section in (Dataset, Captions)
-    for name, info in section.model_fields.items()
-}
+_FIELDS = {**Dataset.model_fields, **Captions.model_fields}
+_DEFAULTS = {name: field_info.default for name, field_info in _FIELDS.items()}
 _HINTS = {
     "general": "write it as [general]",
     "datasets": "write it as [[datasets]]",
@@ -473,9 +470,7 @@ def _values(config: Imported, blocks: Sequence[Block], spec: Architecture) -> di
         runs[name] = {
             "datasets": [*members],
             "model": spec.name,
-            "resolutions": [
-                width if width == height else [width, height] for width, height in resolutions
-            ],
+            "resolutions": [size[0] if size[0] == size[1] else [*size] for size in resolutions],
             "trainer": {"kind": kind} | ({key: batches[0]} if batches[0] > 1 else {}),
         }
     if len(runs) > 1:

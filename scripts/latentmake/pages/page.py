@@ -76,9 +76,8 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     """
     from jinja2 import Environment, FileSystemLoader  # here: a plan does not need it
 
-    templates = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, keep_trailing_newline=True
-    )
+    loader = FileSystemLoader(_FOLDER)
+    templates = Environment(loader=loader, autoescape=True, keep_trailing_newline=True)
     # jinja2 sorts the keys by default; these options keep their order and write no spaces.
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     style, script = ("\n".join(_sources(kind, ending)) for ending in ("css", "js"))

@@ -274,11 +274,8 @@ def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
         from latentmake.data.probe import probed
 
         results = probed(sample, facts.memo, video=False).values()
-        yield from (
-            Size(media.width, media.height)
-            for media in results
-            if not isinstance(media, SourceError)
-        )
+        readable = (media for media in results if not isinstance(media, SourceError))
+        yield from (Size(media.width, media.height) for media in readable)
 
 
 def _are(count: int) -> str:

@@ -55,18 +55,11 @@ def write_report(facts: Facts, plan: RunPlan, path: Path) -> Status:
 def _caches(rows: list[StatusRow]) -> dict[str, Any]:
     words = "" if any(row.files for row in rows) else "Nothing is encoded yet."
     heads = ["dataset", "kind", ">fresh", "stale", ">orphaned", ">files", ">size"]
-    lines = (
-        [
-            row.dataset,
-            row.kind,
-            str(row.fresh),
-            ", ".join(f"{count} {reason}" for reason, count in row.stale.items()) or "–",
-            str(row.orphans),
-            str(row.files),
-            human(row.bytes),
-        ]
-        for row in rows
-    )
+    lines = []
+    for row in rows:
+        stale = ", ".join(f"{count} {reason}" for reason, count in row.stale.items()) or "–"
+        counts = (str(row.fresh), stale, str(row.orphans), str(row.files))
+        lines.append([row.dataset, row.kind, *counts, human(row.bytes)])
     return table("caches", "Caches", words, heads, lines)
 
 

@@ -231,11 +231,8 @@ def _changed_weights(run: str) -> Iterator[Finding]:
                 continue
             # The output of an external trainer is a hard link to the same file. If it stayed, the
             # damaged weights would be taken from it again.
-            others = [
-                other
-                for other in folder.rglob("*.safetensors")
-                if other != path and other.samefile(path)
-            ]
+            files_there = [*folder.rglob("*.safetensors")]
+            others = [other for other in files_there if other != path and other.samefile(path)]
         except FileNotFoundError:
             continue
         except OSError as error:
