@@ -100,7 +100,11 @@ class Request:
                 self.words[name].add(word)
             elif "/" in target or target.startswith("encode_"):
                 needs_all_runs = True
-        needs = {name: _needs(words, config) for name, words in self.words.items()}
+        kinds_of = _WORDS if config.publish.caches else _WORDS | {"publish": set()}
+        needs = {
+            name: frozenset[str]().union(*(kinds_of[word] for word in words))
+            for name, words in self.words.items()
+        }
         if is_everything:
             needs = dict.fromkeys(config.runs, _TRAINING)
         self.kinds = {name: CACHES & kinds for name, kinds in needs.items()}
@@ -167,12 +171,6 @@ def _parts(target: str, runs: Collection[str]) -> tuple[str, str]:
         hint = f"did you mean `{meant}`?" if guess else f"known: {', '.join(runs)}"
         raise ConfigError(f"there is no run `{name}`", where=target, hint=hint)
     return word, name
-
-
-def _needs(words: Iterable[str], config: Config) -> frozenset[str]:
-    """Return what the targets of a run need: kinds of its caches, training, or items."""
-    needs = [_WORDS[word] for word in words if word != "publish" or config.publish.caches]
-    return frozenset[str]().union(*needs)
 
 
 def _unknown(target: str, rules: Iterable[str], runs: Iterable[str]) -> ConfigError:
