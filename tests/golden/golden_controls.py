@@ -16,8 +16,9 @@ from golden_files import HERE, bitmap
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import ManifestOrder, row_of
+from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.run_plan import members
+from latentmake.training.rows import row_of
 
 GOLDEN = HERE / "controls.json"
 RECIPE = "3" * 64

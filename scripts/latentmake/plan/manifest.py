@@ -7,11 +7,10 @@ digest from the keys only, to tell whether the lock still fits.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import JsonValue, TypeAdapter
 
@@ -19,7 +18,6 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import ConfigError
 from latentmake.base.state_file import is_damaged, read_order, read_state
 from latentmake.data.item import Item
-from latentmake.layouts.layout import Layout
 from latentmake.plan.product import Parts
 from latentmake.plan.receipts import NotedFault
 
@@ -203,30 +201,3 @@ class ManifestOrder:
 
 
 _ORDER = TypeAdapter(ManifestOrder)
-
-
-def row_of(member: Member, repeats: int, layout: Layout) -> dict[str, Any]:
-    """Return the manifest's row of one item; `repeats` is its number of repeats per epoch."""
-    item = member.item
-    row = {"dataset": member.dataset, "stem": item.stem, "source": item.image, "repeats": repeats}
-    targets = member.targets.items()
-    row |= layout.row({part: [path for path, _ in files] for part, files in targets})
-    if item.texts is not None:
-        row["texts"] = item.texts
-    if layout.external:
-        row |= {"caption": item.caption, "control": next(iter(item.controls), None)}
-        if len(item.controls) > 1:
-            row["controls"] = [*item.controls]
-        if item.layers:
-            row["layers"] = [*item.layers]
-    if item.span is not None:
-        row["span"] = list(item.span)
-    if item.row is not None:
-        row["row"] = item.row
-    return row
-
-
-def lines_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return the content of a manifest."""
-    # JSON in ASCII, because some readers take characters such as U+2028 for the end of a line.
-    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()

@@ -40,11 +40,9 @@ from latentmake.plan.manifest import (
     ManifestOrder,
     Member,
     keys_digest,
-    lines_of,
     lock_digest,
     read_lock,
     refuse_too_many,
-    row_of,
 )
 from latentmake.plan.orders import place_of, run_order
 from latentmake.plan.receipts import NotedFault, read_receipt
@@ -424,6 +422,33 @@ def _rows(
         if is_held:
             row["validation"] = True
         yield row
+
+
+def row_of(member: Member, repeats: int, layout: Layout) -> dict[str, Any]:
+    """Return the manifest's row of one item; `repeats` is its number of repeats per epoch."""
+    item = member.item
+    row = {"dataset": member.dataset, "stem": item.stem, "source": item.image, "repeats": repeats}
+    targets = member.targets.items()
+    row |= layout.row({part: [path for path, _ in files] for part, files in targets})
+    if item.texts is not None:
+        row["texts"] = item.texts
+    if layout.external:
+        row |= {"caption": item.caption, "control": next(iter(item.controls), None)}
+        if len(item.controls) > 1:
+            row["controls"] = [*item.controls]
+        if item.layers:
+            row["layers"] = [*item.layers]
+    if item.span is not None:
+        row["span"] = list(item.span)
+    if item.row is not None:
+        row["row"] = item.row
+    return row
+
+
+def lines_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the content of a manifest."""
+    # JSON in ASCII, because some readers take characters such as U+2028 for the end of a line.
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 
 def _skipped_rows(
