@@ -198,15 +198,15 @@ def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
     """Return the tensors and the metadata of a file of weights, cached; raises ValueError."""
     try:
         stat = path.stat()
-        return _contents_then(path, stat.st_size, stat.st_mtime_ns)
+        return _contents_then(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from None
 
 
-# Size and time are part of the cache's key, so that a changed file is read again.
+# The stat is part of the cache's key, so that a changed file is read again.
 @lru_cache(8)
 def _contents_then(
-    path: Path, _size: int, _time: int
+    path: Path, _size: int, _time: int, _inode: int
 ) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
     if path.suffix != ".safetensors":
         return tensors_of(path), {}
