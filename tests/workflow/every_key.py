@@ -223,7 +223,7 @@ def _outdated(config: Config, plan: RunPlan) -> bool:
         run = read_order(plan.trainer_order, trainer.order_type)
         return bool(reasons(run.with_weights(digest.of_file), lock))
     order = read_order(plan.trainer_order, SdOrder)
-    order = as_begun(order, wanted(order, lock))
+    order = as_begun(order, lock)
     return RunFiles(order).trained(wanted(order, lock)) is None
 
 
