@@ -225,7 +225,8 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     settings = facts.config.datasets.get(part.dataset)  # None for prompts
     explanation.is_reg = settings is not None and settings.is_reg
     made = judged(facts, part, [item], [path])
-    judge, stale = made.judge, next(iter(made.parts[part.name].to_make), None)
+    judge, to_make = made.judge, made.parts[part.name].to_make  # an item may have several clips
+    stale = next((stale for stale in to_make if stale.path == path), None)
     assert judge is not None
     content = judge.contents.of(item) or ""
     explanation.key = judge.needed(item, target, content, explanation.header)

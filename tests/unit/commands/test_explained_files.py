@@ -15,8 +15,10 @@ import world
 from item_world import inputs_of
 from latentmake.base import atomic, digest
 from latentmake.base.errors import UserError
+from latentmake.commands import file_origin
 from latentmake.commands.file_origin import Explanation, explanations
 from latentmake.config.datasets import Dataset
+from latentmake.data.item import Item
 from latentmake.data.memo import Memo
 from latentmake.encode.reading import placing_of
 from latentmake.formats import cachefile
@@ -26,9 +28,10 @@ from latentmake.layouts.layout import layout_of
 from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.pages.explanation import placing_differences, recipe_changes
 from latentmake.plan import store
-from latentmake.plan.orders import Order, Target, view_of
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import Order, Part, Target, Work, view_of
 from latentmake.plan.planner import make_plan
-from latentmake.plan.state import Contents, Judge
+from latentmake.plan.state import Contents, Judge, State
 from order_world import MODEL
 from safetensors.torch import save_file
 
@@ -85,6 +88,20 @@ def test_fresh_files_are_explained_by_image_caption_or_name() -> None:
     found = one(TEXT)
     assert (found.differences, found.runs, found.source) == ([], ["tiny"], ["data/ant.txt"])
     assert "\n".join(found.lines()).count(" by sd-scripts\n") == 1
+
+
+def test_another_clip_of_the_item_that_is_missing_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged = file_origin.judged
+
+    def with_another_clip(facts: Facts, part: Part, items: list[Item], paths: list[str]) -> State:
+        state = judged(facts, part, items, paths)
+        state.parts[part.name].stale.insert(0, Work(items[0], (Target(part.name, "clip"),)))
+        return state
+
+    monkeypatch.setattr(file_origin, "judged", with_another_clip)
+    assert one(LATENTS).state == "fresh"
 
 
 def test_all_parts_of_a_key_that_differ_are_named() -> None:
