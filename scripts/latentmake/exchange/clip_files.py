@@ -25,7 +25,7 @@ from latentmake.formats.cachefile import KEY
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps, Span
 from latentmake.plan.facts import Facts
-from latentmake.plan.product import Difference, Made, Product, judge
+from latentmake.plan.product import Difference, Made, Product, judge, text_of
 
 CLIPS = Path("clips")
 LIST = "train.jsonl"
@@ -123,10 +123,11 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
 
     def differences(self, file: ClipFile, content: str) -> list[Difference]:
         """Return why a clip's file is not up to date; `content` is the digest of the video."""
-        origin, made, absent = self.origin(file), None, "it has not been cut yet"
+        origin = {name: text_of(value) for name, value in self.origin(file).items()}
+        made, absent = None, "it has not been cut yet"
         try:
             comment = npz.read_metadata(self.path(file))
-            old = {name: comment.get(name) for name in origin}
+            old = {name: text_of(comment.get(name)) for name in origin}
             made = Made(parts={_CUT: comment[KEY]}, values={_CUT: old})
         except FileNotFoundError:
             pass

@@ -1,7 +1,7 @@
 """Records of earlier releases, read as parts of products.
 
 Releases before 0.3 wrote digests under other names, and the named values behind them into a file of
-their own. What they trained, drew and evaluated stays up to date, because these records are read as
+their own. Their trainings, clips and evaluations stay up to date, because the records are read as
 parts with the same digests. This module is deleted with release 0.5.
 """
 
