@@ -7,32 +7,13 @@ import pytest
 
 house = by_path.load("tests/bench/house.py")
 
-# Way of a build -> its figures when this was written. The mark goes when the bound is met.
-TODAY = {
-    "nothing to do": "15,560 lines in 75 modules",
-    "caption: plan and manifest": "353 functions in 58 files",
-}
-
 
 @pytest.fixture(scope="module")
 def ways() -> house.Figures:
     return house.way_figures(house.ROOT, bounded=True)[0]
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(
-            way,
-            marks=pytest.mark.xfail(
-                raises=AssertionError, strict=True, reason=f"today: {TODAY[way]}"
-            ),
-        )
-        if way in TODAY
-        else way
-        for way in house.BOUNDS
-    ],
-)
+@pytest.mark.parametrize("way", house.BOUNDS)
 def test_a_way_of_a_build_keeps_its_bounds(way: str, ways: house.Figures) -> None:
     over = {
         name: (ways[way][name], bound)
