@@ -404,7 +404,7 @@ def finish(order: RunOrder, record: Record, receipt: Path, **more: object) -> No
     files = RunFiles(order)
     write_seen(Path(order.manifest), files.output)
     content: dict[str, Any] = {"run": order.run, "weights": str(files.weights)}
-    content |= record.model_dump(exclude_unset=True)
+    content |= record.model_dump(exclude_defaults=True)
     atomic.write(receipt, to_json(content | more, indent=2) + b"\n")
     files.forced.unlink(missing_ok=True)
 

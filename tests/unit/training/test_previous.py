@@ -116,7 +116,7 @@ def take_back(name: str) -> Callable[[RunFiles], object]:
 
 def forced(name: str, *before: Tree) -> Tree:
     """Return what a forced training finds: no states, its mark, and the results before."""
-    mark = Forced(parts=want(name), planned=7).model_dump_json(indent=2, exclude_unset=True)
+    mark = Forced(parts=want(name), planned=7).model_dump_json(indent=2, exclude_defaults=True)
     states = {"forced.json": f"{mark}\n", "checkpoints/step-1/state.pt": ""}
     for number, each in enumerate(before, 1):
         states |= below("/".join(["previous"] * number), each)
