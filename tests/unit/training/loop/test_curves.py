@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,7 @@ def test_what_a_resumed_training_wrote_anew_is_drawn_once_without_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, steps=40)
+    time.sleep(1)  # files of one second are read in the order of their names, not of their writing
     write(tmp_path, steps=60, first=21)
     assert read_curves(tmp_path)["loss"][0].tolist() == list(range(1, 61))
     assert not caplog.records
