@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
@@ -37,9 +39,12 @@ _PATIENCE = 120.0  # seconds: on a machine with much else to do a page is slow, 
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait until something holds of a page."""
+    """Wait until something holds of a page, whose elements may be replaced meanwhile."""
     end = time.monotonic() + _PATIENCE
-    while not condition():
+    while True:
+        with contextlib.suppress(StaleElementReferenceException):
+            if condition():
+                return
         assert time.monotonic() < end
         time.sleep(0.02)
 

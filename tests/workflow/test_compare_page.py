@@ -211,5 +211,5 @@ def test_sample_clips_have_steps(browser: Browser) -> None:
     until(lambda: browser.run(SHOWN) and browser.run(WIDTHS) == [48])
     assert browser.notes == ["step 8"]
     browser.press(Keys.HOME)
-    assert browser.notes == ["step 0"]
+    until(lambda: browser.notes == ["step 0"])
     until(lambda: browser.run(SHOWN) and browser.run(WIDTHS) == [32])

@@ -95,8 +95,11 @@ def _clip_reasons(facts: Facts, run: str, place: str) -> list[Difference]:
     requested = [file for file in order.files if is_whole or str(order.path(file)) == place]
     if not (requested or is_whole):
         return [Difference("no clip of the run has this name; the next build removes it")]
+    # Each video is read once, whatever the number of its clips.
+    videos = {file.item.image: file for file in requested}
+    digests = {path: file.source()[-1] for path, file in videos.items()}
     return [
         change._replace(name=f"{order.path(file)}: {change.name}" if is_whole else change.name)
         for file in requested
-        for change in order.differences(file, file.source()[-1])
+        for change in order.differences(file, digests[file.item.image])
     ]

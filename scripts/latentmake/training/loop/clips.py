@@ -24,7 +24,7 @@ from latentmake.config.models import Model
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.orders import prompt_path, run_order
-from latentmake.plan.product import Difference, Made, Parts, Product, judge
+from latentmake.plan.product import Difference, Made, Parts, Product, judge, short
 from latentmake.training.loop.order import CAPTIONS, ClipSettings, Prompt, TrainingOrder
 from latentmake.training.order import caption_in, last_place, lock_of
 from latentmake.training.rows import rows_of
@@ -164,15 +164,16 @@ class EvaluationOrder(GenerationOrder):
         `adapter` is the digest of the LoRA.
         """
         made = [self.weights, self.settings.values() | _SIZE, self.seeds[0]]
-        basis = [lock_of(training.lock).digest, adapter, training.loss_digest()]
+        data = lock_of(training.lock).digest
+        basis = [data, adapter, training.loss_digest()]
         parts = [EVALUATION, TIMESTEPS, *basis, self.clips, self.resolution, made]
         return Product(
             "it has not been evaluated yet",
             {EVALUATED: digest.of_value(parts)},
-            {EVALUATED: self._named(training, adapter)},
+            {EVALUATED: self._named(training, data, adapter)},
         )
 
-    def _named(self, training: TrainingOrder, adapter: str) -> dict[str, str]:
+    def _named(self, training: TrainingOrder, data: str, adapter: str) -> dict[str, str]:
         """Return settings of the evaluation by name, as pages show them."""
         clips = self.settings.values()
         named = {
@@ -186,7 +187,8 @@ class EvaluationOrder(GenerationOrder):
         }
         networks = ", ".join(map(str, training.networks()))
         shown = {name: str(value) for name, value in named.items() if value is not None}
-        return {"network": networks, "adapter": adapter[:12], **shown}
+        made = {"network": networks, "dataset": short(data), "adapter": adapter[:12]}
+        return {**made, "items with clips": str(self.clips), "resolution": self.resolution, **shown}
 
 
 # -- records ---------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ def test_results_of_earlier_releases_are_not_made_again(
     assert [*map(str, result_reasons(other, training))] == ["seed 0 -> 1"]
     other = order.model_copy(update={"clips": 2})
     (reason,) = result_reasons(other, training)
-    assert reason.name == "settings and held-out items"
+    assert reason.name == "items with clips"
 
 
 def test_a_killed_evaluation_loses_the_part_in_hand(
