@@ -17,7 +17,7 @@ from latentmake.base.errors import DatasetError, SourceError
 from latentmake.formats import npz
 from latentmake.formats.safetensors import read_head
 from latentmake.models.files import T5_LENGTH
-from latentmake.training.loop.caches import FORM, WAN, Caches, Sought, naming
+from latentmake.training.loop.caches import FORM, WAN, Caches, TensorSpec, naming
 from latentmake.training.order import caption_in
 from latentmake.training.rows import rows_of
 
@@ -71,7 +71,7 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
             what, hint = "is not the manifest of a Wan run", "name one whose model has a `task`"
             raise DatasetError(what, where=self.manifest, hint=hint)
         more = [
-            Sought(name, 4 if name.startswith("latents") else 2)
+            TensorSpec(name, 4 if name.startswith("latents") else 2)
             for name in _names_in(path)
             if name != WAN.latents[0].name
         ]

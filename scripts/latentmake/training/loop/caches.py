@@ -97,7 +97,7 @@ _CHUNK = 256  # files that a thread takes at a time
 _AHEAD = 4  # batches read before they are needed, for each thread
 
 
-class Sought(NamedTuple):
+class TensorSpec(NamedTuple):
     """Description of a tensor in cache files.
 
     Attributes:
@@ -132,19 +132,19 @@ class CacheTensors(NamedTuple):
         scaled: whether the scale is read from the header of the latents.
     """
 
-    latents: tuple[Sought, ...]
-    text: tuple[Sought, ...]
+    latents: tuple[TensorSpec, ...]
+    text: tuple[TensorSpec, ...]
     scaled: bool = False
 
 
-PLAIN = CacheTensors((Sought("latents", 3),), (Sought(hidden_state(0), 2),), scaled=True)
-_SECOND = Sought(hidden_state(1), 2), Sought(f"{encoder_name(1)}.pooled", 1)
+PLAIN = CacheTensors((TensorSpec("latents", 3),), (TensorSpec(hidden_state(0), 2),), scaled=True)
+_SECOND = TensorSpec(hidden_state(1), 2), TensorSpec(f"{encoder_name(1)}.pooled", 1)
 SDXL = PLAIN._replace(text=(*PLAIN.text, *_SECOND))
-WAN = CacheTensors((Sought("latents", 4),), (Sought("varlen_t5", 2),))
+WAN = CacheTensors((TensorSpec("latents", 4),), (TensorSpec("varlen_t5", 2),))
 """Tensors of musubi-tuner's caches. Their latents are already scaled for the network."""
 
 
-class Stored(NamedTuple):
+class CacheFile(NamedTuple):
     """A cache file, and the tensors that are read from it.
 
     Attributes:
@@ -200,8 +200,8 @@ class Example(NamedTuple):
         weight: factor of its loss.
     """
 
-    latents: Stored
-    text: Stored
+    latents: CacheFile
+    text: CacheFile
     repeats: int
     weight: float = 1.0
 
@@ -224,7 +224,7 @@ def naming(path: str) -> Iterator[None]:
         raise CacheError(what, where=path, hint=HINT) from None
 
 
-def inspect(path: str, specs: Iterable[Sought], *, scaled: bool = False) -> Stored:
+def inspect(path: str, specs: Iterable[TensorSpec], *, scaled: bool = False) -> CacheFile:
     """Read the header of a cache file and find tensors in it; if `scaled`, read their scale too.
 
     Raises:
@@ -233,7 +233,7 @@ def inspect(path: str, specs: Iterable[Sought], *, scaled: bool = False) -> Stor
     with naming(path):
         head = read_head(path)
         tensors = tuple(spec.find(head) for spec in specs)
-        stored = Stored(path, tensors, key=head.metadata.get(KEY, ""))
+        stored = CacheFile(path, tensors, key=head.metadata.get(KEY, ""))
         if not scaled:
             return stored
         names = ("scaling_factor", "shift_factor", "pixel_width", "pixel_height")
@@ -257,8 +257,8 @@ def inspect(path: str, specs: Iterable[Sought], *, scaled: bool = False) -> Stor
 
 
 def inspect_all(
-    paths: Iterable[str], specs: Collection[Sought], *, scaled: bool = False
-) -> dict[str, Stored]:
+    paths: Iterable[str], specs: Collection[TensorSpec], *, scaled: bool = False
+) -> dict[str, CacheFile]:
     """Return path -> cache file; headers are read in several threads. See `inspect`."""
     distinct = list(dict.fromkeys(paths))
     chunks = [distinct[start : start + _CHUNK] for start in range(0, len(distinct), _CHUNK)]
@@ -394,7 +394,7 @@ class Caches:
         """Read the tensors of an example, by name.
 
         These are `latents`, scaled for the network, and `text`; for SDXL also `text_embeds` and
-        `time_ids` [6], see `Stored`.
+        `time_ids` [6], see `CacheFile`.
 
         Raises:
             CacheError: a file is missing or damaged.

@@ -35,7 +35,7 @@ from latentmake.base.progress import say
 from latentmake.config.trainers import LoopTrainer
 from latentmake.encode.encoders.device import pick_device, within_memory
 from latentmake.formats.video import write_mp4
-from latentmake.training.loop.caches import Batch, Caches, CacheTensors, Stored, copied
+from latentmake.training.loop.caches import Batch, CacheFile, Caches, CacheTensors, copied
 from latentmake.training.loop.clips import GenerationOrder
 from latentmake.training.loop.order import ClipSettings, Order, TrainingOrder
 
@@ -412,7 +412,7 @@ class Painter:
         recipe: Recipe,
         settings: ClipSettings,
         negative: str | None,
-        stored: Stored,
+        stored: CacheFile,
         device: torch.device,
         order: GenerationOrder | None = None,
     ) -> None:
@@ -503,7 +503,7 @@ class Recipe:
     tensors: CacheTensors
     make_objective: Callable[[], Objective]
     make_network: Callable[..., Network]
-    clip_size: Callable[[Stored], tuple[int, int, int]]
+    clip_size: Callable[[CacheFile], tuple[int, int, int]]
     painter: ClassVar[type[Painter]]
     write_copy: Callable[[Network, Path], None]
     read_copy: Callable[..., None]

@@ -36,7 +36,7 @@ from latentmake.models.parameterization import (
     missing_schedule,
     parameterization,
 )
-from latentmake.training.loop.caches import PLAIN, SDXL, Batch, Stored, copied, pad, read_text
+from latentmake.training.loop.caches import PLAIN, SDXL, Batch, CacheFile, copied, pad, read_text
 from latentmake.training.loop.order import ClipSettings
 from latentmake.training.loop.recipe import Network, Painter, Recipe, set_up
 from latentmake.training.loop.recipe import Objective as LoopObjective
@@ -296,7 +296,7 @@ class SdPainter(Painter):
         return Decoder(load_vae(self.recipe.order.model.vae, self.device, torch.float32))
 
 
-def pixels_of(latents: Stored, vae: Weights) -> float:
+def pixels_of(latents: CacheFile, vae: Weights) -> float:
     """Return the width of a latent in pixels, from the cache file, the VAE, or by default."""
     return latents.pixels or files.vae_factor(vae) or _PIXELS
 
@@ -337,7 +337,7 @@ class SdRecipe(Recipe):
         set_up(settings)
         return denoiser
 
-    def clip_size(self, latents: Stored) -> tuple[int, int, int]:
+    def clip_size(self, latents: CacheFile) -> tuple[int, int, int]:
         """Return the frames (1), height and width in pixels of a picture, from its latents."""
         _, height, width = latents.shape
         pixels = pixels_of(latents, self.order.model.vae)

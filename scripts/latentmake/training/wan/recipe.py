@@ -35,7 +35,7 @@ from latentmake.base.progress import say
 from latentmake.config.weights import Weights
 from latentmake.encode.encoders.local_state import fill, local_state, refusing, without_weights
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.caches import WAN, Batch, Sought, Stored, copied
+from latentmake.training.loop.caches import WAN, Batch, CacheFile, TensorSpec, copied
 from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up
 from latentmake.training.lora import begin_lora, kohya_bytes, load_lora, lora_bytes, new_adapter
 from latentmake.training.wan.dit import (
@@ -329,8 +329,8 @@ class WanRecipe(Recipe):
     def __init__(self, order: WanOrder) -> None:
         super().__init__(order)
         self.several = None not in (order.model.dit, order.model.dit_high_noise)
-        first = (Sought(FIRST_FRAME, 4),) if order.model.image_to_video else ()
-        clip = (Sought(CLIP, 2),) if order.model.needs_clip else ()
+        first = (TensorSpec(FIRST_FRAME, 4),) if order.model.image_to_video else ()
+        clip = (TensorSpec(CLIP, 2),) if order.model.needs_clip else ()
         self.tensors = WAN._replace(latents=(*WAN.latents, *first, *clip))
 
     def make_objective(self) -> Objective:
@@ -381,7 +381,7 @@ class WanRecipe(Recipe):
         else:
             network.lend(device)
 
-    def clip_size(self, latents: Stored) -> tuple[int, int, int]:
+    def clip_size(self, latents: CacheFile) -> tuple[int, int, int]:
         """Return the frames, and the height and width in pixels, of a clip, from its latents."""
         _, frames, height, width = latents.shape
         return 4 * frames - 3, 8 * height, 8 * width
