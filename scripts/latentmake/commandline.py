@@ -97,7 +97,7 @@ def session_of(
             targets=targets,
             main=is_main and needs_plan(options),
             force=forced,
-            asks=only_asks(options),
+            read_only=only_asks(options),
             configfiles=options.configfile or [],
             home=Path(workflow.basedir),
             deployed=bool(workflow.deployment_settings.deployment_method),

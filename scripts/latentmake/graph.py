@@ -83,12 +83,12 @@ class Graph:
         self.words = ""
         self._config, self._plan, self._orders = config, plan, orders
         self._plans, self._trained = trained is not None, trained or ()
-        self._asks = False
+        self._read_only = False
         self._files: dict[tuple[str, str], list[str]] = {}
 
     def declare(self, facts: Facts, generated: Collection[str] = ()) -> None:
         """Declare the cache files of a plan; the runs in `generated` generate clips."""
-        plan, self._asks = self._plan, facts.asks
+        plan, self._read_only = self._plan, facts.read_only
         parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
         count = sum(state.fresh + len(state.to_make) for state in parts.values())
         setting = facts.config.graph
@@ -128,11 +128,11 @@ class Graph:
     def run_order(self, run: str, kind: str) -> str | None:
         """Return a run's order of a kind, if the plan has one."""
         path = self._orders.get(run, {}).get(kind)
-        return _STAND_IN if path and self._asks else path
+        return _STAND_IN if path and self._read_only else path
 
     def order_paths(self, orders: Iterable[Order]) -> list[str]:
         """Return the files of orders; for a read-only command, the file that replaces them."""
-        return [_STAND_IN] if self._asks else [str(order.path) for order in orders]
+        return [_STAND_IN] if self._read_only else [str(order.path) for order in orders]
 
     def receipts(self, run: str, *kinds: str) -> list[str]:
         """Return the receipts of a run's batches of some kinds, or of all."""

@@ -43,7 +43,8 @@ class Session:
         targets: targets of the command line; an empty list stands for everything.
         main: whether this process makes the plan.
         force: Snakemake's options and names of forced targets, see `Request`.
-        asks: whether the command starts no job. Then the plan takes no lock and writes no orders.
+        read_only: whether the command starts no job. Then the plan takes no lock and writes no
+            orders.
         configfiles: configuration files that the user names on the command line.
         home: folder of the Snakefile.
         deployed: whether Snakemake makes environments for jobs.
@@ -58,7 +59,7 @@ class Session:
         targets: Sequence[str],
         main: bool,
         force: Collection[str] = (),
-        asks: bool = False,
+        read_only: bool = False,
         configfiles: Sequence[str | Path] = (),
         home: Path = Path(),
         deployed: bool = False,
@@ -72,8 +73,8 @@ class Session:
         self.began = self.interrupted = self.idle = False
         with exit_on_mistake(), contextlib.ExitStack() as finally_:
             if main:
-                check_folder(home, dry=asks)
-            if main and not asks:
+                check_folder(home, dry=read_only)
+            if main and not read_only:
                 from latentmake.plan.build import Build
 
                 self._build = Build(cluster=side_by_side is None)
@@ -89,7 +90,7 @@ class Session:
                 runs_jobs=not deployed,
                 local=side_by_side is not None,
                 encoders=self._request.encodes,
-                asks=asks,
+                read_only=read_only,
             )
             self._facts.forced = self._request.forced
             for file in configfiles:
@@ -100,13 +101,13 @@ class Session:
 
     def _tell(self, orders: dict[str, dict[str, str]]) -> None:
         """Print the plan, and write it for the processes that Snakemake starts."""
-        request, asks, more = self._request, self._facts.asks, self.graph.words
+        request, read_only, more = self._request, self._facts.read_only, self.graph.words
         made, trained = request.orders(self.plan), request.trained
         self.idle = not made and not {*chain(*orders.values())} - {"trainer"}
         self._table = report(
-            self._facts, self.plan, trained, made, kinds=request.kinds, dry=asks, more=more
+            self._facts, self.plan, trained, made, kinds=request.kinds, dry=read_only, more=more
         )
-        if not asks:
+        if not read_only:
             jobs = {job.rule: [order.name for order in job.orders] for job in self.plan.jobs}
             PlanFile(jobs=jobs, runs=orders).write(time.time_ns())
         elif self.plan.jobs or not self.idle:

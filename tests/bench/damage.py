@@ -76,7 +76,7 @@ Case = Callable[[Dice], None]
 
 
 def _plan(values: dict[str, Any], *targets: str) -> Session:
-    return Session(values, targets=targets, main=True, asks=True)
+    return Session(values, targets=targets, main=True, read_only=True)
 
 
 def _encode(values: dict[str, Any]) -> None:

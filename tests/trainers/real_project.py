@@ -57,7 +57,7 @@ class RealProject:
 
     def plan(self) -> list[Order]:
         """Return the orders of a plan; nothing is written."""
-        return self.session(asks=True).plan.orders
+        return self.session(read_only=True).plan.orders
 
     def planned(self) -> set[str]:
         """Return the stale targets of a plan."""
@@ -67,7 +67,7 @@ class RealProject:
         """Bring all caches up to date; return whether there was anything to do."""
         if self.world.builds:
             return not self.project.run(TARGET).idle
-        session = self.session(asks=False)
+        session = self.session(read_only=False)
         if not session.plan.orders:
             return False
         session.begin()
@@ -151,11 +151,11 @@ class RealProject:
         assert count == items
         return batches
 
-    def session(self, *, asks: bool) -> Session:
+    def session(self, *, read_only: bool) -> Session:
         """Return a session of Snakemake's main process; one that only asks writes nothing."""
         here = Path.cwd()
         assert here == self.project.folder, "the test works in the project's folder"
-        return Session(self.project.config, targets=[TARGET], main=True, asks=asks)
+        return Session(self.project.config, targets=[TARGET], main=True, read_only=read_only)
 
 
 def check(real: RealProject) -> None:

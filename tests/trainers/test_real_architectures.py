@@ -62,7 +62,7 @@ def test_a_list_of_videos_is_the_same_items_as_their_folder(
     first["first_frame"] = 1
     write()
     assert not [name for name in real.planned() if Path(first["video_path"]).stem in name]
-    session = real.session(asks=True)
+    session = real.session(read_only=True)
     (faults,) = (run.faults for run in session.plan.runs.values())
     (fault,) = [each for found in faults.values() for each in found]
     assert "read videos from their first frame" in fault.line

@@ -52,7 +52,7 @@ def write(path: Path, content: bytes) -> None:
 
 def plan(project: Project) -> None:
     with contextlib.chdir(project.folder), contextlib.suppress(SystemExit):
-        Session(project.config, targets=["train_tiny"], main=True, asks=True)
+        Session(project.config, targets=["train_tiny"], main=True, read_only=True)
 
 
 def test_no_damage_of_a_file_of_state_ends_in_a_traceback(trained: Project) -> None:

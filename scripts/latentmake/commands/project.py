@@ -99,7 +99,7 @@ def opened(
     config = parse(values)
     check_folder(HOME, dry=True)
     needed = config.publish.caches if encoders is None else encoders
-    facts = backends.facts_of(config, encoders=needed, asks=True)
+    facts = backends.facts_of(config, encoders=needed, read_only=True)
     for file in configfile or default:
         facts.options += ("-c", str(file))
     try:

@@ -31,7 +31,7 @@ class Facts(Datasets):
     """Facts about datasets and models. The first request for a fact may raise any UserError.
 
     Attributes:
-        asks: whether the command is read-only, so that its plans write no orders.
+        read_only: whether the command is read-only, so that its plans write no orders.
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
         options: command-line options that name this configuration, for messages.
         local: whether jobs run on this machine, not on a cluster.
@@ -54,11 +54,11 @@ class Facts(Datasets):
         local: bool = True,
         program_digest: Callable[..., str] | None = None,
         encoders: bool = True,
-        asks: bool = False,
+        read_only: bool = False,
     ) -> None:
         super().__init__(files.resolved(config), memo)
         self._encoders = encoders
-        self.asks = asks
+        self.read_only = read_only
         self.runs_jobs = runs_jobs
         self.options: tuple[str, ...] = ()
         self.local = local

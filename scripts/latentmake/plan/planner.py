@@ -90,7 +90,7 @@ def make_plan(
             *(batches(facts, *place, needed[place], states[place], count) for place in stale),
             named_batches(facts, named, states.values(), count),
         ):
-            if not facts.asks:
+            if not facts.read_only:
                 order.write()
             for name in wanting:
                 plans[name].orders.append(order)

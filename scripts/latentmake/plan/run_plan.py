@@ -189,7 +189,7 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
     plan.outdated = differences or plan.outdated
     planned = time.time_ns()
     plan.manifest_order = run_order(plan.name, "manifest", planned)
-    if facts.asks:
+    if facts.read_only:
         return
     keys = {part: state.keys_by_name() for part, state in plan.parts.items()}
     order = ManifestOrder(
@@ -371,6 +371,6 @@ def members(
 def write_order(facts: Facts, run: str, kind: str, order: object) -> str:
     """Write a run's order of a kind, unless the command is read-only; return its path."""
     path = run_order(run, kind, time.time_ns())
-    if not facts.asks:
+    if not facts.read_only:
         atomic.write(path, to_json(order))
     return str(path)

@@ -563,7 +563,7 @@ def write_items(facts: Facts, name: str) -> Path:
     if not items:
         raise DatasetError("no item is left to publish", where=f"run {name}")
     path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
-    if not facts.asks:
+    if not facts.read_only:
         rows = (row_of(member, repeats[member.dataset], layout) for member in items)
         atomic.write(path, lines_of(rows))
     return path

@@ -82,7 +82,7 @@ def planned(model: dict[str, Any], trainer: str = "sd") -> str:
     run = {"datasets": ["shapes"], "model": "m", "resolutions": [64], "trainer": {"kind": trainer}}
     values |= {"runs": {"r": run}, "sd_scripts": {"path": "."}}
     try:
-        facts = Facts(parse(values), Memo(None), asks=True)
+        facts = Facts(parse(values), Memo(None), read_only=True)
         plan = make_plan(facts, ["r"])
         if trainer == "wan":  # which reads its network's files itself
             plan_training(facts, plan.runs["r"], train=False)

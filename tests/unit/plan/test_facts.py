@@ -57,7 +57,7 @@ def three_runs() -> Values:
 
 
 def plan(values: Values) -> None:
-    Session(copy.deepcopy(values), targets=[], main=True, asks=True)
+    Session(copy.deepcopy(values), targets=[], main=True, read_only=True)
 
 
 def weights(read: Counter[str]) -> set[str]:

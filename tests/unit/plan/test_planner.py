@@ -124,7 +124,7 @@ def test_a_command_that_only_asks_serialises_no_order(
     cats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Order, "_texts", property(lambda _: pytest.fail("it was serialised")))
-    facts = Facts(parse(CONFIG), Memo(None), encoders=False, asks=True)
+    facts = Facts(parse(CONFIG), Memo(None), encoders=False, read_only=True)
     plan = make_plan(facts, ["first"])
     assert "latents" in plan_table(plan, plan.orders)
     assert plan.orders and [job.reuses for job in plan.jobs] == [False] * len(plan.jobs)

@@ -84,7 +84,7 @@ class Launched(Backend, Generic[Order]):
             except ModelError as error:
                 unread = str(error)  # a reason of the plan; the checklist reports it, too
         plan.trainer, plan.trainer_order = order, order.path
-        if not facts.asks:
+        if not facts.read_only:
             order.write()
         if order.trained:
             outdated = [] if plan.lock else plan.outdated
@@ -163,4 +163,4 @@ class Launched(Backend, Generic[Order]):
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         order = self.order_type.of_run(facts.config, run)
         order = order.model_copy(update={"manifest": str(manifest)})
-        return order.path if facts.asks else order.write()
+        return order.path if facts.read_only else order.write()

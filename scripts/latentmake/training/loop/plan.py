@@ -50,7 +50,7 @@ class LoopBackend(Backend):
         if plan.lock:
             order = as_begun(order, plan.lock)
         plan.trainer, plan.trainer_order = order, order.path
-        if not facts.asks:
+        if not facts.read_only:
             order.write()
         plan.reasons = [*forced, *reasons(order, plan)]
         if plan.reasons:
@@ -100,7 +100,7 @@ class LoopBackend(Backend):
         training, file_digest = plan.trainer, facts.memo.digest_of_file
         assert isinstance(training, TrainingOrder)
         order = following(facts, training, word, *self.clip_settings(facts, training, word))
-        if not facts.asks:
+        if not facts.read_only:
             order.write(order.path)
         if waits := plan.awaited(order.texts()):
             return order.path, waits

@@ -232,7 +232,7 @@ class Project:
 
     def plan(self, **trainer: Any) -> RunPlan:
         facts: Any = SimpleNamespace(
-            config=self.config(trainer), memo=Memo(None), asks=False, forced=()
+            config=self.config(trainer), memo=Memo(None), read_only=False, forced=()
         )
         plan = RunPlan(RUN, {}, lock=json.loads(Path(self.lock).read_text())["digest"])
         Musubi().plan(facts, plan, train=False)

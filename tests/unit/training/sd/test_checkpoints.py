@@ -100,7 +100,7 @@ def test_other_changes_train_from_the_start(
 def planned(order: SdOrder, lock: str = "d" * 64) -> RunPlan:
     """Return the plan of a run whose caches are there."""
     config = SimpleNamespace(runs={order.run: SimpleNamespace(trainer=order.trainer)})
-    facts: Any = SimpleNamespace(runs_jobs=True, asks=False, forced=(), config=config)
+    facts: Any = SimpleNamespace(runs_jobs=True, read_only=False, forced=(), config=config)
     plan = RunPlan(order.run, {}, lock=lock)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Sd, "order", lambda *_: order)
