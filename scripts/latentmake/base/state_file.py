@@ -68,7 +68,7 @@ class JsonFile(BaseModel):
 
     def write(self, path: Path) -> None:
         """Write the file; raises StorageError."""
-        atomic.write(path, (self.model_dump_json(indent=2, exclude_defaults=True) + "\n").encode())
+        atomic.write(path, (self.model_dump_json(indent=2) + "\n").encode())
 
 
 def is_damaged(path: Path) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from latentmake.base import atomic
 from latentmake.base.state_file import JsonFile
 from latentmake.plan import earlier
 
@@ -59,6 +60,12 @@ class Made(JsonFile, extra="ignore"):  # earlier releases write more
         """Return the record of a product, with the further keys of its kind."""
         return cls(parts=product.parts, values=product.values, places=product.places, **more)
 
+    def write(self, path: Path) -> None:
+        """Write the record without keys that have their defaults; raises StorageError."""
+        fields = type(self).model_fields.items()
+        given = {name for name, field in fields if getattr(self, name) != field.get_default()}
+        atomic.write(path, (self.model_dump_json(indent=2, include=given) + "\n").encode())
+
     @property
     def product(self) -> Product:
         """The product as it was made, to compare it with an earlier one."""
@@ -81,28 +88,21 @@ def judge(product: Product, made: Made | None) -> list[Difference]:
         return [Difference(product.absent)]
     differences: list[Difference] = []
     for name in dict.fromkeys((*product.parts, *made.parts)):
-        was, now = made.parts.get(name), product.parts.get(name)
-        if was == now:
+        if made.parts.get(name) == product.parts.get(name):
             continue
         told: list[Difference] = []
         if name in made.values and name in product.values:
             told = value_differences(made.values[name], product.values[name])
-        differences += told or [_of_part(name, was, now, made.places, product.places)]
+        differences += told or [Difference(name, _shown(made, name), _shown(product, name))]
     if differences:
         return differences
     return [Difference(f"{path} is missing") for path in product.files if not path.is_file()]
 
 
-def _of_part(
-    name: str,
-    was: JsonValue,
-    now: JsonValue,
-    old_places: Mapping[str, str],
-    places: Mapping[str, str],
-) -> Difference:
-    """Return the difference of a part whose values do not explain it."""
-    ends = [f" ({of[name]})" if of.get(name) else "" for of in (old_places, places)]
-    return Difference(name, short(text_of(was)) + ends[0], short(text_of(now)) + ends[1])
+def _shown(product: Product | Made, name: str) -> str:
+    """Return a part of a product as text, with its place."""
+    value, place = short(text_of(product.parts.get(name))), product.places.get(name)
+    return f"{value} ({place})" if place else value
 
 
 class Difference(NamedTuple):
