@@ -128,8 +128,8 @@ def variants(facts: Facts, item: Item) -> tuple[str, str]:
     layout, settings = facts.layout("model"), facts.config.datasets["pictures"]
     image, sizes = Size(item.media.width, item.media.height), item.control_sizes
     return (
-        layout.view(image, RESOLUTION, settings, controls=sizes),
-        layout.view(image, RESOLUTION, settings, is_text=True, controls=sizes),
+        layout.view(image, RESOLUTION, settings, controls=sizes)[0],
+        layout.view(image, RESOLUTION, settings, is_text=True, controls=sizes)[0],
     )
 
 

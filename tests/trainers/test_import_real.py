@@ -178,7 +178,7 @@ def _targets(layout: Any, settings: Any, item: Any, part: str, repeats: int) -> 
     for path, clip in layout.named("", part, item.stem, item.media, settings, item.span):
         assert parsed(part).kind == "latents"
         image = Size(item.media.width, item.media.height)
-        placed = layout.view(image, size, settings, clip=clip, span=item.span)
+        placed, _ = layout.view(image, size, settings, clip=clip, span=item.span)
         sizes = re.findall(r"(?:^|:)(\d+)x(\d+)", placed)
         width, height = sizes[0] if clip else sizes[-1]
         yield Found(
