@@ -57,9 +57,9 @@ def run_and_file(
     name = slug(datasets[0].words)
     if output is None:
         return name, Path(f"{name}.yaml")
-    return name if output.stem == "config" or not is_used(name, output) else slug(
-        output.stem
-    ), output
+    if output.stem != "config" and is_used(name, output):
+        name = slug(output.stem)
+    return name, output
 
 
 def size_of(model: Model, datasets: Sequence[FoundDataset]) -> tuple[int | list[int], str]:

@@ -30,8 +30,10 @@ _PREFIXES = {
 }
 
 _WORDS = {
-    **{"vae": "VAE", "unet": "UNet"},
-    **{"text_encoder": "text encoder", "text_encoder_2": "second text encoder"},
+    "vae": "VAE",
+    "unet": "UNet",
+    "text_encoder": "text encoder",
+    "text_encoder_2": "second text encoder",
 }
 _RELEASES = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
 _TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl": "SDXL"}

@@ -87,11 +87,9 @@ class Lock:
 
     def data_values(self, parts: Mapping[str, JsonValue] | None = None) -> Parts:
         """Return the values that its digest covers, by name; `parts` replaces its own."""
+        parts = self.parts if parts is None else parts
         return {
-            **{
-                f"caches of {part}": keys
-                for part, keys in (self.parts if parts is None else parts).items()
-            },
+            **{f"caches of {part}": keys for part, keys in parts.items()},
             **{f"num_repeats of {name}": number for name, number in self.repeats.items()},
             "validation.items": len(self.held_out),
             **({REGULARISATION: [*self.is_reg]} if self.is_reg else {}),

@@ -96,9 +96,12 @@ class RunPlan:
     @property
     def order_paths(self) -> dict[str, str]:
         """Kind of an order (`manifest`, `train`, `trainer`) -> path."""
-        paths = self.manifest_order, self.training_order, self.trainer_order
-        orders = zip(("manifest", "train", "trainer"), paths, strict=True)
-        return {kind: str(path) for kind, path in orders if path is not None}
+        orders = {
+            "manifest": self.manifest_order,
+            "train": self.training_order,
+            "trainer": self.trainer_order,
+        }
+        return {kind: str(path) for kind, path in orders.items() if path is not None}
 
     def awaited(self, prompts: Collection[str]) -> list[Difference]:
         """Return what a build must do before clips of these prompts can be generated or judged."""
