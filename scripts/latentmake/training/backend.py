@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Backend(ABC):
     """A trainer. A subclass must define `plan` and `train`; its other methods are optional.
 
-    A subclass imports torch inside its methods only, so that planning loads no trainer.
+    A subclass imports torch inside its methods only, so that planning loads no trainer. If another
+    package brings it, `settings` is the class of its section, a `config.trainers.Trainer`.
 
     Attributes:
         publishes: whether its runs have a target `publish_{run}`.
