@@ -152,14 +152,7 @@ def tensors_of(path: Path) -> Mapping[str, Tensor]:
     Raises:
         ValueError: the file cannot be read, is cut short, or is no safetensors or torch file.
     """
-    try:
-        if path.suffix == ".safetensors":
-            return read_head(path).tensors
-        if path.suffix in PICKLES:
-            return dict.fromkeys(_torch_names(path), Tensor("", (), 0, 0))
-    except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror})") from None
-    raise ValueError("is neither a .safetensors nor a .pth file")
+    return contents_of(path)[0]
 
 
 def _torch_names(path: Path) -> list[str]:
@@ -195,7 +188,7 @@ def part_of(weights: Weights) -> str | None:
 
 
 def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
-    """Return the tensors and the metadata of a file of weights, cached; raises ValueError."""
+    """Return the tensors and the metadata of a file of weights, cached; see `tensors_of`."""
     try:
         stat = path.stat()
         return _contents_then(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
@@ -208,7 +201,9 @@ def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
 def _contents_then(
     path: Path, _size: int, _time: int, _inode: int
 ) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
-    if path.suffix != ".safetensors":
-        return tensors_of(path), {}
-    head = read_head(path)
-    return head.tensors, head.metadata
+    if path.suffix == ".safetensors":
+        head = read_head(path)
+        return head.tensors, head.metadata
+    if path.suffix in PICKLES:
+        return dict.fromkeys(_torch_names(path), Tensor("", (), 0, 0)), {}
+    raise ValueError("is neither a .safetensors nor a .pth file")

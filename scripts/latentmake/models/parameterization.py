@@ -167,9 +167,8 @@ def _ends_in_noise(config: Mapping[str, Any]) -> bool:
     return bool(config.get("rescale_betas_zero_snr")) or max(betas) >= 1
 
 
-def _read(place: Path) -> dict[str, Any]:
+def _read(file: Path) -> dict[str, Any]:
     """Read the configuration of a noise schedule; raises ModelError."""
-    file = place / SCHEDULE_FILE if place.is_dir() else place
     try:
         return _checked(dict(json.loads(read_text(file))), file)
     except (OSError, ValueError, TypeError, RecursionError):
@@ -262,15 +261,13 @@ def parameterization(
         if config is None and not place.is_file():
             return None
     schedule = _read(place) if config is None else _checked(dict(config), place)
-    facts = [*_facts_of_file(file)] if file.is_file() else []
-    default = _filled_in(place)
+    facts = [*_facts_of_file(file)]
     if scheduler == str(SCHEDULE):  # the checkpoint has no schedule of its own
         checkpoint = checkpoint_of(unet)
         row = ARCHITECTURES[checkpoint.kind] if checkpoint and checkpoint.kind else row
-        place, default = file, _default_of(row)
-    else:
-        facts += _facts_of_schedule(schedule, place)
-    return _settled(place, row, facts, default, schedule, given)
+        return _settled(file, row, facts, schedule, given, has_scheduler=False)
+    facts += _facts_of_schedule(schedule, place)
+    return _settled(place, row, facts, schedule, given)
 
 
 def of_checkpoint(path: str, row: Architecture, given: Given) -> Parameterization | None:
@@ -287,49 +284,44 @@ def of_checkpoint(path: str, row: Architecture, given: Given) -> Parameterizatio
     """
     if row.prediction == FLOW:
         return None
-    place, folder, stable = Path(path), Path(path, "scheduler"), _read(SCHEDULE)
-    facts = [*_facts_of_file(place)] if place.is_file() else []
-    default = _default_of(row)
-    if folder.is_dir():
-        place = folder / SCHEDULE_FILE
-        config = _read(place)
-        facts += _facts_of_schedule(config, place)
-        default = _filled_in(place)
-        keys = (*_BETAS, "num_train_timesteps", "trained_betas")
-        other = [key for key in keys if config.get(key, stable.get(key)) != stable.get(key)]
-        if flows(config) or other:
-            what = f"sd-scripts trains by Stable Diffusion's betas, and `{(other or keys)[0]}`"
-            hint = "train this model with `kind: sd`"
-            raise ModelError(f"{what} here is another", where=place, hint=hint)
-    return _settled(place, row, facts, default, stable, given)
-
-
-def _filled_in(place: Path) -> Fact | None:
-    """Return the prediction that diffusers uses by default for a scheduler without one."""
-    return Fact("prediction_type", EPSILON, f"{place}: diffusers' default")
-
-
-def _default_of(row: Architecture) -> Fact | None:
-    """Return the prediction of an architecture; None if its models differ."""
-    if row.prediction is None:
-        return None
-    return Fact("prediction_type", row.prediction, f"architecture {row.name}")
+    place, stable = Path(path, "scheduler", SCHEDULE_FILE), _read(SCHEDULE / SCHEDULE_FILE)
+    facts = [*_facts_of_file(Path(path))]
+    if not place.parent.is_dir():
+        return _settled(Path(path), row, facts, stable, given, has_scheduler=False)
+    config = _read(place)
+    facts += _facts_of_schedule(config, place)
+    keys = (*_BETAS, "num_train_timesteps", "trained_betas")
+    other = [key for key in keys if config.get(key, stable.get(key)) != stable.get(key)]
+    if flows(config) or other:
+        what = f"sd-scripts trains by Stable Diffusion's betas, and `{(other or keys)[0]}`"
+        hint = "train this model with `kind: sd`"
+        raise ModelError(f"{what} here is another", where=place, hint=hint)
+    return _settled(place, row, facts, stable, given)
 
 
 def _settled(
     place: Path,
     row: Architecture,
     facts: list[Fact],
-    default: Fact | None,
     schedule: dict[str, Any],
     given: Given,
+    *,
+    has_scheduler: bool = True,
 ) -> Parameterization:
     """Choose the values: the user's keys, or else the facts in files, or else the default.
+
+    A scheduler that names no prediction has diffusers' default. A checkpoint without a scheduler
+    has the prediction of its architecture. `place` is the scheduler's configuration, or the
+    checkpoint.
 
     Raises:
         ModelError: there is no answer, or the values do not fit each other.
     """
-    none = Fact(_ZERO, False, "no file says so")
+    none, default = Fact(_ZERO, False, "no file says so"), None
+    if has_scheduler:
+        default = Fact("prediction_type", EPSILON, f"{place}: diffusers' default")
+    elif row.prediction is not None:
+        default = Fact("prediction_type", row.prediction, f"architecture {row.name}")
     own = FLOW if flows(schedule) else schedule.get("prediction_type", EPSILON)
     kind = _chosen("prediction_type", given, facts, default)
     zero = _chosen(_ZERO, given, facts, none) or none
@@ -351,11 +343,10 @@ def _settled(
         what = "a network cannot predict epsilon with zero terminal SNR: the last timestep is noise"
         hint = f"set the trainer's `{given.names[0]}`, or its `{given.names[1]}: false`"
         raise ModelError(what, where=place, hint=hint)
-    sources = {fact.key: fact.source for fact in (kind, zero)}
-    chosen = {fact.key: fact.value for fact in (kind, zero)}
-    contrary = (fact for fact in facts if fact.value != chosen[fact.key])
-    others = (f"{fact.source} says {_word(fact)}" for fact in contrary)
-    against = next(others, "")
+    chosen = {fact.key: fact for fact in (kind, zero)}
+    others = (fact for fact in facts if fact.value != chosen[fact.key].value)
+    against = next((f"{fact.source} says {_word(fact)}" for fact in others), "")
+    sources = {key: fact.source for key, fact in chosen.items()}
     return Parameterization(kind.value, ends_in_noise, schedule, told, sources, against)
 
 
@@ -404,20 +395,17 @@ _STABLE = 0.18215  # diffusers' default of AutoencoderKL: Stable Diffusion 1.x a
 _STABLE_CHANNELS = 4
 
 
-class Scale(NamedTuple):
-    """Scale of latents: a network reads (latents - shift_factor) * scaling_factor."""
+def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> tuple[float, float, str]:
+    """Return the scale of the latents of a model's VAE, an AutoencoderKL, and its source.
 
-    scaling_factor: float
-    shift_factor: float
-    source: str
-
-
-def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> Scale:
-    """Return the scale of the latents of a model's VAE, an AutoencoderKL.
+    A network reads (latents - shift) * factor.
 
     Args:
         model: model with the VAE.
         config: configuration of a VAE on the hub; None to read the one on this disk, if any.
+
+    Returns:
+        Factor, shift, and the file or key that they come from.
 
     Raises:
         ModelError: no key, file or architecture gives the scale, or the VAE normalises latents by
@@ -430,25 +418,26 @@ def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> Scale:
     config = config or {}
     factor, shift = _read_scale(config, place)
     if factor is not None:
-        scale = Scale(factor, shift, str(place))
+        source = str(place)
     elif (
         row.scaling_factor is not None
         and vae.hub is None
         and not (row.checkpoints and _channels(vae, config) != _STABLE_CHANNELS)
     ):
-        scale = Scale(row.scaling_factor, row.shift_factor, f"architecture {row.name}")
+        factor, shift, source = row.scaling_factor, row.shift_factor, f"architecture {row.name}"
     elif row.scaling_factor in (None, _STABLE) and _channels(vae, config) == _STABLE_CHANNELS:
-        scale = Scale(_STABLE, 0.0, "Stable Diffusion 1.x's, which diffusers fills in")
+        factor, shift = _STABLE, 0.0
+        source = "Stable Diffusion 1.x's, which diffusers fills in"
     elif given[0] is None:
         what = "does not say the scaling factor of its latents"
         raise ModelError(what, where=str(place), hint="set the model's `scaling_factor`")
     else:
-        scale = Scale(given[0], 0.0, "")
+        factor, shift, source = given[0], 0.0, ""
     if given == (None, None):
-        return scale
-    factor = scale.scaling_factor if given[0] is None else given[0]
-    shift = scale.shift_factor if given[1] is None else given[1]
-    return Scale(factor, shift, "`scaling_factor`")
+        return factor, shift, source
+    factor = factor if given[0] is None else given[0]
+    shift = shift if given[1] is None else given[1]
+    return factor, shift, "`scaling_factor`"
 
 
 def scale_parts(model: Model) -> dict[str, object]:
