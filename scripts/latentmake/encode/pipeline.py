@@ -26,9 +26,6 @@ Release = Callable[[], object]
 """Function that is called when a sample is encoded and no longer in memory."""
 _Waiting = tuple[Sample, Job, Release]
 
-_Size = tuple[int, ...]
-"""Numbers of frames and pixels of an image or clip, or numbers of tokens of a caption."""
-
 _Again = Callable[[list[Sample]], tuple[object, str]]
 """Function that encodes samples a second time; its first result is None if they do not fit now."""
 
@@ -260,7 +257,7 @@ class _Shortages:
     """
 
     def __init__(self) -> None:
-        self._encoded: set[_Size] = set()
+        self._encoded: set[tuple[int, ...]] = set()  # sizes of samples
         self._last: Sample | None = None
         self._batches = 0
         self._put_off: dict[str, int] = {}  # key -> number of batches encoded until then

@@ -19,7 +19,6 @@ from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights, download, fetching
 from latentmake.formats.safetensors import read_head
-from latentmake.models import headers
 
 if TYPE_CHECKING:
     from latentmake.config.architectures import Script
@@ -136,7 +135,7 @@ def _placed(model: Model, weights: _Place, names: tuple[str, ...]) -> _Place:
 
 def checkpoint_of(weights: Weights) -> Checkpoint | None:
     """Return the complete checkpoint from which weights select a part; None for other weights."""
-    if headers.part_of(weights) is None:
+    if weights.path is None or not weights.subfolder or not Path(weights.path).is_file():
         return None
     from latentmake.models.checkpoints import Checkpoint  # rarely needed: most models are folders
 

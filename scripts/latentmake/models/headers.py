@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from latentmake.base.regular import open_regular
-from latentmake.config.weights import Weights, absence
+from latentmake.config.weights import absence
 from latentmake.formats.safetensors import Tensor, read_head
 
 if TYPE_CHECKING:
@@ -179,12 +179,6 @@ def _strings(file: IO[bytes]) -> Iterator[str]:
     for code, argument, _ in pickletools.genops(file):
         if "UNICODE" in code.name and isinstance(argument, str):
             yield argument
-
-
-def part_of(weights: Weights) -> str | None:
-    """Return the part of a complete checkpoint that weights select, such as `unet`; else None."""
-    single = weights.path is not None and weights.subfolder and Path(weights.path).is_file()
-    return weights.subfolder if single else None
 
 
 def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:

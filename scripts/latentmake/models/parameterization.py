@@ -118,8 +118,7 @@ def schedule_of(unet: Weights, scheduler: str | None) -> str:
     if scheduler is not None or unet.path is None:
         return scheduler or ""
     beside = Path(unet.path).with_name("scheduler")
-    lacks = headers.part_of(unet) and not beside.is_dir()
-    return str(SCHEDULE if lacks else beside)
+    return str(SCHEDULE if checkpoint_of(unet) and not beside.is_dir() else beside)
 
 
 def flows(schedule: Mapping[str, Any]) -> bool:

@@ -23,8 +23,7 @@ from latentmake.base.errors import ModelError, first_line
 from latentmake.config.weights import Weights
 from latentmake.formats import cachefile
 from latentmake.models.checkpoints import prefix_of
-from latentmake.models.files import network_config, projection_file, weights_files
-from latentmake.models.headers import part_of
+from latentmake.models.files import checkpoint_of, network_config, projection_file, weights_files
 from latentmake.models.tensors import T5, faults, replaced
 
 State = dict[str, torch.Tensor]
@@ -157,8 +156,8 @@ def text_state(weights: Weights, network: Any) -> State:
 
     Weights from a checkpoint get the names of transformers.
     """
-    state, part = local_state(weights), part_of(weights)
-    if not (prefix := part and prefix_of(part, state)):
+    state, checkpoint = local_state(weights), checkpoint_of(weights)
+    if checkpoint is None or not (prefix := prefix_of(checkpoint.part, state)):
         return state
     if prefix.endswith("model."):
         from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
@@ -286,10 +285,8 @@ def text_projection(path: str, *, trust_remote_code: bool) -> torch.nn.Module:
     A pipeline with its own projection class is loaded only with `trust_remote_code`, because the
     Python files in its folder are executed.
     """
-    layer: torch.nn.Module
     if not trust_remote_code:
-        layer = load_projection(path)
-        return layer.eval().requires_grad_(False)
+        return load_projection(path).eval().requires_grad_(False)
     import diffusers  # takes seconds, and only this branch needs it
 
     loader: Any = diffusers.DiffusionPipeline  # its functions have no types
@@ -306,7 +303,7 @@ def text_projection(path: str, *, trust_remote_code: bool) -> torch.nn.Module:
             dtype=torch.float32,
             **{other: None for other in names if other != name},  # do not load other parts
         )
-        layer = getattr(pipeline, name)
+        layer: torch.nn.Module = getattr(pipeline, name)
         return layer.eval().requires_grad_(False)
     except Exception as error:  # foreign code may raise anything
         what = f"its projection cannot be loaded ({first_line(error)})"
