@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from latentmake.base.errors import ConfigError, ModelError
 from latentmake.base.regular import read_text
+from latentmake.config.architectures import Script
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights, download, fetching
 from latentmake.formats.safetensors import read_head
 
 if TYPE_CHECKING:
-    from latentmake.config.architectures import Script
     from latentmake.models.checkpoints import Checkpoint
 
 _Place = TypeVar("_Place", bound=Weights)

@@ -13,14 +13,12 @@ import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from latentmake.base.regular import open_regular
+from latentmake.config.architectures import Vae
 from latentmake.config.weights import absence
 from latentmake.formats.safetensors import Tensor, read_head
-
-if TYPE_CHECKING:
-    from latentmake.config.architectures import Vae
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 """Suffixes of torch files."""
@@ -100,8 +98,6 @@ def one(kind: str) -> str:
 
 def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:
     """Return the sizes of a VAE; None if its names or shapes are not known."""
-    from latentmake.config.architectures import Vae
-
     first, last = (
         next((tensors[name].shape for name in tensors if re.search(entry, name)), ())
         for entry in (_ENTRY.format("encoder"), _ENTRY.format("decoder"))
