@@ -49,22 +49,15 @@ _WORDS = {
     **dict.fromkeys(("v", "v_prediction", "v-prediction", "v_pred", "velocity"), VELOCITY),
     **dict.fromkeys(("flow_matching", "flow_prediction", "rectified_flow"), FLOW),
 }
-METADATA: Mapping[str, Mapping[str, tuple[str, object]]] = {
-    **{
-        f"modelspec.{name}": {word: ("prediction_type", value) for word, value in _WORDS.items()}
-        for name in ("prediction_type", "predict_key")
-    },
-    "modelspec.architecture": {
-        "stable-diffusion-v2-768-v": ("prediction_type", VELOCITY),
-        "stable-diffusion-v2-512": ("prediction_type", EPSILON),
-    },
-    "ss_v_parameterization": {
-        "true": ("prediction_type", VELOCITY),
-        "false": ("prediction_type", EPSILON),
-    },
-    "ss_zero_terminal_snr": {"true": (_ZERO, True)},
+_RELEASES = {"stable-diffusion-v2-768-v": VELOCITY, "stable-diffusion-v2-512": EPSILON}
+METADATA: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "modelspec.prediction_type": ("prediction_type", _WORDS),
+    "modelspec.predict_key": ("prediction_type", _WORDS),
+    "modelspec.architecture": ("prediction_type", _RELEASES),
+    "ss_v_parameterization": ("prediction_type", {"true": VELOCITY, "false": EPSILON}),
+    "ss_zero_terminal_snr": (_ZERO, {"true": True}),
 }
-"""Key of a file's metadata -> its values in lower case -> key and value of the fact."""
+"""Key of a file's metadata -> key of the fact, and values in lower case -> value of the fact."""
 
 
 class Fact(NamedTuple):
@@ -143,10 +136,10 @@ def _facts_of_file(path: Path) -> Iterator[Fact]:
         yield Fact("prediction_type", VELOCITY, f"{path}: tensor v_pred")
     if "ztsnr" in names:
         yield Fact(_ZERO, True, f"{path}: tensor ztsnr")
-    for name, values in METADATA.items():
+    for name, (key, values) in METADATA.items():
         word = str(metadata.get(name, "")).lower()
         if word in values:
-            yield Fact(*values[word], f"{path}: {name} {metadata[name]}")
+            yield Fact(key, values[word], f"{path}: {name} {metadata[name]}")
 
 
 def _facts_of_schedule(config: Mapping[str, Any], place: object) -> Iterator[Fact]:
@@ -316,14 +309,13 @@ def _settled(
     Raises:
         ModelError: there is no answer, or the values do not fit each other.
     """
-    none, default = Fact(_ZERO, False, "no file says so"), None
-    if has_scheduler:
-        default = Fact("prediction_type", EPSILON, f"{place}: diffusers' default")
-    elif row.prediction is not None:
-        default = Fact("prediction_type", row.prediction, f"architecture {row.name}")
     own = FLOW if flows(schedule) else schedule.get("prediction_type", EPSILON)
-    kind = _chosen("prediction_type", given, facts, default)
-    zero = _chosen(_ZERO, given, facts, none) or none
+    kind = _chosen("prediction_type", given, facts)
+    zero = _chosen(_ZERO, given, facts) or Fact(_ZERO, False, "no file says so")
+    if kind is None and has_scheduler:
+        kind = Fact("prediction_type", EPSILON, f"{place}: diffusers' default")
+    elif kind is None and row.prediction is not None:
+        kind = Fact("prediction_type", row.prediction, f"architecture {row.name}")
     if kind is None:
         network = row.strategies.title if row.strategies else "its network"
         what = f"this key is missing: {place} does not say what {network} predicts"
@@ -349,8 +341,8 @@ def _settled(
     return Parameterization(kind.value, ends_in_noise, schedule, told, sources, against)
 
 
-def _chosen(key: str, given: Given, facts: list[Fact], default: Fact | None) -> Fact | None:
-    """Return the user's value of a key, or else the fact in files, or else the default.
+def _chosen(key: str, given: Given, facts: list[Fact]) -> Fact | None:
+    """Return the user's value of a key, or else the fact in files; None if neither says it.
 
     Raises:
         ModelError: the user's key is not set, and files disagree.
@@ -362,7 +354,7 @@ def _chosen(key: str, given: Given, facts: list[Fact], default: Fact | None) -> 
     if other := next((fact for fact in told if fact.value != told[0].value), None):
         what = f"{told[0].source} says {_word(told[0])}, and {other.source} {_word(other)}"
         raise ModelError(what, where=f"{given.where}.{name}", hint="set the right value here")
-    return told[0] if told else default
+    return told[0] if told else None
 
 
 def _refuse_other(kind: Fact, flow: bool, place: Path, given: Given) -> None:
