@@ -12,8 +12,7 @@ with logged(snakemake.log[0]) as say:
 
     from latentmake.backends import encoder_of
     from latentmake.base.machine import usable_cores
-    from latentmake.encode.gpu import visible
-    from latentmake.encode.lease import lease
+    from latentmake.encode.gpu import lease, visible
     from latentmake.encode.runner import carry_out
     from latentmake.plan.orders import Order
 

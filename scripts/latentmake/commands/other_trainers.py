@@ -19,8 +19,7 @@ from latentmake.commands.project import Project, check_directory
 from latentmake.config.fields import NAME, PATTERNS
 from latentmake.config.root import Config, parse
 from latentmake.layouts.layout import layout_of
-from latentmake.models.files import vae_factor
-from latentmake.models.shapes import text_tokens
+from latentmake.models.files import text_tokens, vae_factor
 from latentmake.plan.build import alone
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import count
-from typing import NamedTuple
 
 from latentmake.base.errors import SourceError
 from latentmake.base.progress import Progress
@@ -76,7 +75,8 @@ def make_clips(
             room.release()
             with lock:
                 for reading in readings:
-                    if left := sum(len(place.keys) for place in places if place.reading is reading):
+                    left = sum(len(keys) for other, _, keys in places if other is reading)
+                    if left:
                         progress.update(left)
                         job.fail(reading.work.item, reading.content, error)
 
@@ -93,18 +93,8 @@ def make_clips(
             raise
 
 
-class _Place(NamedTuple):
-    """One clip of one item.
-
-    Attributes:
-        reading: reading of the item.
-        cut: frames and sizes of the clip.
-        keys: key of the clip's target for each size of `cut`.
-    """
-
-    reading: Reading
-    cut: Cut
-    keys: list[str]
+_Place = tuple[Reading, Cut, list[str]]
+"""One clip of one item: its frames and sizes, and the key of its target for each size."""
 
 
 def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
@@ -123,25 +113,25 @@ def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
             clips.setdefault(clip, []).append((scaled, key))
         for clip, scaled_keys in clips.items():
             sizes, keys = zip(*scaled_keys, strict=True)
-            places.append(_Place(reading, Cut(kept, *clip, sizes), [*keys]))
-    return deque(sorted(places, key=lambda place: place.cut.reach))
+            places.append((reading, Cut(kept, *clip, sizes), [*keys]))
+    return deque(sorted(places, key=lambda place: place[1].reach))
 
 
 def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[list[Sample]]:
     """Yield the samples of each clip, and remove the clip from `places`; raises SourceError."""
-    item, sources = places[0].reading.work.item, places[0].reading.sources
-    settings, original = order.dataset_settings, stored_size(item)
+    first = places[0][0]
+    item, settings, original = first.work.item, order.dataset_settings, stored_size(first.work.item)
     limit = settings.max_image_pixels
     bucket = (order.layout.bucket_side or 0) if settings.fit == "bucket" else 0
     films = [Film(item.source or "", item.media.rotation if item.media else 0, limit)]
     films += [Film(path, 0, limit, bucket) for path in item.controls[:1]]
-    cuts = [place.cut for place in places]
+    cuts = [place[1] for place in places]
     streams = [readers.iterate(film.path, cut, film, cuts) for film in films]
     while places:
         clip = next(streams[0])
         control = next(streams[1]) if len(streams) > 1 else {}
-        refuse_changed([film.path for film in films], sources)
-        (reading, (*_, sizes), keys) = places.popleft()
+        refuse_changed([film.path for film in films], first.sources)
+        reading, (*_, sizes), keys = places.popleft()
         content, item = reading.content, reading.work.item
         samples = [
             Sample(key, content, item, clip[size], original, control.get(size), clip=True)

@@ -6,7 +6,6 @@ plan finds the targets that this job finished. A faulty source does not stop the
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -78,6 +77,9 @@ class Job:
         self._placing: dict[str, str] = {}
         self._recipe = digest.canonical(order.recipe)
         self._digest = digest.of_bytes(self._recipe.encode())
+        # Fields that all faults of this order share.
+        self._common = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
+        self._common["recipe"] = self._digest
         # The store is usually empty; then no target has to be looked up there.
         self._has_store = bool(store.keys()) and not order.forced
         # Files newer than a forced order are kept: an earlier attempt of this job wrote them.
@@ -226,13 +228,6 @@ class Job:
         faults = (fault for lock in locks for fault in lock.aside.get(self.order.dataset, ()))
         return {fault["stem"] for fault in faults if common <= fault.items()}
 
-    @property
-    def _common(self) -> dict[str, str]:
-        """Fields that all faults of this order share."""
-        order = self.order
-        fault = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
-        return fault | {"recipe": self._digest}
-
     def fail(self, item: Item, content: str, error: SourceError) -> None:
         """Note a faulty item; the job goes on with the others."""
         line = fault_of(item, error).line
@@ -250,28 +245,20 @@ class Job:
         self.refused[key] = (source, what, hint)
         self.fail(item, source, SourceError(what, hint=hint))
 
-    def leave_faults(self) -> None:
-        """Write the faults of a job that fails, because such a job writes no receipt."""
-        atomic.write(self.order.faults, json.dumps(self.faults).encode())
-
     def leave_receipt(self, seconds: float, starting: float | None, bottleneck: str) -> None:
         """Write the receipt of the job."""
         work = self.order.work if self.loaded is not None else ""
         results = self.sources, self.targets, self.faults, self.counts
-        targets = (target for target in self.order.targets if target.path in self.targets)
-        size = sum(target.pixels for target in targets)
+        size = sum(target.pixels for target in self.order.targets if target.path in self.targets)
         Receipt(*results, seconds, starting, work, bottleneck, size).write(self.order.receipt)
 
     def outcome(self, bottleneck: str) -> str:
         """Return a line with the counts, and with the bottleneck if it is known."""
         others = {"restored": self.counts["spooled"], "linked": self.counts["linked"]}
         others |= {"kept": self.counts["kept"], "faulty": len(self.failed)}
-        further = "".join(f", {number} {word}" for word, number in others.items() if number)
         line = f"{self.order.kind} of {self.order.dataset}: {self.counts['encoded']} encoded"
-        line += further
-        if bottleneck:
-            line += f"; {bottleneck}"
-        return line
+        line += "".join(f", {number} {word}" for word, number in others.items() if number)
+        return f"{line}; {bottleneck}" if bottleneck else line
 
     # -- linking ------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 from latentmake.base.errors import DeviceError, is_surely_memory
-from latentmake.config.models import Model
 from latentmake.encode.job import Job
 from latentmake.encode.reading import Encoder, Loaded, Sample
 from latentmake.plan.orders import Order
@@ -27,11 +26,8 @@ Release = Callable[[], object]
 """Function that is called when a sample is encoded and no longer in memory."""
 _Waiting = tuple[Sample, Job, Release]
 
-_Size = tuple[int, ...]
-"""Numbers of frames and pixels of an image or clip, or numbers of tokens of a caption."""
-
-_Again = Callable[[list[Sample]], object]
-"""Function that encodes samples a second time; it returns None if they do not fit now."""
+_Again = Callable[[list[Sample]], tuple[object, str]]
+"""Function that encodes samples a second time; its first result is None if they do not fit now."""
 
 _SHAPES = 4  # full batches; if more samples wait than they hold, one batch is encoded incomplete
 _STEP = 16  # token counts are rounded up to it: larger batches, little padding
@@ -176,7 +172,7 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
         On OOM, retry with half of the samples. If one sample does not fit, retry it while no other
         worker encodes, then with `frugal`. The bytes of a target never depend on free memory.
         """
-        from latentmake.encode.encoders.device import attempt, within_memory
+        from latentmake.encode.encoders.device import attempt
 
         groups, shape, run = [batch], batch[0][0].shape, partial(self._results, loaded)
         while groups:
@@ -198,7 +194,7 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
                 self._say(f"out of memory with one of {shape}: trying it in less memory")
                 results, message = attempt(run, loaded.frugal, samples, alone=True)
             if results is None:
-                again = partial(within_memory, run, loaded.encode, alone=True)
+                again = partial(attempt, run, loaded.encode, alone=True)
                 self._settled(self._shortages.judge(samples[0], message, again, group[0][1]))
                 continue
             self._shortages.encoded(samples[0])
@@ -261,7 +257,7 @@ class _Shortages:
     """
 
     def __init__(self) -> None:
-        self._encoded: set[_Size] = set()
+        self._encoded: set[tuple[int, ...]] = set()  # sizes of samples
         self._last: Sample | None = None
         self._batches = 0
         self._put_off: dict[str, int] = {}  # key -> number of batches encoded until then
@@ -292,10 +288,16 @@ class _Shortages:
         Raises:
             DeviceError: the device is at fault.
         """
-        stop = self._stop(sample, message, again, job)
+        stop, model = self._stop(sample, message, again, job), job.order.model_settings
         if stop is None:
             return False
-        what, hint = _too_large(sample, job.order.model_settings)
+        what = "not enough memory to encode it, even by itself"
+        hint = "end other programs and run the same command again"
+        if not isinstance(sample.content, str):
+            what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
+            hint += ", or lower the resolution"
+            if not getattr(model, key := "vae_cache_cpu" if model.spec.video else "vae_tiling"):
+                hint += f"; `{key}: true` in the model encodes in tiles (and all its latents again)"
         if stop:
             raise DeviceError(f"{what}, {stop}: {message}", where=sample.item.name, hint=hint)
         job.refuse(sample.item, sample.key, "", f"{what}: {message}", hint)
@@ -321,7 +323,7 @@ class _Shortages:
         is_crowded = others * _CROWDED >= total
         is_idle = is_surely_memory(message) and not is_crowded
         if self._encoded:
-            if is_idle or (last is not None and again([last]) is not None):
+            if is_idle or (last is not None and again([last])[0] is not None):
                 return ""
             return "and one that was encoded before does not fit any more"
         if (is_idle and is_only) or sample.item.stem in job.known_faults:
@@ -330,15 +332,3 @@ class _Shortages:
         if is_crowded:
             stop += f", while other programs hold {others / 1e9:.1f} of {total / 1e9:.1f} GB"
         return stop
-
-
-def _too_large(sample: Sample, model: Model) -> tuple[str, str]:
-    """Return the fault of a sample that does not fit into memory, and a hint."""
-    what = "not enough memory to encode it, even by itself"
-    hint = "end other programs and run the same command again"
-    if not isinstance(sample.content, str):
-        what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
-        hint += ", or lower the resolution"
-        if not getattr(model, key := "vae_cache_cpu" if model.spec.video else "vae_tiling"):
-            hint += f"; `{key}: true` in the model encodes in tiles (and all its latents again)"
-    return what, hint

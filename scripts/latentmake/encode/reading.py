@@ -254,16 +254,15 @@ def refuse_changed(paths: Iterable[str], sources: dict[str, list[Any]]) -> None:
 
 
 def stored_size(item: Item, now: tuple[int, int] | None = None) -> Size:
-    """Return the size that an item's image or video had while planning.
+    """Return the size that an item's image or video had while planning; raises SourceError.
 
-    Raises:
-        SourceError: planning did not know the size, or the size `now` differs from it.
+    The error says that planning did not know the size, or that the size `now` differs from it.
     """
-    size = None if item.media is None else Size(item.media.width, item.media.height)
-    if size is None or (now is not None and now != size):
+    media = item.media
+    if media is None or now not in (None, (media.width, media.height)):
         what, hint = "was changed after the build began", "run the same command again"
         raise SourceError(what, where=item.image, hint=hint)
-    return size
+    return Size(media.width, media.height)
 
 
 def samples_of(order: Order, reading: Reading) -> list[Sample]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
+from latentmake.base import atomic
 from latentmake.base.errors import DeviceError, SourceError, joined
 from latentmake.base.progress import Progress
 from latentmake.data.texts import marked
@@ -158,7 +160,8 @@ class _Runner:
         if job.failed and not job.order.skips:
             number = f"{len(job.failed)} of {len(job.order.items)} items are faulty: "
             self.faults.append(number + joined(job.failed.values()))
-            job.leave_faults()
+            # A job that fails writes no receipt.
+            atomic.write(job.order.faults, json.dumps(job.faults).encode())
         else:
             now, starting = time.monotonic(), None if self.has_encoded else 0.0
             if job.loaded is not None and not self.has_encoded:

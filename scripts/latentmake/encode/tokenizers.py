@@ -7,13 +7,12 @@ EOS, T5's EOS). transformers is imported when a tokenizer is loaded.
 from __future__ import annotations
 
 import html
-import math
 import re
 import threading
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from latentmake.base.errors import ModelError, first_line
 from latentmake.config.architectures import ClipOutput
@@ -132,35 +131,11 @@ class TokenCache:
 # -- CLIP's chunks --------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    """A caption's tokens for a network; for CLIP in n chunks of 75.
+Row = tuple[list[int], list[list[int]]]
+"""Tokens of a caption for a network: their mask (0 for padding), and the ids of each chunk.
 
-    Attributes:
-        ids: token ids of BOS, the caption, EOS and padding, [75n + 2].
-        mask: 0 for padding, 1 for all other tokens, [75n + 2].
-        chunks: token ids that the network sees, [n][77]; for networks other than CLIP one chunk,
-            `ids`.
-    """
-
-    ids: list[int]
-    mask: list[int]
-    chunks: list[list[int]]
-
-
-def chunks_needed(
-    text: str, tokens: Iterable[TokenCache], max_token_length: int | Literal["auto"]
-) -> int:
-    """Return the number of chunks of a caption.
-
-    Args:
-        text: the caption.
-        tokens: token caches of all CLIPs of a model; their hidden states must have one length.
-        max_token_length: 75 for each chunk; auto: as many chunks as the longest row of tokens
-            needs.
-    """
-    if isinstance(max_token_length, int):
-        return max_token_length // CHUNK
-    return max(1, math.ceil(max((cache.count(text) for cache in tokens), default=0) / CHUNK))
+A CLIP gets n chunks of 77 ids with a mask of 75n + 2 numbers; other networks get one chunk.
+"""
 
 
 def chunked(text: str, tokens: TokenCache, number: int) -> Row:
@@ -185,4 +160,4 @@ def chunked(text: str, tokens: TokenCache, number: int) -> Row:
                 chunk[-1] = end
             if chunk[1] == padding:
                 chunk[1] = end
-    return Row(ids, mask, chunks)
+    return mask, chunks

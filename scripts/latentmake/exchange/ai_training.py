@@ -17,9 +17,8 @@ from latentmake.formats.metadata import orientation
 from latentmake.formats.safetensors import DTYPES, Head, Tensor
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.tensors import LATENTS, hidden_state, plain_latents_metadata
-from latentmake.models.files import vae_factor
+from latentmake.models.files import text_tokens, text_width, vae_factor
 from latentmake.models.parameterization import scale_of
-from latentmake.models.shapes import text_tokens, text_width
 from latentmake.plan.orders import Order, Target
 
 _NAMES = {"latents": "latent", "text": "emb"}
@@ -72,10 +71,10 @@ def _check_text(tensor: Tensor, order: Order) -> None:
     (place,) = order.model_settings.text
     tokens, width, shape = text_tokens(place), text_width(place), tensor.shape
     assert tokens is not None
-    least = tokens.longest if tokens.padded else 1
-    fits = len(shape) == 2 and least <= shape[0] <= tokens.longest
+    longest, is_padded = tokens
+    fits = len(shape) == 2 and (longest if is_padded else 1) <= shape[0] <= longest
     if not fits or width not in (None, shape[1]):
-        many = f"{tokens.longest}" if tokens.padded else f"1 to {tokens.longest}"
+        many = f"{longest}" if is_padded else f"1 to {longest}"
         hint = "" if place.projection else "name the pipeline's projection as `projection` of text"
         raise CacheError(f"is {[*shape]}, not [{many}, {width or 'D'}]", hint=hint)
 

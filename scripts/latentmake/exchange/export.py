@@ -27,7 +27,7 @@ from latentmake.base.progress import Progress
 from latentmake.config.models import Model
 from latentmake.formats import cachefile
 from latentmake.layouts.tensors import LATENTS, hidden_state
-from latentmake.models.shapes import text_tokens
+from latentmake.models.files import text_tokens
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.product import Difference, Made, Product, judge
@@ -102,7 +102,7 @@ def _texts(model: Model, endings: list[str], where: str) -> Iterator[tuple[str, 
             what = "no config.json on this disk says what its caches are like"
             hint = "name a folder that has one as `path`, or the file as `config`"
             raise ConfigError(what, where=where, hint=hint)
-        yield ending, tokens.padded
+        yield ending, tokens[1]
 
 
 class _File(NamedTuple):

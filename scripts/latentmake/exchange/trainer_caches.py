@@ -25,7 +25,7 @@ from latentmake.formats.safetensors import Tensor, parse_head
 from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import parsed
 from latentmake.layouts.tensors import array_name, frames_and_sides
-from latentmake.models.shapes import text_width
+from latentmake.models.files import text_width
 from latentmake.plan.orders import Order, Part, Target
 
 if TYPE_CHECKING:

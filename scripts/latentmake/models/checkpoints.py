@@ -18,22 +18,17 @@ from latentmake.base.errors import ModelError
 from latentmake.config.weights import Weights, known_commit, place_of, snapshots
 from latentmake.formats.safetensors import Tensor
 from latentmake.models.headers import contents_of
+from latentmake.models.tensors import blocks_in
 
 _FIRST, _OPEN, _XL = "cond_stage_model.transformer.", "cond_stage_model.model.", "conditioner."
 
-# Folder of a part in a pipeline -> possible prefixes of its tensors; a file uses one of them.
-_PREFIXES = {
-    "vae": ("first_stage_model.",),
-    "unet": ("model.diffusion_model.",),
-    "text_encoder": (_FIRST, _OPEN, f"{_XL}embedders.0.transformer."),
-    "text_encoder_2": (f"{_XL}embedders.1.model.",),
-}
-
-_WORDS = {
-    "vae": "VAE",
-    "unet": "UNet",
-    "text_encoder": "text encoder",
-    "text_encoder_2": "second text encoder",
+# Folder of a part in a pipeline -> the part in words, and possible prefixes of its tensors; a file
+# uses one of them.
+_PARTS = {
+    "vae": ("VAE", ("first_stage_model.",)),
+    "unet": ("UNet", ("model.diffusion_model.",)),
+    "text_encoder": ("text encoder", (_FIRST, _OPEN, f"{_XL}embedders.0.transformer.")),
+    "text_encoder_2": ("second text encoder", (f"{_XL}embedders.1.model.",)),
 }
 _RELEASES = {"sd1": _FIRST, "sd2": _OPEN, "sdxl": _XL}
 _TITLES = {"sd1": "Stable Diffusion 1.x", "sd2": "Stable Diffusion 2.x", "sdxl": "SDXL"}
@@ -41,6 +36,8 @@ _UNUSED_BLOCK = "transformer.resblocks.23."  # last of SD 2.x's OpenCLIP; diffus
 _TOKENIZER = "openai/clip-vit-large-patch14"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 _HEAD = 64  # width of a head in CLIP, and in the UNets of SD 2.x and SDXL
+_CHANNELS = 4  # channels of Stable Diffusion's latents
+_VECTOR = 2816  # size of the vector of SDXL's base: pooled text and image sizes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -83,20 +80,14 @@ class Checkpoint:
                 return kind
         return None
 
-    @property
-    def prefix(self) -> str | None:
-        """Prefix of the part's tensors; None if the file does not contain the part."""
-        return prefix_of(self.part, self.tensors)
-
     def own(self) -> tuple[str, dict[str, Tensor]]:
         """Return the prefix of the part's tensors, and these tensors by their names in the file.
 
         Raises:
             ModelError: the file does not contain the part.
         """
-        if (prefix := self.prefix) is None:
-            part = _WORDS.get(self.part, self.part)
-            what = f"holds no {part} in the names of a complete checkpoint"
+        if (prefix := prefix_of(self.part, self.tensors)) is None:
+            what = f"holds no {self._word} in the names of a complete checkpoint"
             key = "text" if self.part.startswith("text") else self.part
             raise ModelError(what, where=self.path, hint=f"name it as `{key}` beside `checkpoint`")
         tensors = self.tensors.items()
@@ -129,14 +120,22 @@ class Checkpoint:
         shapes = {name.removeprefix(prefix): tensor.shape for name, tensor in tensors.items()}
         try:
             if self.part == "unet":
-                return _unet_config(shapes)
+                return _unet_config(shapes, xl=self.kind == "sdxl")
             if self.part != "vae":
                 return _text_config(shapes, self.part, prefix)
-            xl = {"scaling_factor": 0.13025, "force_upcast": True}
-            return vae_config(shapes) | (xl if self.kind == "sdxl" else {})
+            config = vae_config(shapes)
+            if config["latent_channels"] == _CHANNELS:  # a file that lacks one of these is damaged
+                config |= {"use_quant_conv": True, "use_post_quant_conv": True}
+            if self.kind == "sdxl":
+                config |= {"scaling_factor": 0.13025, "force_upcast": True}
+            return config
         except (LookupError, ValueError, TypeError):
-            what = f"its {_WORDS.get(self.part, self.part)} has shapes of no Stable Diffusion"
+            what = f"its {self._word} has shapes of no Stable Diffusion"
             raise ModelError(what, where=self.path, hint="name another checkpoint") from None
+
+    @property
+    def _word(self) -> str:
+        return _PARTS.get(self.part, (self.part,))[0]
 
     def tokenizer(self) -> Path:
         """Return the folder of a tokenizer for a text encoder.
@@ -158,7 +157,7 @@ class Checkpoint:
 
 def prefix_of(part: str, names: Collection[str]) -> str | None:
     """Return the prefix of a part's tensors among names; None if they do not include the part."""
-    prefixes = _PREFIXES.get(part, ())
+    _, prefixes = _PARTS.get(part, (part, ()))
     matching = (prefix for prefix in prefixes if any(name.startswith(prefix) for name in names))
     return next(matching, None)
 
@@ -177,7 +176,7 @@ def vae_config(shapes: Shapes) -> dict[str, Any]:
     block = r"encoder\.down\.(\d+)\.block" if original else r"encoder\.down_blocks\.(\d+)\.resnets"
     channels, layers = dict[int, int](), 0
     for name, shape in shapes.items():
-        if match := re.match(rf"{block}\.(\d+)\.conv2\.weight", name):
+        if match := re.match(rf"{block}\.(\d+)\.conv[12]\.weight", name):
             channels[int(match[1])] = shape[0]
             layers = max(layers, int(match[2]) + 1)
     if not channels:
@@ -207,8 +206,7 @@ def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
         token, place = "token_embedding.weight", "positional_embedding"
         block, inner = "transformer.resblocks", "mlp.c_fc"
     unused = _UNUSED_BLOCK if prefix == _OPEN else " "
-    names = [name for name in bare if unused not in name]
-    numbers = [re.match(rf"{re.escape(block)}\.(\d+)\.", name) for name in names]
+    names = (name for name in bare if unused not in name)
     words, width = bare[token]
     return {
         "architectures": ["CLIPTextModelWithProjection" if second else "CLIPTextModel"],
@@ -216,7 +214,7 @@ def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
         "vocab_size": words,
         "hidden_size": width,
         "intermediate_size": bare[f"{block}.0.{inner}.weight"][0],
-        "num_hidden_layers": 1 + max(int(match[1]) for match in numbers if match),
+        "num_hidden_layers": blocks_in(names, rf"{re.escape(block)}\.(\d+)\."),
         "num_attention_heads": max(width // _HEAD, 1),
         "max_position_embeddings": bare[place][0],
         "hidden_act": "gelu" if open_clip else "quick_gelu",
@@ -228,25 +226,23 @@ def _text_config(shapes: Shapes, part: str, prefix: str) -> dict[str, Any]:
     }
 
 
-def _unet_config(shapes: Shapes) -> dict[str, Any]:
-    """Return the configuration of a UNet whose tensors have the names of LDM."""
+def _unet_config(shapes: Shapes, *, xl: bool) -> dict[str, Any]:
+    """Return the configuration of a UNet whose tensors have the names of LDM.
+
+    Few tensors decide, so a file that lacks any other one does not have those of its configuration.
+    """
     blocks = {int(name.split(".")[1]) for name in shapes if name.startswith("input_blocks.")}
     halving = sorted(block for block in blocks if f"input_blocks.{block}.0.op.weight" in shapes)
     step = halving[0] if halving else len(blocks)  # blocks of a level: its layers, its downsampler
     firsts = [1, *(block + 1 for block in halving)]
     channels = [shapes[f"input_blocks.{block}.0.out_layers.3.weight"][0] for block in firsts]
-    attends = [f"input_blocks.{block}.1.proj_in.weight" in shapes for block in firsts]
-    depths = []
-    for block in firsts:
-        layers = (
-            name for name in shapes if name.startswith(f"input_blocks.{block}.1.transformer_")
-        )
-        depths.append(len({name.split(".")[4] for name in layers}))
-    middle = "middle_block.1."
-    width = shapes[f"{middle}transformer_blocks.0.attn2.to_k.weight"][1]
-    linear = len(shapes[f"{middle}proj_in.weight"]) == 2
+    places = [f"input_blocks.{block}.1.transformer_blocks." for block in firsts]
+    depths = [
+        len({name.split(".")[4] for name in shapes if name.startswith(place)}) for place in places
+    ]
+    width = shapes["middle_block.1.transformer_blocks.0.attn2.to_k.weight"][1]
     heads = [max(count // _HEAD, 1) for count in channels]
-    types = ["CrossAttn" if attention else "" for attention in attends]
+    types = ["CrossAttn" if depth else "" for depth in depths]
     config: dict[str, Any] = {
         "_class_name": "UNet2DConditionModel",
         "in_channels": shapes["input_blocks.0.0.weight"][1],
@@ -257,12 +253,13 @@ def _unet_config(shapes: Shapes) -> dict[str, Any]:
         "up_block_types": [f"{attention}UpBlock2D" for attention in types[::-1]],
         "cross_attention_dim": width,
         "attention_head_dim": 8 if width == 768 else heads,  # SD 1.x has 8 heads in each block
-        "use_linear_projection": linear,
+        "use_linear_projection": len(shapes["middle_block.1.proj_in.weight"]) == 2,
     }
     if max(depths) > 1:
         config["transformer_layers_per_block"] = [max(depth, 1) for depth in depths]
-    if "label_emb.0.0.weight" in shapes:
+    if xl or any(name.startswith("label_emb.") for name in shapes):
         config["addition_embed_type"] = "text_time"
         config["addition_time_embed_dim"] = 256
-        config["projection_class_embeddings_input_dim"] = shapes["label_emb.0.0.weight"][1]
+        vector = shapes.get("label_emb.0.0.weight", (0, _VECTOR))[1]
+        config["projection_class_embeddings_input_dim"] = vector
     return config

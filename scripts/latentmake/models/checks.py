@@ -44,17 +44,11 @@ _ROLES: Mapping[Role, tuple[str, Collection[str]]] = {
     "unet": ("a UNet", ["UNet", "DiT"]),  # SD 3's is a DiT
     "text": ("a text encoder", ["T5", "CLIP text encoder", "language model"]),
 }
-_FIT_VERSION = 1  # raise it when `models.fit` checks more: the memo keeps its results
+_FIT_VERSION = 2  # raise it when `models.fit` checks more: the memo keeps its results
 _USUAL_FACTOR = 8  # width of a latent in pixels, for every Stable Diffusion VAE
 
 
-def without_memo(question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:
-    """Call `find` and return its fact; replaces `Memo.remembered` where there is no memo."""
-    del question
-    return find()[0]
-
-
-def check_run(config: Config, name: str, run: Run, remembered: Remembered = without_memo) -> None:
+def check_run(config: Config, name: str, run: Run, remembered: Remembered) -> None:
     """Refuse networks of the wrong kind for their key, and sizes that the VAE cannot encode.
 
     `check_networks` then refuses networks that are incomplete or do not fit each other.

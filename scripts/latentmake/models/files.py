@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from latentmake.base.errors import ConfigError, ModelError
 from latentmake.base.regular import read_text
+from latentmake.config.architectures import Script
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights, download, fetching
-from latentmake.models import headers
+from latentmake.formats.safetensors import read_head
 
 if TYPE_CHECKING:
-    from latentmake.config.architectures import Script
     from latentmake.models.checkpoints import Checkpoint
 
 _Place = TypeVar("_Place", bound=Weights)
@@ -135,7 +135,7 @@ def _placed(model: Model, weights: _Place, names: tuple[str, ...]) -> _Place:
 
 def checkpoint_of(weights: Weights) -> Checkpoint | None:
     """Return the complete checkpoint from which weights select a part; None for other weights."""
-    if headers.part_of(weights) is None:
+    if weights.path is None or not weights.subfolder or not Path(weights.path).is_file():
         return None
     from latentmake.models.checkpoints import Checkpoint  # rarely needed: most models are folders
 
@@ -315,6 +315,53 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
         what = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise ModelError(what, where=path, hint=_COPY) from None
     return config
+
+
+def text_width(weights: TextWeights) -> int | None:
+    """Return the width of an encoder's embeddings; None if no file says it; raises ModelError."""
+    if weights.projection is None:
+        if (config := _of_text(weights)) is None:
+            return None
+        return int(config.get("hidden_size") or config.get("d_model") or 512)
+    if weights.trust_remote_code:  # custom code may return any width
+        return None
+    return projection_shape(weights.projection)[0]
+
+
+def projection_shape(path: str) -> tuple[int, int]:
+    """Return the output width and the input width of a text projection; raises ModelError."""
+    file = projection_file(path)
+    try:
+        tensors = read_head(file).tensors.values()
+        ((gives, takes),) = (tensor.shape for tensor in tensors if len(tensor.shape) == 2)
+    except (OSError, ValueError):
+        what, hint = "is no linear projection", "name the file of a linear layer"
+        raise ModelError(what, where=file, hint=hint) from None
+    return gives, takes
+
+
+def text_tokens(weights: TextWeights) -> tuple[int, bool] | None:
+    """Return the largest number of tokens in an encoder's embeddings; None if no file says it.
+
+    The second value says whether all embeddings have this number of tokens (CLIP), or as many as
+    their captions (T5).
+
+    Raises:
+        ModelError: the configuration cannot be read.
+    """
+    config = _of_text(weights)
+    if config is None:
+        return None
+    if not str(config.get("model_type", "")).startswith("clip"):
+        return weights.max_length or T5_LENGTH, False
+    limit = config.get("max_position_embeddings") or 77
+    return min(weights.max_length or limit, limit), True
+
+
+def _of_text(weights: TextWeights) -> dict[str, Any] | None:
+    """Return the configuration of a text encoder; for a complete CLIP, of its text half."""
+    config = network_config(weights)
+    return None if config is None else {**config, **(config.get("text_config") or {})}
 
 
 # -- tokenizers -----------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from latentmake.base.errors import ModelError
 from latentmake.base.regular import read_text
@@ -21,24 +20,25 @@ from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.formats.safetensors import POINTER, Tensor, is_pointer
 from latentmake.models import headers, tensors
-from latentmake.models.checkpoints import vae_config
+from latentmake.models.checkpoints import prefix_of, vae_config
 from latentmake.models.files import (
     checkpoint_of,
     network_config,
+    projection_shape,
     scripted_files,
+    text_width,
     tokenizer_files,
     weights_files,
 )
-from latentmake.models.shapes import projection_shape, text_width
 from latentmake.models.tensors import Config, Shapes
 
 _FEW = 4  # fewest blocks, and tensors in a block, from which a gap can be inferred
 _HINT = "copy it again, or name another one"
+_IMPOSSIBLE = "has a configuration that no network can have"
 _TOGETHER = "the parts of a model must come from the same base model"
 # Channels of a UNet's input -> its purpose.
 _PURPOSES = {5: "depth", 7: "upscaling", 8: "edits by instructions", 9: "inpainting"}
 _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")  # ends of names, for 8-bit weights
-_IN_16_BITS = "name a file in bf16, fp16 or float32"
 _ENCODERS = {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280}  # their published widths
 # Class name or model type in a config.json -> kind of text encoder.
 _KINDS = {
@@ -54,26 +54,6 @@ _STACK = re.compile(
 )
 
 
-class Network(NamedTuple):
-    """Header and configuration of a network.
-
-    Attributes:
-        place: path of the network.
-        tensors: tensors by name; for a part of a checkpoint, without the part's prefix.
-        config: configuration; None if there is none on this disk.
-        prefix: prefix of the part of a checkpoint; "" for other networks.
-    """
-
-    place: str
-    tensors: Mapping[str, Tensor]
-    config: Config | None = None
-    prefix: str = ""
-
-    def refused(self, what: str, hint: str = _HINT) -> ModelError:
-        """Return the error that this network cannot be used."""
-        return ModelError(what, where=self.place, hint=hint)
-
-
 def check(model: Model, trains: bool) -> None:
     """Refuse the first network that cannot be used; see `checks.check_networks` for the arguments.
 
@@ -82,66 +62,82 @@ def check(model: Model, trains: bool) -> None:
     """
     spec, sizes = model.spec, dict[str, int | None]()
     if spec.encodes and spec.scripts is None:
-        with _at("vae"):
+        with _at("vae", model.vae):
             sizes["vae"] = _autoencoder(model.vae)
-        for index in range(len(model.text)):
-            with _at("text"):
+        for index, place in enumerate(model.text):
+            with _at("text", place):
                 sizes[f"text.{index}" if index else "text"] = _text_encoder(model, index)
         with _at("text"):
             _check_order(model)
     else:
         for key in ("vae", "clip", "image_encoder", "text", "text.1", "text.2"):
-            with _at(key.partition(".")[0]):
-                sizes[key] = _encoder_of_program(model.weights(key), key, wan=spec.encodes)
+            weights = model.weights(key)
+            with _at(key.partition(".")[0], weights):
+                sizes[key] = _encoder_of_program(weights, key, wan=spec.encodes)
     if not trains:
         return
     if model.unet is not None:
-        with _at("unet"):
+        with _at("unet", model.unet):
             _check_unet(model, model.unet, sizes)
     program = spec.strategies or spec.scripts
     for key in ("checkpoint", "dit", "dit_high_noise"):
         path = getattr(model, key)
         if path is None or program is None:
             continue
-        with _at(key):
+        unet = Weights(path=path, subfolder="unet")
+        if spec.checkpoints and Path(path).is_dir():
+            unet = Weights(path=str(Path(path, "unet")))
+        with _at(key, unet):
             if spec.checkpoints:
-                unet = Weights(path=path, subfolder="unet")
-                folder = Weights(path=str(Path(path, "unet")))
-                _check_unet(model, folder if Path(path).is_dir() else unet, sizes)
+                _check_unet(model, unet, sizes)
             else:
                 _check_network(path, program.inputs, sizes, scaled=program.reads_scales)
 
 
 @contextmanager
-def _at(key: str) -> Iterator[None]:
-    """Turn the error of a file into an error of a key of the model; its message names the file."""
+def _at(key: str, weights: Weights | None = None) -> Iterator[None]:
+    """Turn the error of a network into an error of a key of the model.
+
+    The message names the file. If the error does not say which, it names the path of `weights`.
+    """
     try:
         yield
     except ModelError as error:
-        what = f"{error.where}: {error.what}" if error.where else error.what
+        where = error.where or (weights and weights.path)
+        what = f"{where}: {error.what}" if where else error.what
         raise ModelError(what, where=key, hint=error.hint) from None
 
 
 # -- networks of our encoders and of the trainer `sd` ---------------------------------------------
 
 
-def _read(weights: Weights) -> Network | None:
-    """Read a local network; return None if files of it are missing; raises ModelError."""
+def _read(weights: Weights) -> tuple[Mapping[str, Tensor], Config | None, str] | None:
+    """Read the header and the configuration of a local network.
+
+    Returns:
+        Its tensors by name, its configuration (None if there is none on this disk), and the prefix
+        of a checkpoint's part, which the names omit. None if files are missing.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
     if weights.path is None or not Path(weights.path).exists():
         return None
     if checkpoint := checkpoint_of(weights):
-        if checkpoint.path.suffix != ".safetensors" or checkpoint.prefix is None:
+        if checkpoint.path.suffix != ".safetensors":
+            return None
+        if prefix_of(checkpoint.part, checkpoint.tensors) is None:
             return None
         prefix, held = checkpoint.own()
         own = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
         if checkpoint.part == "unet" and not any(name.startswith("time_embed.") for name in own):
             return None  # not a UNet of Stable Diffusion
-        return Network(weights.path, own, checkpoint.config(), prefix)
+        return own, checkpoint.config(), prefix
     try:
         files = weights_files(weights)
     except ModelError:
         return None
-    return Network(weights.path, _held(files), network_config(weights))
+    return _held(files), network_config(weights), ""
 
 
 def _held(files: Iterable[Path]) -> dict[str, Tensor]:
@@ -168,23 +164,23 @@ def _held(files: Iterable[Path]) -> dict[str, Tensor]:
 
 
 def _check_complete(
-    network: Network,
-    expected: Shapes,
-    held: Mapping[str, Tensor],
-    *,
-    strict: bool = False,
-    fp8: bool = False,
+    expected: Shapes, held: Mapping[str, Tensor], *, strict: bool = False, fp8: bool = False
 ) -> None:
     """Refuse a network whose tensors differ from the expected ones; see `tensors.misfit`.
 
     A network passes if fewer than half of the expected names occur: its names are not known.
     """
-    if any(name.endswith(_SCALES) for name in held):
-        raise network.refused("is in 8 bits with scales, which cannot be read", _IN_16_BITS)
+    _refuse_scales(held, "read")
     if 2 * sum(name in held for name in expected) < len(expected):
         return
     if fault := tensors.misfit(expected, held, strict=strict, fp8=fp8):
-        raise network.refused(fault)
+        raise ModelError(fault, hint=_HINT)
+
+
+def _refuse_scales(names: Iterable[str], use: str) -> None:
+    if any(name.endswith(_SCALES) for name in names):
+        hint = "name a file in bf16, fp16 or float32"
+        raise ModelError(f"is in 8 bits with scales, which cannot be {use}", hint=hint)
 
 
 def _inside(prefix: str, tensors_by_name: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -193,24 +189,27 @@ def _inside(prefix: str, tensors_by_name: Mapping[str, Tensor]) -> dict[str, Ten
     return {name.removeprefix(prefix): tensors_by_name[name] for name in names}
 
 
-def _refuse_class(network: Network, name: str, *others: str) -> None:
-    own = (network.config or {}).get("_class_name", name)
+def _refuse_class(config: Config | None, name: str, *others: str) -> None:
+    own = (config or {}).get("_class_name", name)
     if own not in (name, *others):
-        raise network.refused(f"is of class {own}, not {name}", "name another folder")
+        raise ModelError(f"is of class {own}, not {name}", hint="name another folder")
 
 
 def _autoencoder(weights: Weights) -> int | None:
     """Check an AutoencoderKL; return the number of its latents' channels, or None if unknown."""
     if (network := _read(weights)) is None:
         return None
-    _refuse_class(network, "AutoencoderKL", tensors.FLUX2_VAE)
-    wrapped = _inside("first_stage_model.", network.tensors)
-    held = (wrapped or network.tensors).items()
-    layers = (pair for pair in held if not pair[0].startswith(tensors.STATISTICS))
-    own = {tensors.vae_layer(name): tensor for name, tensor in layers}
+    held, config, prefix = network
+    _refuse_class(config, "AutoencoderKL", tensors.FLUX2_VAE)
+    wrapped = _inside("first_stage_model.", held)
+    own = {
+        tensors.vae_layer(name): tensor
+        for name, tensor in (wrapped or held).items()
+        if not name.startswith(tensors.STATISTICS)
+    }
     sized = {name: tensor.shape for name, tensor in own.items() if tensor.dtype}
     try:
-        config = network.config or vae_config(sized)
+        config = config or vae_config(sized)
         expected = tensors.vae(config)
         original = any(name.startswith("encoder.down.") for name in own)
         if expected and original:
@@ -218,8 +217,8 @@ def _autoencoder(weights: Weights) -> int | None:
     except (LookupError, TypeError, ValueError):
         return None  # neither configuration nor shapes give the sizes: the loader reports it
     if expected is not None:
-        plain = not (original or network.prefix or wrapped)
-        _check_complete(network, expected, own, strict=plain and bool(sized), fp8=True)
+        plain = not (original or prefix or wrapped)
+        _check_complete(expected, own, strict=plain and bool(sized), fp8=True)
     return int(config.get("latent_channels", 4))
 
 
@@ -228,15 +227,16 @@ def _text_encoder(model: Model, index: int) -> int | None:
     place, spec = model.text[index], model.spec
     if (network := _read(place)) is None:
         return None
-    if network.config is None:
+    own_tensors, config, prefix = network
+    if config is None:
         what = "a single file does not say what network it holds"
-        raise network.refused(what, "name the folder of its config.json as `config`")
-    config, named = network.config, spec.text_encoders[index] if spec.text_encoders else ""
+        raise ModelError(what, hint="name the folder of its config.json as `config`")
+    named = spec.text_encoders[index] if spec.text_encoders else ""
     names = [*(config.get("architectures") or ()), str(config.get("model_type"))]
     kind = next((_KINDS[name] for name in names if name in _KINDS), None)
     if kind is None or (named and kind != ("T5" if named == "T5" else "CLIP")):
         wanted = f"a {named}" if named else "a CLIP or T5"
-        raise network.refused(f"is of type {names[-1]}, not {wanted}", f"name {wanted}")
+        raise ModelError(f"is of type {names[-1]}, not {wanted}", hint=f"name {wanted}")
     own = config.get("text_config") or config
     try:
         if kind == "T5":
@@ -248,18 +248,18 @@ def _text_encoder(model: Model, index: int) -> int | None:
     except LookupError:
         expected = {}  # the configuration lacks sizes: do not compare
     except (TypeError, ValueError):
-        raise network.refused("has a configuration that no network can have") from None
-    held = {name.removeprefix("text_model."): tensor for name, tensor in network.tensors.items()}
+        raise ModelError(_IMPOSSIBLE, hint=_HINT) from None
+    held = {name.removeprefix("text_model."): tensor for name, tensor in own_tensors.items()}
     if "encoder.embed_tokens.weight" in held:  # T5 shares one table under two names
         held = {"shared.weight": held["encoder.embed_tokens.weight"]} | held
-    if network.prefix.endswith("model."):
+    if prefix.endswith("model."):
         expected = tensors.open_clip(expected)
-    _check_complete(network, expected, held, fp8=True)
+    _check_complete(expected, held, fp8=True)
     width = own.get("hidden_size") or own.get("d_model")
     others = [name for name, published in _ENCODERS.items() if published == width]
     if named in _ENCODERS and others and named not in others:
-        what = f"is {width} wide as {others[0]} is, and {named} is {_ENCODERS[named]}"
-        raise network.refused(f"{what} wide", f"name {named} at this place of `text`")
+        what = f"is {width} wide as {others[0]} is, and {named} is {_ENCODERS[named]} wide"
+        raise ModelError(what, hint=f"name {named} at this place of `text`")
     _check_tokenizer(place)
     return text_width(place)
 
@@ -276,7 +276,7 @@ def _check_tokenizer(place: TextWeights) -> None:
 
 def _check_order(model: Model) -> None:
     """Refuse two CLIP text encoders in the wrong order."""
-    clips = [config or {} for config in map(_config, model.text[: len(model.spec.clips)])]
+    clips = [*map(_config, model.text[: len(model.spec.clips)])]
     if len(clips) < 2:
         return
     first, second = clips[:2]
@@ -288,53 +288,52 @@ def _check_order(model: Model) -> None:
         raise ModelError(what, hint=f"name {names}")
 
 
-def _config(weights: Weights) -> Config | None:
-    try:
-        config = network_config(weights)
-    except ModelError:
-        return None
-    return config and (config.get("text_config") or config)
+def _config(weights: Weights) -> Config:
+    """Return the configuration of a network or of a CLIP's text half; empty if it is not known."""
+    with suppress(ModelError):
+        config = network_config(weights) or {}
+        return config.get("text_config") or config
+    return {}
 
 
 def _check_unet(model: Model, weights: Weights, sizes: Mapping[str, int | None]) -> None:
     """Refuse a UNet that is incomplete, or does not take the latents or embeddings of the model."""
     if (network := _read(weights)) is None:
         return
-    _refuse_class(network, "UNet2DConditionModel")
-    if (config := network.config) is None:
+    held, config, prefix = network
+    _refuse_class(config, "UNet2DConditionModel")
+    if config is None:
         what = "a single file needs the configuration that describes it"
-        raise network.refused(what, "set the UNet's `config` to a folder with its config.json")
-    own = _inside("model.diffusion_model.", network.tensors)
-    original = bool(own or network.prefix)
+        raise ModelError(what, hint="set the UNet's `config` to a folder with its config.json")
+    own = _inside("model.diffusion_model.", held)
+    original = bool(own or prefix)
     try:
-        _check_channels(network, config, sizes.get("vae"))
+        _check_channels(config, sizes.get("vae"))
         expected = tensors.unet(config)
         if expected and original:
             expected = tensors.renamed(expected, tensors.original_unet_layer, config)
         if expected is not None:
-            held = own or network.tensors
-            _check_complete(network, expected, held, strict=not original)
-        _check_text(model, network, config, sizes)
+            _check_complete(expected, own or held, strict=not original)
+        _check_text(model, config, sizes)
     except LookupError:
         return  # the configuration lacks sizes
     except (TypeError, ValueError):
-        raise network.refused("has a configuration that no network can have") from None
+        raise ModelError(_IMPOSSIBLE, hint=_HINT) from None
 
 
-def _check_channels(network: Network, config: Config, channels: int | None) -> None:
+def _check_channels(config: Config, channels: int | None) -> None:
     takes, gives = config.get("in_channels", 4), config.get("out_channels", 4)
     if takes != gives:
         purpose = f"one for {_PURPOSES[takes]}" if takes in _PURPOSES else "no plain one"
         what = f"this UNet takes {takes} channels and gives {gives}: it is {purpose}"
-        raise network.refused(f"{what}, which cannot be trained", "name the UNet of a base model")
+        hint = "name the UNet of a base model"
+        raise ModelError(f"{what}, which cannot be trained", hint=hint)
     if channels not in (None, takes):
         what = f"this UNet takes latents of {takes} channels, and those of the VAE have {channels}"
-        raise network.refused(what, _TOGETHER)
+        raise ModelError(what, hint=_TOGETHER)
 
 
-def _check_text(
-    model: Model, network: Network, config: Config, sizes: Mapping[str, int | None]
-) -> None:
+def _check_text(model: Model, config: Config, sizes: Mapping[str, int | None]) -> None:
     xl, texts = config.get("addition_embed_type") is not None, model.text
     widths = [sizes.get(f"text.{index}" if index else "text") for index in range(len(texts))]
     if not all(widths) or xl != (len(texts) > 1):
@@ -346,16 +345,17 @@ def _check_text(
         wide = " and ".join(map(str, sorted(takes)))
         what = f"this UNet takes embeddings {wide} wide, and those of `text` are {width} wide"
         further = "" if xl else "; or set the model's `text_projection` to `new`"
-        raise network.refused(what, _TOGETHER + further)
+        raise ModelError(what, hint=_TOGETHER + further)
     if model.text_projection not in (None, "new") and len(takes) == 1:
         _check_projection(str(model.text_projection), width, *takes)
     if not xl:
         return
-    own = (_config(texts[-1]) or {}).get("projection_dim", 512)
+    own = _config(texts[-1]).get("projection_dim", 512)
     times = 6 * (config.get("addition_time_embed_dim") or 256)
     if own != (vector := config["projection_class_embeddings_input_dim"] - times):
         what = f"this UNet takes a vector of {vector} numbers a caption"
-        raise network.refused(f"{what}, and the last encoder of `text` makes {own}", _TOGETHER)
+        what += f", and the last encoder of `text` makes {own}"
+        raise ModelError(what, hint=_TOGETHER)
 
 
 def _check_projection(path: str, width: int, takes: int) -> None:
@@ -377,9 +377,8 @@ def _files(path: Path) -> list[Path]:
         files = scripted_files(path)
     except ModelError:
         return []
-    ends = (*headers.SUFFIXES, ".index.json")
-    files = [file for file in files if file.name.endswith(ends)]
-    return [file for file in files if file.parent in (path, path.parent)]
+    near, ends = (path, path.parent), (*headers.SUFFIXES, ".index.json")
+    return [file for file in files if file.parent in near and file.name.endswith(ends)]
 
 
 def _encoder_of_program(weights: Weights | None, key: str, *, wan: bool) -> int | None:
@@ -391,16 +390,15 @@ def _encoder_of_program(weights: Weights | None, key: str, *, wan: bool) -> int 
     if weights is None or weights.path is None or not (files := _files(Path(weights.path))):
         return None
     held = _held(files)
-    network = Network(weights.path, held)
-    _refuse_gaps(network)
+    _refuse_gaps(held)
     if wan:
-        _check_complete(network, {}, held)
+        _refuse_scales(held, "read")
         try:
-            lacks = _missing_of_wan(key, held, _config(weights) or {})
+            lacks = _missing_of_wan(key, held, _config(weights))
         except (LookupError, TypeError, ValueError):
-            raise network.refused("has a configuration that no network can have") from None
+            raise ModelError(_IMPOSSIBLE, hint=_HINT) from None
         if fault := tensors.faults(lacks):
-            raise network.refused(fault)
+            raise ModelError(fault, hint=_HINT)
     if key == "vae":
         vae = headers.vae_of(held) if all(tensor.shape for tensor in held.values()) else None
         return None if vae is None else vae.channels
@@ -419,8 +417,7 @@ def _missing_of_wan(key: str, held: Iterable[str], config: Config) -> list[str]:
     elif key == "text":
         # In files of complete models, the original names have a prefix, too.
         prefix, original = "encoder.", tensors.original_t5
-        blocks = (re.match(r"(?:encoder\.)?blocks?\.(\d+)\.", name) for name in names)
-        number = max((int(match[1]) for match in blocks if match), default=-1) + 1
+        number = tensors.blocks_in(names, r"(?:encoder\.)?blocks?\.(\d+)\.")
         sizes = dict.fromkeys(("d_model", "d_ff", "num_heads", "d_kv", "vocab_size"), 1)
         sized = {**sizes, "num_layers": number, "feed_forward_proj": "gated-gelu"}
         expected = [*tensors.t5(sized, every_bias=True)]
@@ -440,29 +437,29 @@ def _check_network(
     path: str, inputs: Inputs, sizes: Mapping[str, int | None], *, scaled: bool
 ) -> None:
     """Refuse a network that is incomplete, or does not take the outputs of the model's encoders."""
-    network = Network(path, _held(_files(Path(path))))
-    _refuse_gaps(network)
-    if not scaled and any(name.endswith(_SCALES) for name in network.tensors):
-        raise network.refused("is in 8 bits with scales, which cannot be trained", _IN_16_BITS)
+    held = _held(_files(Path(path)))
+    _refuse_gaps(held)
+    if not scaled:
+        _refuse_scales(held, "trained")
     for key, layers in inputs.items():
         for layer, times in layers.items():
-            for name, tensor in network.tensors.items():
+            for name, tensor in held.items():
                 if name != layer and not name.endswith(f".{layer}"):
                     continue
                 takes = tensor.shape[1:2] if len(tensor.shape) > 1 else tensor.shape
                 size = sizes.get(key)
                 if size and takes and takes != (size * times,):
                     what = f"takes {takes[0]} numbers by {name}, and `{key}` makes {size * times}"
-                    raise network.refused(what, _TOGETHER)
+                    raise ModelError(what, hint=_TOGETHER)
 
 
-def _refuse_gaps(network: Network) -> None:
+def _refuse_gaps(names: Iterable[str]) -> None:
     """Refuse a network if one block lacks a tensor that the other blocks of its stack have.
 
     The last block may differ, as it does in Stable Diffusion 3.
     """
     stacks: dict[str, dict[int, set[str]]] = {}
-    for name in network.tensors:
+    for name in names:
         if match := _STACK.match(name):
             stacks.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(match[3])
     for stack, blocks in stacks.items():
@@ -474,4 +471,4 @@ def _refuse_gaps(network: Network) -> None:
         odd = {number: lacks for number, lacks in gaps.items() if lacks}
         if odd and len(usual) >= _FEW and len(odd) <= max(1, len(blocks) // 10) < count:
             number, lacks = next(iter(odd.items()))
-            raise network.refused(f"lacks {stack}.{number}.{min(lacks)}")
+            raise ModelError(f"lacks {stack}.{number}.{min(lacks)}", hint=_HINT)

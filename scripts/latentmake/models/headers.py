@@ -13,14 +13,12 @@ import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from latentmake.base.regular import open_regular
-from latentmake.config.weights import Weights, absence
+from latentmake.config.architectures import Vae
+from latentmake.config.weights import absence
 from latentmake.formats.safetensors import Tensor, read_head
-
-if TYPE_CHECKING:
-    from latentmake.config.architectures import Vae
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 """Suffixes of torch files."""
@@ -100,8 +98,6 @@ def one(kind: str) -> str:
 
 def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:
     """Return the sizes of a VAE; None if its names or shapes are not known."""
-    from latentmake.config.architectures import Vae
-
     first, last = (
         next((tensors[name].shape for name in tensors if re.search(entry, name)), ())
         for entry in (_ENTRY.format("encoder"), _ENTRY.format("decoder"))
@@ -152,14 +148,7 @@ def tensors_of(path: Path) -> Mapping[str, Tensor]:
     Raises:
         ValueError: the file cannot be read, is cut short, or is no safetensors or torch file.
     """
-    try:
-        if path.suffix == ".safetensors":
-            return read_head(path).tensors
-        if path.suffix in PICKLES:
-            return dict.fromkeys(_torch_names(path), Tensor("", (), 0, 0))
-    except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror})") from None
-    raise ValueError("is neither a .safetensors nor a .pth file")
+    return contents_of(path)[0]
 
 
 def _torch_names(path: Path) -> list[str]:
@@ -188,14 +177,8 @@ def _strings(file: IO[bytes]) -> Iterator[str]:
             yield argument
 
 
-def part_of(weights: Weights) -> str | None:
-    """Return the part of a complete checkpoint that weights select, such as `unet`; else None."""
-    single = weights.path is not None and weights.subfolder and Path(weights.path).is_file()
-    return weights.subfolder if single else None
-
-
 def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
-    """Return the tensors and the metadata of a file of weights, cached; raises ValueError."""
+    """Return the tensors and the metadata of a file of weights, cached; see `tensors_of`."""
     try:
         stat = path.stat()
         return _contents_then(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
@@ -208,7 +191,9 @@ def contents_of(path: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
 def _contents_then(
     path: Path, _size: int, _time: int, _inode: int
 ) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
-    if path.suffix != ".safetensors":
-        return tensors_of(path), {}
-    head = read_head(path)
-    return head.tensors, head.metadata
+    if path.suffix == ".safetensors":
+        head = read_head(path)
+        return head.tensors, head.metadata
+    if path.suffix in PICKLES:
+        return dict.fromkeys(_torch_names(path), Tensor("", (), 0, 0)), {}
+    raise ValueError("is neither a .safetensors nor a .pth file")

@@ -49,22 +49,15 @@ _WORDS = {
     **dict.fromkeys(("v", "v_prediction", "v-prediction", "v_pred", "velocity"), VELOCITY),
     **dict.fromkeys(("flow_matching", "flow_prediction", "rectified_flow"), FLOW),
 }
-METADATA: Mapping[str, Mapping[str, tuple[str, object]]] = {
-    **{
-        f"modelspec.{name}": {word: ("prediction_type", value) for word, value in _WORDS.items()}
-        for name in ("prediction_type", "predict_key")
-    },
-    "modelspec.architecture": {
-        "stable-diffusion-v2-768-v": ("prediction_type", VELOCITY),
-        "stable-diffusion-v2-512": ("prediction_type", EPSILON),
-    },
-    "ss_v_parameterization": {
-        "true": ("prediction_type", VELOCITY),
-        "false": ("prediction_type", EPSILON),
-    },
-    "ss_zero_terminal_snr": {"true": (_ZERO, True)},
+_RELEASES = {"stable-diffusion-v2-768-v": VELOCITY, "stable-diffusion-v2-512": EPSILON}
+METADATA: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "modelspec.prediction_type": ("prediction_type", _WORDS),
+    "modelspec.predict_key": ("prediction_type", _WORDS),
+    "modelspec.architecture": ("prediction_type", _RELEASES),
+    "ss_v_parameterization": ("prediction_type", {"true": VELOCITY, "false": EPSILON}),
+    "ss_zero_terminal_snr": (_ZERO, {"true": True}),
 }
-"""Key of a file's metadata -> its values in lower case -> key and value of the fact."""
+"""Key of a file's metadata -> key of the fact, and values in lower case -> value of the fact."""
 
 
 class Fact(NamedTuple):
@@ -118,8 +111,7 @@ def schedule_of(unet: Weights, scheduler: str | None) -> str:
     if scheduler is not None or unet.path is None:
         return scheduler or ""
     beside = Path(unet.path).with_name("scheduler")
-    lacks = headers.part_of(unet) and not beside.is_dir()
-    return str(SCHEDULE if lacks else beside)
+    return str(SCHEDULE if checkpoint_of(unet) and not beside.is_dir() else beside)
 
 
 def flows(schedule: Mapping[str, Any]) -> bool:
@@ -144,10 +136,10 @@ def _facts_of_file(path: Path) -> Iterator[Fact]:
         yield Fact("prediction_type", VELOCITY, f"{path}: tensor v_pred")
     if "ztsnr" in names:
         yield Fact(_ZERO, True, f"{path}: tensor ztsnr")
-    for name, values in METADATA.items():
+    for name, (key, values) in METADATA.items():
         word = str(metadata.get(name, "")).lower()
         if word in values:
-            yield Fact(*values[word], f"{path}: {name} {metadata[name]}")
+            yield Fact(key, values[word], f"{path}: {name} {metadata[name]}")
 
 
 def _facts_of_schedule(config: Mapping[str, Any], place: object) -> Iterator[Fact]:
@@ -167,9 +159,8 @@ def _ends_in_noise(config: Mapping[str, Any]) -> bool:
     return bool(config.get("rescale_betas_zero_snr")) or max(betas) >= 1
 
 
-def _read(place: Path) -> dict[str, Any]:
+def _read(file: Path) -> dict[str, Any]:
     """Read the configuration of a noise schedule; raises ModelError."""
-    file = place / SCHEDULE_FILE if place.is_dir() else place
     try:
         return _checked(dict(json.loads(read_text(file))), file)
     except (OSError, ValueError, TypeError, RecursionError):
@@ -262,15 +253,13 @@ def parameterization(
         if config is None and not place.is_file():
             return None
     schedule = _read(place) if config is None else _checked(dict(config), place)
-    facts = [*_facts_of_file(file)] if file.is_file() else []
-    default = _filled_in(place)
+    facts = [*_facts_of_file(file)]
     if scheduler == str(SCHEDULE):  # the checkpoint has no schedule of its own
         checkpoint = checkpoint_of(unet)
         row = ARCHITECTURES[checkpoint.kind] if checkpoint and checkpoint.kind else row
-        place, default = file, _default_of(row)
-    else:
-        facts += _facts_of_schedule(schedule, place)
-    return _settled(place, row, facts, default, schedule, given)
+        return _settled(file, row, facts, schedule, given, has_scheduler=False)
+    facts += _facts_of_schedule(schedule, place)
+    return _settled(place, row, facts, schedule, given)
 
 
 def of_checkpoint(path: str, row: Architecture, given: Given) -> Parameterization | None:
@@ -287,52 +276,46 @@ def of_checkpoint(path: str, row: Architecture, given: Given) -> Parameterizatio
     """
     if row.prediction == FLOW:
         return None
-    place, folder, stable = Path(path), Path(path, "scheduler"), _read(SCHEDULE)
-    facts = [*_facts_of_file(place)] if place.is_file() else []
-    default = _default_of(row)
-    if folder.is_dir():
-        place = folder / SCHEDULE_FILE
-        config = _read(place)
-        facts += _facts_of_schedule(config, place)
-        default = _filled_in(place)
-        keys = (*_BETAS, "num_train_timesteps", "trained_betas")
-        other = [key for key in keys if config.get(key, stable.get(key)) != stable.get(key)]
-        if flows(config) or other:
-            what = f"sd-scripts trains by Stable Diffusion's betas, and `{(other or keys)[0]}`"
-            hint = "train this model with `kind: sd`"
-            raise ModelError(f"{what} here is another", where=place, hint=hint)
-    return _settled(place, row, facts, default, stable, given)
-
-
-def _filled_in(place: Path) -> Fact | None:
-    """Return the prediction that diffusers uses by default for a scheduler without one."""
-    return Fact("prediction_type", EPSILON, f"{place}: diffusers' default")
-
-
-def _default_of(row: Architecture) -> Fact | None:
-    """Return the prediction of an architecture; None if its models differ."""
-    if row.prediction is None:
-        return None
-    return Fact("prediction_type", row.prediction, f"architecture {row.name}")
+    place, stable = Path(path, "scheduler", SCHEDULE_FILE), _read(SCHEDULE / SCHEDULE_FILE)
+    facts = [*_facts_of_file(Path(path))]
+    if not place.parent.is_dir():
+        return _settled(Path(path), row, facts, stable, given, has_scheduler=False)
+    config = _read(place)
+    facts += _facts_of_schedule(config, place)
+    keys = (*_BETAS, "num_train_timesteps", "trained_betas")
+    other = [key for key in keys if config.get(key, stable.get(key)) != stable.get(key)]
+    if flows(config) or other:
+        what = f"sd-scripts trains by Stable Diffusion's betas, and `{(other or keys)[0]}`"
+        hint = "train this model with `kind: sd`"
+        raise ModelError(f"{what} here is another", where=place, hint=hint)
+    return _settled(place, row, facts, stable, given)
 
 
 def _settled(
     place: Path,
     row: Architecture,
     facts: list[Fact],
-    default: Fact | None,
     schedule: dict[str, Any],
     given: Given,
+    *,
+    has_scheduler: bool = True,
 ) -> Parameterization:
     """Choose the values: the user's keys, or else the facts in files, or else the default.
+
+    A scheduler that names no prediction has diffusers' default. A checkpoint without a scheduler
+    has the prediction of its architecture. `place` is the scheduler's configuration, or the
+    checkpoint.
 
     Raises:
         ModelError: there is no answer, or the values do not fit each other.
     """
-    none = Fact(_ZERO, False, "no file says so")
     own = FLOW if flows(schedule) else schedule.get("prediction_type", EPSILON)
-    kind = _chosen("prediction_type", given, facts, default)
-    zero = _chosen(_ZERO, given, facts, none) or none
+    kind = _chosen("prediction_type", given, facts)
+    zero = _chosen(_ZERO, given, facts) or Fact(_ZERO, False, "no file says so")
+    if kind is None and has_scheduler:
+        kind = Fact("prediction_type", EPSILON, f"{place}: diffusers' default")
+    elif kind is None and row.prediction is not None:
+        kind = Fact("prediction_type", row.prediction, f"architecture {row.name}")
     if kind is None:
         network = row.strategies.title if row.strategies else "its network"
         what = f"this key is missing: {place} does not say what {network} predicts"
@@ -351,16 +334,15 @@ def _settled(
         what = "a network cannot predict epsilon with zero terminal SNR: the last timestep is noise"
         hint = f"set the trainer's `{given.names[0]}`, or its `{given.names[1]}: false`"
         raise ModelError(what, where=place, hint=hint)
-    sources = {fact.key: fact.source for fact in (kind, zero)}
-    chosen = {fact.key: fact.value for fact in (kind, zero)}
-    contrary = (fact for fact in facts if fact.value != chosen[fact.key])
-    others = (f"{fact.source} says {_word(fact)}" for fact in contrary)
-    against = next(others, "")
+    chosen = {fact.key: fact for fact in (kind, zero)}
+    others = (fact for fact in facts if fact.value != chosen[fact.key].value)
+    against = next((f"{fact.source} says {_word(fact)}" for fact in others), "")
+    sources = {key: fact.source for key, fact in chosen.items()}
     return Parameterization(kind.value, ends_in_noise, schedule, told, sources, against)
 
 
-def _chosen(key: str, given: Given, facts: list[Fact], default: Fact | None) -> Fact | None:
-    """Return the user's value of a key, or else the fact in files, or else the default.
+def _chosen(key: str, given: Given, facts: list[Fact]) -> Fact | None:
+    """Return the user's value of a key, or else the fact in files; None if neither says it.
 
     Raises:
         ModelError: the user's key is not set, and files disagree.
@@ -372,7 +354,7 @@ def _chosen(key: str, given: Given, facts: list[Fact], default: Fact | None) -> 
     if other := next((fact for fact in told if fact.value != told[0].value), None):
         what = f"{told[0].source} says {_word(told[0])}, and {other.source} {_word(other)}"
         raise ModelError(what, where=f"{given.where}.{name}", hint="set the right value here")
-    return told[0] if told else default
+    return told[0] if told else None
 
 
 def _refuse_other(kind: Fact, flow: bool, place: Path, given: Given) -> None:
@@ -404,20 +386,17 @@ _STABLE = 0.18215  # diffusers' default of AutoencoderKL: Stable Diffusion 1.x a
 _STABLE_CHANNELS = 4
 
 
-class Scale(NamedTuple):
-    """Scale of latents: a network reads (latents - shift_factor) * scaling_factor."""
+def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> tuple[float, float, str]:
+    """Return the scale of the latents of a model's VAE, an AutoencoderKL, and its source.
 
-    scaling_factor: float
-    shift_factor: float
-    source: str
-
-
-def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> Scale:
-    """Return the scale of the latents of a model's VAE, an AutoencoderKL.
+    A network reads (latents - shift) * factor.
 
     Args:
         model: model with the VAE.
         config: configuration of a VAE on the hub; None to read the one on this disk, if any.
+
+    Returns:
+        Factor, shift, and the file or key that they come from.
 
     Raises:
         ModelError: no key, file or architecture gives the scale, or the VAE normalises latents by
@@ -430,25 +409,26 @@ def scale_of(model: Model, config: Mapping[str, Any] | None = None) -> Scale:
     config = config or {}
     factor, shift = _read_scale(config, place)
     if factor is not None:
-        scale = Scale(factor, shift, str(place))
+        source = str(place)
     elif (
         row.scaling_factor is not None
         and vae.hub is None
         and not (row.checkpoints and _channels(vae, config) != _STABLE_CHANNELS)
     ):
-        scale = Scale(row.scaling_factor, row.shift_factor, f"architecture {row.name}")
+        factor, shift, source = row.scaling_factor, row.shift_factor, f"architecture {row.name}"
     elif row.scaling_factor in (None, _STABLE) and _channels(vae, config) == _STABLE_CHANNELS:
-        scale = Scale(_STABLE, 0.0, "Stable Diffusion 1.x's, which diffusers fills in")
+        factor, shift = _STABLE, 0.0
+        source = "Stable Diffusion 1.x's, which diffusers fills in"
     elif given[0] is None:
         what = "does not say the scaling factor of its latents"
         raise ModelError(what, where=str(place), hint="set the model's `scaling_factor`")
     else:
-        scale = Scale(given[0], 0.0, "")
+        factor, shift, source = given[0], 0.0, ""
     if given == (None, None):
-        return scale
-    factor = scale.scaling_factor if given[0] is None else given[0]
-    shift = scale.shift_factor if given[1] is None else given[1]
-    return Scale(factor, shift, "`scaling_factor`")
+        return factor, shift, source
+    factor = factor if given[0] is None else given[0]
+    shift = shift if given[1] is None else given[1]
+    return factor, shift, "`scaling_factor`"
 
 
 def scale_parts(model: Model) -> dict[str, object]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from latentmake.base import digest
 from latentmake.base.errors import ModelError
+from latentmake.config.architectures import Encoder, options_in
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import shaping
 from latentmake.config.models import Model
@@ -30,9 +30,6 @@ from latentmake.models.files import (
 )
 from latentmake.models.headers import lack
 from latentmake.models.parameterization import scale_parts
-
-if TYPE_CHECKING:
-    from latentmake.config.architectures import Encoder
 
 FORMAT_VERSIONS = {"plain": 4, "sdscripts": 2, "wan": 1, "text": 1, "program": 1}
 """Kind of bytes -> version. Kinds are encodings of layouts (latents), `text`, and `program` (for
@@ -220,8 +217,6 @@ def encoder_of(model: Model, kind: str) -> Encoder:
 
 def options_of(model: Model, kind: str) -> dict[str, object]:
     """Return flag -> value of the options that the model sets for sd-scripts' encoder."""
-    from latentmake.config.architectures import options_in
-
     return options_in(model.further_arguments(kind), encoder_of(model, kind).options)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from latentmake.formats.safetensors import Tensor
@@ -23,24 +22,16 @@ _Entries = Iterator[tuple[str, tuple[int, ...]]]
 # Keys of a UNet2DConditionModel that can add or change layers -> values that do not.
 _PLAIN: Mapping[str, Sequence[object]] = {
     "addition_embed_type": (None, "text_time"),
-    "attention_type": (None, "default"),
-    "class_embed_type": (None,),
-    "conv_in_kernel": (None, 3),
-    "conv_out_kernel": (None, 3),
-    "cross_attention_norm": (None,),
-    "dual_cross_attention": (None, False),
-    "encoder_hid_dim": (None,),
-    "encoder_hid_dim_type": (None,),
     "mid_block_type": ("UNetMidBlock2DCrossAttn",),
-    "num_class_embeds": (None,),
-    "only_cross_attention": (None, False),
-    "mid_block_only_cross_attention": (None, False),
-    "resnet_time_scale_shift": (None, "default"),
-    "reverse_transformer_layers_per_block": (None,),
-    "time_cond_proj_dim": (None,),
-    "time_embedding_dim": (None,),
     "time_embedding_type": (None, "positional"),
-    "timestep_post_act": (None,),
+    **dict.fromkeys(("attention_type", "resnet_time_scale_shift"), (None, "default")),
+    **dict.fromkeys(("conv_in_kernel", "conv_out_kernel"), (None, 3)),
+    **dict.fromkeys(("dual_cross_attention", "only_cross_attention"), (None, False)),
+    "mid_block_only_cross_attention": (None, False),
+    **dict.fromkeys(("class_embed_type", "num_class_embeds", "cross_attention_norm"), (None,)),
+    **dict.fromkeys(("encoder_hid_dim", "encoder_hid_dim_type", "timestep_post_act"), (None,)),
+    **dict.fromkeys(("time_cond_proj_dim", "time_embedding_dim"), (None,)),
+    "reverse_transformer_layers_per_block": (None,),
 }
 # Type of a block -> whether it has cross-attention.
 _ATTENDS = {
@@ -72,19 +63,19 @@ def _unet(config: Config) -> _Entries:
                 shape = (outer, widths[index], depths[index], linear)
                 yield from _transformer(f"{place}.attentions.{number}", *shape)
 
-    yield from _conv("conv_in", config.get("in_channels", 4), first)
-    yield from _linear("time_embedding.linear_1", first, time)
-    yield from _linear("time_embedding.linear_2", time, time)
+    yield from _layer("conv_in", first, config.get("in_channels", 4), 3, 3)
+    yield from _layer("time_embedding.linear_1", time, first)
+    yield from _layer("time_embedding.linear_2", time, time)
     if config.get("addition_embed_type"):
         vector = config["projection_class_embeddings_input_dim"]
-        yield from _linear("add_embedding.linear_1", vector, time)
-        yield from _linear("add_embedding.linear_2", time, time)
+        yield from _layer("add_embedding.linear_1", time, vector)
+        yield from _layer("add_embedding.linear_2", time, time)
     for index, (kind, outer) in enumerate(zip(config["down_block_types"], channels, strict=True)):
         inner, place = channels[max(index - 1, 0)], f"down_blocks.{index}"
         sizes = [(outer if number else inner, outer) for number in range(layers[index])]
         yield from block(place, _ATTENDS[kind], index, sizes)
         if index < count - 1:
-            yield from _conv(f"{place}.downsamplers.0.conv", outer, outer)
+            yield from _layer(f"{place}.downsamplers.0.conv", outer, outer, 3, 3)
     last = channels[-1]
     yield from _resnet("mid_block.resnets.0", last, last, time)
     yield from _transformer("mid_block.attentions.0", last, widths[-1], depths[-1], linear)
@@ -102,9 +93,9 @@ def _unet(config: Config) -> _Entries:
             before = outer
         yield from block(place, _ATTENDS[kind], index, sizes)
         if index:
-            yield from _conv(f"{place}.upsamplers.0.conv", outer, outer)
-    yield from _norm("conv_norm_out", first)
-    yield from _conv("conv_out", first, config.get("out_channels", 4))
+            yield from _layer(f"{place}.upsamplers.0.conv", outer, outer, 3, 3)
+    yield from _layer("conv_norm_out", first)
+    yield from _layer("conv_out", config.get("out_channels", 4), first, 3, 3)
 
 
 FLUX2_VAE = "AutoencoderKLFlux2"
@@ -140,9 +131,9 @@ def _vae(config: Config) -> _Entries:
             yield from _resnet(f"{half}.mid_block.resnets.{number}", last, last)
         if config.get("mid_block_add_attention", True):
             place = f"{half}.mid_block.attentions.0"
-            yield from _norm(f"{place}.group_norm", last)
+            yield from _layer(f"{place}.group_norm", last)
             for name in ("to_q", "to_k", "to_v", "to_out.0"):
-                yield from _linear(f"{place}.{name}", last, last)
+                yield from _layer(f"{place}.{name}", last, last)
 
     def blocks(place: str, sizes: Sequence[int], depth: int, sampler: str) -> _Entries:
         inner = sizes[0]
@@ -151,24 +142,24 @@ def _vae(config: Config) -> _Entries:
                 yield from _resnet(f"{place}.{index}.resnets.{number}", inner, outer)
                 inner = outer
             if index < len(sizes) - 1:
-                yield from _conv(f"{place}.{index}.{sampler}.0.conv", outer, outer)
+                yield from _layer(f"{place}.{index}.{sampler}.0.conv", outer, outer, 3, 3)
 
-    yield from _conv("encoder.conv_in", config.get("in_channels", 3), channels[0])
+    yield from _layer("encoder.conv_in", channels[0], config.get("in_channels", 3), 3, 3)
     yield from blocks("encoder.down_blocks", channels, layers, "downsamplers")
     yield from middle("encoder")
-    yield from _norm("encoder.conv_norm_out", last)
-    yield from _conv("encoder.conv_out", last, 2 * latents)
+    yield from _layer("encoder.conv_norm_out", last)
+    yield from _layer("encoder.conv_out", 2 * latents, last, 3, 3)
     channels = [*(config.get("decoder_block_out_channels") or channels)]
     last = channels[-1]
-    yield from _conv("decoder.conv_in", latents, last)
+    yield from _layer("decoder.conv_in", last, latents, 3, 3)
     yield from middle("decoder")
     yield from blocks("decoder.up_blocks", channels[::-1], layers + 1, "upsamplers")
-    yield from _norm("decoder.conv_norm_out", channels[0])
-    yield from _conv("decoder.conv_out", channels[0], config.get("out_channels", 3))
+    yield from _layer("decoder.conv_norm_out", channels[0])
+    yield from _layer("decoder.conv_out", config.get("out_channels", 3), channels[0], 3, 3)
     if config.get("use_quant_conv", True):
-        yield from _conv("quant_conv", 2 * latents, 2 * latents, 1)
+        yield from _layer("quant_conv", 2 * latents, 2 * latents, 1, 1)
     if config.get("use_post_quant_conv", True):
-        yield from _conv("post_quant_conv", latents, latents, 1)
+        yield from _layer("post_quant_conv", latents, latents, 1, 1)
 
 
 def clip(config: Config, *, projects: bool) -> Shapes:
@@ -181,12 +172,12 @@ def clip(config: Config, *, projects: bool) -> Shapes:
     for number in range(config.get("num_hidden_layers", 12)):
         place = f"encoder.layers.{number}"
         for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
-            shapes |= dict(_linear(f"{place}.self_attn.{name}", width, width))
-        shapes |= dict(_norm(f"{place}.layer_norm1", width))
-        shapes |= dict(_linear(f"{place}.mlp.fc1", width, inner))
-        shapes |= dict(_linear(f"{place}.mlp.fc2", inner, width))
-        shapes |= dict(_norm(f"{place}.layer_norm2", width))
-    shapes |= dict(_norm("final_layer_norm", width))
+            shapes |= dict(_layer(f"{place}.self_attn.{name}", width, width))
+        shapes |= dict(_layer(f"{place}.layer_norm1", width))
+        shapes |= dict(_layer(f"{place}.mlp.fc1", inner, width))
+        shapes |= dict(_layer(f"{place}.mlp.fc2", width, inner))
+        shapes |= dict(_layer(f"{place}.layer_norm2", width))
+    shapes |= dict(_layer("final_layer_norm", width))
     if projects:
         shapes["text_projection.weight"] = (config.get("projection_dim", 512), width)
     return shapes
@@ -216,12 +207,8 @@ def t5(config: Config, *, every_bias: bool) -> Shapes:
     return shapes | {"encoder.final_layer_norm.weight": (width,)}
 
 
-def wan_dit(config: Config) -> Shapes:
-    """Return the tensors of a WanTransformer3DModel."""
-    return dict(_wan_dit(config))
-
-
-def _wan_dit(config: Config) -> _Entries:
+def wan_dit(config: Config) -> _Entries:
+    """Yield the tensors of a WanTransformer3DModel."""
     width = config["num_attention_heads"] * config["attention_head_dim"]
     patch, image = tuple(config["patch_size"]), config.get("image_dim")
     embedder = "condition_embedder"
@@ -229,34 +216,34 @@ def _wan_dit(config: Config) -> _Entries:
     yield "patch_embedding.weight", (width, config["in_channels"], *patch)
     yield "patch_embedding.bias", (width,)
     for name, inner in (("time", config["freq_dim"]), ("text", config["text_dim"])):
-        yield from _linear(f"{embedder}.{name}_embedder.linear_1", inner, width)
-        yield from _linear(f"{embedder}.{name}_embedder.linear_2", width, width)
-    yield from _linear(f"{embedder}.time_proj", width, 6 * width)
+        yield from _layer(f"{embedder}.{name}_embedder.linear_1", width, inner)
+        yield from _layer(f"{embedder}.{name}_embedder.linear_2", width, width)
+    yield from _layer(f"{embedder}.time_proj", 6 * width, width)
     if image is not None:
         place = f"{embedder}.image_embedder"
         if config.get("pos_embed_seq_len") is not None:
             yield f"{place}.pos_embed", (1, config["pos_embed_seq_len"], image)
-        yield from _norm(f"{place}.norm1", image)
-        yield from _linear(f"{place}.ff.net.0.proj", image, image)
-        yield from _linear(f"{place}.ff.net.2", image, width)
-        yield from _norm(f"{place}.norm2", width)
+        yield from _layer(f"{place}.norm1", image)
+        yield from _layer(f"{place}.ff.net.0.proj", image, image)
+        yield from _layer(f"{place}.ff.net.2", width, image)
+        yield from _layer(f"{place}.norm2", width)
     for number in range(config["num_layers"]):
         place = f"blocks.{number}"
         yield f"{place}.scale_shift_table", (1, 6, width)
         for attention in ("attn1", "attn2"):
             for name in ("to_q", "to_k", "to_v", "to_out.0"):
-                yield from _linear(f"{place}.{attention}.{name}", width, width)
+                yield from _layer(f"{place}.{attention}.{name}", width, width)
             for name in ("norm_q", "norm_k"):
                 yield f"{place}.{attention}.{name}.weight", (width,)
         if image is not None:
-            yield from _linear(f"{place}.attn2.add_k_proj", width, width)
-            yield from _linear(f"{place}.attn2.add_v_proj", width, width)
+            yield from _layer(f"{place}.attn2.add_k_proj", width, width)
+            yield from _layer(f"{place}.attn2.add_v_proj", width, width)
             yield f"{place}.attn2.norm_added_k.weight", (width,)
-        yield from _norm(f"{place}.norm2", width)
-        yield from _linear(f"{place}.ffn.net.0.proj", width, config["ffn_dim"])
-        yield from _linear(f"{place}.ffn.net.2", config["ffn_dim"], width)
+        yield from _layer(f"{place}.norm2", width)
+        yield from _layer(f"{place}.ffn.net.0.proj", config["ffn_dim"], width)
+        yield from _layer(f"{place}.ffn.net.2", width, config["ffn_dim"])
     area = patch[0] * patch[1] * patch[2]
-    yield from _linear("proj_out", width, area * config["out_channels"])
+    yield from _layer("proj_out", area * config["out_channels"], width)
 
 
 def wan_vae(config: Config) -> Iterator[str]:
@@ -269,47 +256,41 @@ def wan_vae(config: Config) -> Iterator[str]:
         return
     sizes, depth = [*config.get("dim_mult", (1, 2, 4, 4))], config.get("num_res_blocks", 2)
     times = [*config.get("temperal_downsample", (False, True, True))]
-    last, layers = len(sizes) - 1, dict[str, tuple[str, ...]]()
-    layers |= {"quant_conv": _WEIGHTS, "post_quant_conv": _WEIGHTS}
+    last, layers = len(sizes) - 1, ["quant_conv", "post_quant_conv"]
 
-    def resnet(place: str, *, shortcut: bool = False) -> None:
-        layers.update({f"{place}.conv{number}": _WEIGHTS for number in (1, 2)})
-        layers.update(dict.fromkeys((f"{place}.norm1", f"{place}.norm2"), ("gamma",)))
-        if shortcut:
-            layers[f"{place}.conv_shortcut"] = _WEIGHTS
-
-    def sampler(place: str, *, in_time: bool) -> None:
-        layers[f"{place}.resample.1"] = _WEIGHTS
-        if in_time:
-            layers[f"{place}.time_conv"] = _WEIGHTS
+    def add(place: str, *names: str) -> None:
+        layers.extend(f"{place}.{name}" for name in names)
 
     for half in ("encoder", "decoder"):
-        layers |= {f"{half}.conv_in": _WEIGHTS, f"{half}.conv_out": _WEIGHTS}
-        layers[f"{half}.norm_out"] = ("gamma",)
-        attention = f"{half}.mid_block.attentions.0"
-        layers |= {f"{attention}.{name}": _WEIGHTS for name in ("to_qkv", "proj")}
-        layers[f"{attention}.norm"] = ("gamma",)
+        add(half, "conv_in", "conv_out", "norm_out")
+        add(f"{half}.mid_block.attentions.0", "to_qkv", "proj", "norm")
         for number in (0, 1):
-            resnet(f"{half}.mid_block.resnets.{number}")
+            add(f"{half}.mid_block.resnets.{number}", *_WAN_LAYERS)
     # The encoder numbers its blocks and samplers in one list.
     for index, (before, size) in enumerate(zip((1, *sizes), sizes, strict=False)):
         first = index * (depth + 1)
         for number in range(depth):
-            resnet(f"encoder.down_blocks.{first + number}", shortcut=not number and before != size)
+            shortcut = ["conv_shortcut"] if not number and before != size else []
+            add(f"encoder.down_blocks.{first + number}", *_WAN_LAYERS, *shortcut)
         if index < last:
-            sampler(f"encoder.down_blocks.{first + depth}", in_time=times[index])
+            in_time = ["time_conv"] if times[index] else []
+            add(f"encoder.down_blocks.{first + depth}", "resample.1", *in_time)
     # The decoder's samplers halve the width.
     sizes, times = sizes[::-1], times[::-1]
     for index, (before, size) in enumerate(zip((sizes[0], *sizes), sizes, strict=False)):
         place, widens = f"decoder.up_blocks.{index}", before != size * (2 if index else 1)
         for number in range(depth + 1):
-            resnet(f"{place}.resnets.{number}", shortcut=not number and widens)
+            shortcut = ["conv_shortcut"] if not number and widens else []
+            add(f"{place}.resnets.{number}", *_WAN_LAYERS, *shortcut)
         if index < last:
-            sampler(f"{place}.upsamplers.0", in_time=times[index])
-    yield from (f"{layer}.{end}" for layer, ends in layers.items() for end in ends)
+            in_time = ["time_conv"] if times[index] else []
+            add(f"{place}.upsamplers.0", "resample.1", *in_time)
+    for layer in layers:
+        ends = ("gamma",) if ".norm" in layer else ("weight", "bias")
+        yield from (f"{layer}.{end}" for end in ends)
 
 
-_WEIGHTS = ("weight", "bias")
+_WAN_LAYERS = ("conv1", "conv2", "norm1", "norm2")  # layers of a ResNet block
 _WAN_RESNET = {
     **{"norm1": "residual.0", "conv1": "residual.2", "norm2": "residual.3"},
     **{"conv2": "residual.6", "conv_shortcut": "shortcut"},
@@ -356,9 +337,7 @@ T5 = {
 
 def original_t5(name: str) -> str:
     """Convert a tensor's name in transformers to its name in Wan's release, for umT5."""
-    for part, other in T5.items():
-        name = re.sub(part.replace(".", r"\."), other, name)
-    return name
+    return replaced(name, {part.replace(".", r"\."): other for part, other in T5.items()})
 
 
 FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
@@ -429,49 +408,40 @@ def _per_block(value: Any, count: int) -> list[Any]:
     return values
 
 
-def _linear(name: str, inner: int, outer: int) -> _Entries:
-    yield f"{name}.weight", (outer, inner)
-    yield f"{name}.bias", (outer,)
-
-
-def _norm(name: str, width: int) -> _Entries:
-    yield f"{name}.weight", (width,)
-    yield f"{name}.bias", (width,)
-
-
-def _conv(name: str, inner: int, outer: int, kernel: int = 3) -> _Entries:
-    yield f"{name}.weight", (outer, inner, kernel, kernel)
-    yield f"{name}.bias", (outer,)
+def _layer(name: str, *shape: int) -> _Entries:
+    """Yield the tensors of a layer with a bias; `shape` is that of its weight, outputs first."""
+    yield f"{name}.weight", shape
+    yield f"{name}.bias", shape[:1]
 
 
 def _resnet(name: str, inner: int, outer: int, time: int = 0) -> _Entries:
-    yield from _norm(f"{name}.norm1", inner)
-    yield from _conv(f"{name}.conv1", inner, outer)
+    yield from _layer(f"{name}.norm1", inner)
+    yield from _layer(f"{name}.conv1", outer, inner, 3, 3)
     if time:
-        yield from _linear(f"{name}.time_emb_proj", time, outer)
-    yield from _norm(f"{name}.norm2", outer)
-    yield from _conv(f"{name}.conv2", outer, outer)
+        yield from _layer(f"{name}.time_emb_proj", outer, time)
+    yield from _layer(f"{name}.norm2", outer)
+    yield from _layer(f"{name}.conv2", outer, outer, 3, 3)
     if inner != outer:
-        yield from _conv(f"{name}.conv_shortcut", inner, outer, 1)
+        yield from _layer(f"{name}.conv_shortcut", outer, inner, 1, 1)
 
 
 def _transformer(name: str, width: int, text: int, depth: int, linear: bool) -> _Entries:
     """Yield the tensors of a Transformer2DModel with `depth` blocks that attend to a text."""
-    yield from _norm(f"{name}.norm", width)
-    for layer in ("proj_in", "proj_out"):
-        projection = _linear if linear else partial(_conv, kernel=1)
-        yield from projection(f"{name}.{layer}", width, width)
+    yield from _layer(f"{name}.norm", width)
+    kernel = () if linear else (1, 1)
+    yield from _layer(f"{name}.proj_in", width, width, *kernel)
+    yield from _layer(f"{name}.proj_out", width, width, *kernel)
     for number in range(depth):
         place = f"{name}.transformer_blocks.{number}"
         for attention, inner in (("attn1", width), ("attn2", text)):
             yield f"{place}.{attention}.to_q.weight", (width, width)
             yield f"{place}.{attention}.to_k.weight", (width, inner)
             yield f"{place}.{attention}.to_v.weight", (width, inner)
-            yield from _linear(f"{place}.{attention}.to_out.0", width, width)
+            yield from _layer(f"{place}.{attention}.to_out.0", width, width)
         for layer in ("norm1", "norm2", "norm3"):
-            yield from _norm(f"{place}.{layer}", width)
-        yield from _linear(f"{place}.ff.net.0.proj", width, 8 * width)
-        yield from _linear(f"{place}.ff.net.2", 4 * width, width)
+            yield from _layer(f"{place}.{layer}", width)
+        yield from _layer(f"{place}.ff.net.0.proj", 8 * width, width)
+        yield from _layer(f"{place}.ff.net.2", width, 4 * width)
 
 
 # -- original names -------------------------------------------------------------------------------
@@ -514,10 +484,7 @@ def original_unet_layer(layer: str, config: Config) -> str:
     if ".resnets." in layer:
         place, _, name = layer.rpartition(".")
         layer = f"{place}.{_RESNET.get(name, name)}"
-    layer = _BLOCK.sub(block, layer)
-    for pattern, name in _INSIDE.items():
-        layer = re.sub(pattern, name, layer)
-    return layer
+    return replaced(_BLOCK.sub(block, layer), _INSIDE)
 
 
 _VAE = {
@@ -543,9 +510,7 @@ def original_vae_layer(layer: str, config: Config) -> str:
         lambda match: f"decoder.up.{last - int(match[1])}.{match.expand(places[match[2]])}",
         layer,
     )
-    for pattern, name in _VAE.items():
-        layer = re.sub(pattern, name, layer)
-    return layer
+    return replaced(layer, _VAE)
 
 
 def open_clip(shapes: Shapes) -> Shapes:
@@ -559,8 +524,7 @@ def open_clip(shapes: Shapes) -> Shapes:
             place = match[1].replace("encoder.layers", "transformer.resblocks")
             converted[f"{place}.attn.in_proj_{match[2]}"] = (3 * shape[0], *shape[1:])
             continue
-        for pattern, other in _OPEN_CLIP.items():
-            name = re.sub(pattern, other, name)
+        name = replaced(name, _OPEN_CLIP)
         converted[name] = shape[::-1] if name == "text_projection" else shape
     return converted
 
@@ -576,6 +540,19 @@ _OPEN_CLIP = {
     r"^final_layer_norm\.": "ln_final.",
     r"^text_projection\.weight": "text_projection",
 }
+
+
+def blocks_in(names: Iterable[str], pattern: str) -> int:
+    """Return the number of blocks, counted by names; group 1 of `pattern` is a block's number."""
+    matches = (re.match(pattern, name) for name in names)
+    return 1 + max((int(match[1]) for match in matches if match), default=-1)
+
+
+def replaced(name: str, patterns: Mapping[str, str]) -> str:
+    """Replace patterns in a name, one after the other."""
+    for pattern, replacement in patterns.items():
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def renamed(shapes: Shapes, layer_name: Callable[[str, Config], str], config: Config) -> Shapes:

@@ -22,8 +22,7 @@ from latentmake.data.texts import MARKER, marked
 from latentmake.encode.tokenizers import clean_caption, load
 from latentmake.layouts.layout import released_clip
 from latentmake.layouts.tensors import encoder_name
-from latentmake.models.files import T5_LENGTH
-from latentmake.models.shapes import text_tokens
+from latentmake.models.files import T5_LENGTH, text_tokens
 from latentmake.plan.facts import Facts
 
 if TYPE_CHECKING:
@@ -93,8 +92,8 @@ def limits(model: Model) -> dict[str, int | None]:
         elif (own := text_tokens(place)) is None:
             kept[name] = None
         else:
-            special = _CLIP_SPECIAL if own.padded else _T5_SPECIAL
-            kept[name] = own.longest - special
+            longest, is_padded = own
+            kept[name] = longest - (_CLIP_SPECIAL if is_padded else _T5_SPECIAL)
     return kept
 
 

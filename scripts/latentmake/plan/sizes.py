@@ -13,8 +13,7 @@ from math import ceil
 
 from latentmake.base.errors import UserError
 from latentmake.config.models import Model
-from latentmake.models.files import network_config, vae_factor
-from latentmake.models.shapes import text_tokens, text_width
+from latentmake.models.files import network_config, text_tokens, text_width, vae_factor
 from latentmake.plan.orders import Order, Target
 
 _HEADER = 800  # least bytes of a cache file besides its tensors
@@ -57,7 +56,7 @@ def _of_texts(model: Model, count: int) -> float | None:
     total = 0
     for weights in model.text:
         width, tokens = text_width(weights), text_tokens(weights)
-        if width is None or tokens is None or not tokens.padded:
+        if width is None or tokens is None or not tokens[1]:
             return None
-        total += width * tokens.longest
+        total += width * tokens[0]
     return float(total * count)

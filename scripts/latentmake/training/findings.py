@@ -20,7 +20,7 @@ from latentmake.base.errors import ModelError, SourceError, TrainingError
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
-from latentmake.encode.gpu import emulates_bfloat16, visible
+from latentmake.encode.gpu import computes_bfloat16, visible
 from latentmake.formats.media import opened, opened_image
 from latentmake.formats.metadata import orientation
 from latentmake.models.checks import ModelFile
@@ -85,11 +85,11 @@ def parameterization_findings(
         if used is not None:
             yield Finding("prediction", "warning" if used.against else "ok", str(used))
         if model.vae.hub is None:
-            scale = scale_of(model)
+            factor, shift, source = scale_of(model)
             others = {row.scaling_factor for row in ARCHITECTURES.values()}
-            foreign = model.spec.scaling_factor not in (None, scale.scaling_factor)
-            note = f"factor {scale.scaling_factor:g}, shift {scale.shift_factor:g} ({scale.source})"
-            if foreign and scale.scaling_factor in others:
+            foreign = model.spec.scaling_factor not in (None, factor)
+            note = f"factor {factor:g}, shift {shift:g} ({source})"
+            if foreign and factor in others:
                 note += f", but those of {model.title} have the factor {model.spec.scaling_factor}"
             yield Finding("latents", "warning" if " but " in note else "ok", note)
     except ModelError as error:
@@ -220,6 +220,6 @@ def _precision(name: str) -> Iterator[Finding]:
     if name == "fp16" and not visible() and which("sbatch") is None:
         note = f"fp16 needs a GPU, and this machine has none: set `mixed_precision: bf16`, {hint}"
         yield Finding(what, "failed", note)
-    if name == "bf16" and emulates_bfloat16():
+    if name == "bf16" and computes_bfloat16() is False:
         note = f"this GPU only emulates bf16, which is slow: set `mixed_precision: fp16`, {hint}"
         yield Finding(what, "warning", note)

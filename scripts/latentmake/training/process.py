@@ -25,7 +25,7 @@ from latentmake.base import atomic, progress
 from latentmake.base.errors import TrainingError, UserError
 from latentmake.base.signals import signals_call
 from latentmake.base.watchdog import Watchdog
-from latentmake.encode import gpu, lease
+from latentmake.encode import gpu
 
 ERROR = "LATENTMAKE_ERROR"
 """Environment variable: path of a file to which a child writes its error instead of to stderr."""
@@ -267,7 +267,7 @@ def run_child(
         threads: CPU threads of the command.
         log: file that gets all output.
         online: whether the command may download weights.
-        gpus: number of GPUs to lock, see `lease.hold`.
+        gpus: number of GPUs to lock, see `gpu.hold`.
 
     Raises:
         TrainingError: the command failed.
@@ -277,7 +277,7 @@ def run_child(
     environment = {**_environment(threads), **({} if online else {"HF_HUB_OFFLINE": "1"})}
     # All processes of a training write to one file, so that an error of all is shown once.
     with (
-        lease.hold(gpus, f"run {run}", partial(say, log)),
+        gpu.hold(gpus, f"run {run}", partial(say, log)),
         tempfile.NamedTemporaryFile(dir=folder, prefix=".error-") as file,
     ):
         environment |= gpu.chosen()

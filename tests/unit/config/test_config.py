@@ -12,6 +12,7 @@ from config_world import changed, smallest
 from latentmake.base.errors import ConfigError, nearest
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
+from latentmake.data.memo import Memo
 from latentmake.models.checks import check_run
 
 
@@ -222,7 +223,7 @@ def test_sizes_that_the_vae_cannot_have_are_refused(
         values["datasets"]["cats"] |= {"fit": "bucket", "bucket_reso_steps": steps}
     config = parse(values)
     with pytest.raises(ConfigError, match=f"^{line}"):
-        check_run(config, "first", config.runs["first"])
+        check_run(config, "first", config.runs["first"], Memo(None).remembered)
 
 
 @pytest.mark.parametrize(

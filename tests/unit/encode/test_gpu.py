@@ -18,7 +18,7 @@ import pytest
 import torch
 from latentmake.base.errors import DeviceError, StorageError
 from latentmake.commands import doctor
-from latentmake.encode import gpu, lease
+from latentmake.encode import gpu
 from latentmake.encode.encoders.device import pick_device, stacked
 from latentmake.training import findings
 
@@ -26,7 +26,7 @@ PACKAGE = str(Path(gpu.__file__).parents[2])
 HOLD = """
 import sys, signal
 sys.path.insert(0, {package!r})
-from latentmake.encode.lease import hold
+from latentmake.encode.gpu import hold
 
 def say(line):
     if line.startswith("waiting"):
@@ -93,9 +93,9 @@ def test_gpus_of_amd_are_those_that_rocm_smi_lists(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu.visible() == ["0", "1"]
-    assert not gpu.computes_bfloat16() and not gpu.emulates_bfloat16()
+    assert gpu.computes_bfloat16() is None
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    with lease.lease() as taken:
+    with gpu.lease() as taken:
         assert taken == "1"
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", "7.1")
@@ -112,7 +112,7 @@ def test_jobs_side_by_side_get_different_gpus_and_a_killed_one_gives_its_back(
         killed, free = held[1]
         killed.kill()
         killed.wait()
-        with lease.lease() as name:
+        with gpu.lease() as name:
             assert name == free
             assert os.environ["CUDA_VISIBLE_DEVICES"] == free
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,7"
@@ -127,7 +127,7 @@ def test_one_gpu_of_unknown_uuid_or_none_needs_no_lock(
     value: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    with lease.lease() as name, lease.lease() as other:
+    with gpu.lease() as name, gpu.lease() as other:
         assert name == other == expected
     assert not list(tmp_path.iterdir())
 
@@ -147,7 +147,7 @@ def test_a_waiting_job_says_for_whom_whatever_project_holds_the_only_gpu(
         process.kill()
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", other)  # the same one, by its other name
-    with lease.lease(say) as device:
+    with gpu.lease(say) as device:
         assert device == other
     process.wait()
     who = f"process {process.pid} on {socket.gethostname()} (run cats in {Path.cwd()})"
@@ -182,7 +182,7 @@ def test_an_allocation_has_its_gpus_for_itself(
 ) -> None:
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES" if shown == "1" else "CUDA_VISIBLE_DEVICES", shown)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with lease.hold(3, "run cats", print) as taken:
+    with gpu.hold(3, "run cats", print) as taken:
         assert taken == shown
     assert not (tmp_path / f"latentmake-{os.getuid()}").exists()
 
@@ -204,7 +204,7 @@ def test_a_folder_of_locks_that_is_not_ours_is_refused(
         os.chown(folder, 65534, 65534)
     with (
         pytest.raises(StorageError, match=rf"^{folder}: .*; remove it, or set TMPDIR"),
-        lease.lease(),
+        gpu.lease(),
     ):
         pass
 
@@ -246,7 +246,7 @@ def test_a_machine_without_gpus_and_one_that_hides_them_compute_on_the_cpu(
         assert pick_device() == torch.device("cpu")
     request.getfixturevalue("listed")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with lease.lease() as name:
+    with gpu.lease() as name:
         assert name is None
         assert pick_device() == torch.device("cpu")
 

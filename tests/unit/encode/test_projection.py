@@ -14,7 +14,7 @@ from latentmake.config.weights import TextWeights
 from latentmake.encode.encoders.local_state import write_projection
 from latentmake.encode.encoders.text import load_text_encoder
 from latentmake.models import recipe
-from latentmake.models.shapes import text_width
+from latentmake.models.files import text_width
 from safetensors.torch import load_file, save_file
 from test_encoders import CAPTIONS, CPU, t5_tokenizer, tiny
 

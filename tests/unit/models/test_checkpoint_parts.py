@@ -19,9 +19,9 @@ from latentmake.config.models import Model
 from latentmake.config.root import parse
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.data.memo import Memo
-from latentmake.models import headers
 from latentmake.models.checkpoints import Checkpoint
 from latentmake.models.files import (
+    checkpoint_of,
     network_config,
     resolved,
     tokenizer_files,
@@ -203,7 +203,8 @@ def test_a_checkpoint_is_a_whole_model(place: Path) -> None:
     assert planned.training_order is not None
     model = facts.config.models["micro"]
     assert [model.vae.path, model.text[0].path] == [FILE["checkpoint"]] * 2
-    assert model.unet is not None and headers.part_of(model.unet) == "unet"
+    assert model.unet is not None and (checkpoint := checkpoint_of(model.unet))
+    assert checkpoint.part == "unet"
 
 
 def test_what_lies_beside_a_checkpoint_is_not_its_configuration(place: Path) -> None:

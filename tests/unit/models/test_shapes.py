@@ -11,7 +11,7 @@ import torch
 import world
 from latentmake.config.weights import TextWeights
 from latentmake.encode.encoders.text import load_text_encoder
-from latentmake.models.shapes import Tokens, text_tokens, text_width
+from latentmake.models.files import text_tokens, text_width
 
 CPU = torch.device("cpu")
 
@@ -38,15 +38,15 @@ def test_embeddings_of_clip_are_as_told(micro: Path, max_length: int | None) -> 
     place = text(micro / "text_encoder", max_length=max_length)
     (found,) = load_text_encoder(place, CPU, torch.float32).encode(["a red circle"])
     tokens = text_tokens(place)
-    assert tokens is not None and tokens.padded
-    assert found["hidden_state"].shape == (tokens.longest, text_width(place))
+    assert tokens is not None and tokens[1]
+    assert found["hidden_state"].shape == (tokens[0], text_width(place))
 
 
 def test_embeddings_of_t5_are_as_told(tmp_path: Path) -> None:
     place = configured(tmp_path / "t5", {"model_type": "t5", "d_model": 4096})
     assert text_width(text(place)) == 4096
-    assert text_tokens(text(place)) == Tokens(512, padded=False)
-    assert text_tokens(text(place, max_length=256)) == Tokens(256, padded=False)
+    assert text_tokens(text(place)) == (512, False)
+    assert text_tokens(text(place, max_length=256)) == (256, False)
 
 
 def test_of_a_whole_clip_the_text_half_counts(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_of_a_whole_clip_the_text_half_counts(tmp_path: Path) -> None:
     whole = {"model_type": "clip", "hidden_size": 1024, "text_config": half}
     place = configured(tmp_path / "clip", whole)
     assert text_width(text(place)) == 768
-    assert text_tokens(text(place)) == Tokens(77, padded=True)
+    assert text_tokens(text(place)) == (77, True)
 
 
 def test_nothing_is_told_of_what_lies_elsewhere(tmp_path: Path) -> None:

@@ -166,13 +166,6 @@ def pixel_bytes(pixels: torch.Tensor) -> torch.Tensor:
     return values.round().clamp(0, 255).to(torch.uint8).cpu()
 
 
-def within_memory(
-    work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
-) -> Result | None:
-    """Return the result of some work, or None on OOM; see `attempt`."""
-    return attempt(work, *args, **options)[0]
-
-
 def attempt(
     work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
 ) -> tuple[Result | None, str]:

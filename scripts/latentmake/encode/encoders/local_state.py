@@ -10,7 +10,7 @@ import json
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,9 +23,8 @@ from latentmake.base.errors import ModelError, first_line
 from latentmake.config.weights import Weights
 from latentmake.formats import cachefile
 from latentmake.models.checkpoints import prefix_of
-from latentmake.models.files import network_config, projection_file, weights_files
-from latentmake.models.headers import part_of
-from latentmake.models.tensors import T5, faults
+from latentmake.models.files import checkpoint_of, network_config, projection_file, weights_files
+from latentmake.models.tensors import T5, faults, replaced
 
 State = dict[str, torch.Tensor]
 Network = TypeVar("Network", bound=torch.nn.Module)
@@ -102,10 +101,8 @@ names with `encoder.`."""
 
 
 def renamed(state: State, names: Mapping[str, str]) -> State:
-    """Rename weights: replace patterns in their names, one after the other."""
-    for pattern, replacement in names.items():
-        state = {re.sub(pattern, replacement, name): value for name, value in state.items()}
-    return state
+    """Rename weights; see `replaced`."""
+    return {replaced(name, names): value for name, value in state.items()}
 
 
 def pretrained(network: Any, weights: Weights, *, foreign: str = "", **options: Any) -> Any:
@@ -122,16 +119,9 @@ def pretrained(network: Any, weights: Weights, *, foreign: str = "", **options: 
     tied = getattr(loaded, "all_tied_weights_keys", None) or ()
     missing = [name for name in info["missing_keys"] if name not in tied]
     unknown = [name for name in info["unexpected_keys"] if not re.match(foreign, name)]
-    refuse_faults(missing, unknown)
-    return loaded
-
-
-def refuse_faults(
-    missing: Iterable[str], unknown: Iterable[str] = (), others: Iterable[str] = ()
-) -> None:
-    """Raise a ValueError that names the first fault of some weights, if there is one."""
-    if fault := faults(missing, unknown, others):
+    if fault := faults(missing, unknown):
         raise ValueError(f"it {fault}")
+    return loaded
 
 
 @contextmanager
@@ -166,8 +156,8 @@ def text_state(weights: Weights, network: Any) -> State:
 
     Weights from a checkpoint get the names of transformers.
     """
-    state, part = local_state(weights), part_of(weights)
-    if not (prefix := part and prefix_of(part, state)):
+    state, checkpoint = local_state(weights), checkpoint_of(weights)
+    if checkpoint is None or not (prefix := prefix_of(checkpoint.part, state)):
         return state
     if prefix.endswith("model."):
         from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
@@ -224,7 +214,8 @@ def fill(network: Any, state: State) -> None:
     )
     missing = (name for name in expected if name not in state)
     unknown = (name for name in state if name not in expected)
-    refuse_faults(missing, unknown, odd)
+    if fault := faults(missing, unknown, odd):
+        raise ValueError(f"it {fault}")
     network.requires_grad_(False)
     network.load_state_dict(state, strict=True, assign=True)
     if tied:  # names with equal values share one tensor again
@@ -281,14 +272,9 @@ def load_projection(path: str) -> torch.nn.Linear:
 
 def write_projection(layer: torch.nn.Linear, folder: Path) -> None:
     """Write the two files of a projection atomically; raises StorageError."""
-    config = {
-        "_class_name": "Linear",
-        "in_features": layer.in_features,
-        "out_features": layer.out_features,
-    }
-    tensors = {
-        name: parameter.detach().cpu().float() for name, parameter in layer.named_parameters()
-    }
+    sizes = {"in_features": layer.in_features, "out_features": layer.out_features}
+    config = {"_class_name": "Linear", **sizes}
+    tensors = {name: values.detach().cpu().float() for name, values in layer.named_parameters()}
     atomic.write(folder / "model.safetensors", cachefile.serialize(tensors, {}))
     atomic.write(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
 
@@ -299,10 +285,8 @@ def text_projection(path: str, *, trust_remote_code: bool) -> torch.nn.Module:
     A pipeline with its own projection class is loaded only with `trust_remote_code`, because the
     Python files in its folder are executed.
     """
-    layer: torch.nn.Module
     if not trust_remote_code:
-        layer = load_projection(path)
-        return layer.eval().requires_grad_(False)
+        return load_projection(path).eval().requires_grad_(False)
     import diffusers  # takes seconds, and only this branch needs it
 
     loader: Any = diffusers.DiffusionPipeline  # its functions have no types
@@ -319,7 +303,7 @@ def text_projection(path: str, *, trust_remote_code: bool) -> torch.nn.Module:
             dtype=torch.float32,
             **{other: None for other in names if other != name},  # do not load other parts
         )
-        layer = getattr(pipeline, name)
+        layer: torch.nn.Module = getattr(pipeline, name)
         return layer.eval().requires_grad_(False)
     except Exception as error:  # foreign code may raise anything
         what = f"its projection cannot be loaded ({first_line(error)})"

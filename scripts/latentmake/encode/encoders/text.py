@@ -19,10 +19,10 @@ Weights of umT5: a transformers folder, or the single file of the original relea
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -56,15 +56,7 @@ from latentmake.encode.encoders.local_state import (
     without_weights,
 )
 from latentmake.encode.reading import Encoded, Loaded, Named, Sample, results
-from latentmake.encode.tokenizers import (
-    CHUNK,
-    Row,
-    TokenCache,
-    chunked,
-    chunks_needed,
-    clean_caption,
-    load,
-)
+from latentmake.encode.tokenizers import CHUNK, Row, TokenCache, chunked, clean_caption, load
 from latentmake.layouts.layout import layout_of, released_clip
 from latentmake.layouts.tensors import encoder_name, text_metadata
 from latentmake.models.files import T5_LENGTH, network_config, weights_files
@@ -144,6 +136,7 @@ Tensors = dict[str, torch.Tensor]
 Results = Callable[[], list[Tensors]]
 """Function that waits for the device and returns each caption's tensors by name, on the CPU."""
 
+
 _NAMED = 3  # most items that a line about cut captions names
 
 
@@ -184,7 +177,7 @@ class TextEncoder:
         ids = self.tokens.ids(caption, self.max_length) or [self.tokens.padding]
         rest = (self.max_length or 0) - len(ids) if self.padding else 0
         ids, mask = ids + [self.tokens.padding] * rest, [1] * len(ids) + [0] * rest
-        return Row(ids, mask, [ids])
+        return mask, [ids]
 
     def encode(self, captions: Sequence[str]) -> list[Tensors]:
         """Encode captions, each in one chunk; see `queue`."""
@@ -202,12 +195,11 @@ class TextEncoder:
             - for a CLIP whose vector is kept, `pooled` [D'], the vector of the first chunk.
             - with `tells_mask`, `attention_mask` [T], int64: 1 for tokens, 0 for padding.
         """
-        device, parts = self.network.device, [len(row.chunks) for row in rows]
-        chunks = [torch.tensor(chunk) for row in rows for chunk in row.chunks]
-        ids = upload(
-            pad_sequence(chunks, batch_first=True, padding_value=self.tokens.padding), device
-        )
-        masks = [torch.tensor(row.mask) for row in rows]
+        device, parts = self.network.device, [len(chunks) for _, chunks in rows]
+        masks = [torch.tensor(mask) for mask, _ in rows]
+        every_chunk = [torch.tensor(chunk) for _, chunks in rows for chunk in chunks]
+        padding = self.tokens.padding
+        ids = upload(pad_sequence(every_chunk, batch_first=True, padding_value=padding), device)
         network: Any = self.network
         if self.kept is not None:
             # The inner network, without its projection: `_made` applies the projection itself.
@@ -292,15 +284,14 @@ class TextEncoders:
 
     Args:
         encoders: name in cache files and messages -> encoder.
-        max_token_length: number of tokens for CLIPs that get captions in chunks.
+        max_token_length: number of tokens for CLIPs that get captions in chunks, whose hidden
+            states must have one length; auto: as many chunks as the longest row of tokens needs.
     """
 
     def __init__(
         self, encoders: dict[str, TextEncoder], max_token_length: int | Literal["auto"] = CHUNK
     ) -> None:
-        self._encoders = encoders
-        clips = [encoder.tokens for encoder in encoders.values() if encoder.padding == "chunks"]
-        self._chunks = partial(chunks_needed, tokens=clips, max_token_length=max_token_length)
+        self._encoders, self._length = encoders, max_token_length
         self._cut: dict[tuple[str, int], dict[str, str]] = {}
 
     def encode(self, captions: Sequence[str]) -> list[Tensors]:
@@ -315,10 +306,10 @@ class TextEncoders:
 
     def queue(self, captions: Sequence[str]) -> Results:
         """Begin to encode captions, and return a function that waits for the device."""
-        pairs = [(caption, self._chunks(caption)) for caption in captions]
+        rows = zip(*map(self._rows, captions), strict=True)
         begun = {
-            name: encoder.queue([encoder.row(caption, chunks) for caption, chunks in pairs])
-            for name, encoder in self._encoders.items()
+            name: encoder.queue(own)
+            for (name, encoder), own in zip(self._encoders.items(), rows, strict=True)
         }
 
         def wait() -> list[Tensors]:
@@ -330,11 +321,18 @@ class TextEncoders:
 
         return wait
 
+    def _rows(self, caption: str) -> list[Row]:
+        """Return a caption's tokens for each encoder; all CLIPs get the same number of chunks."""
+        encoders = self._encoders.values()
+        clips = (encoder.tokens for encoder in encoders if encoder.padding == "chunks")
+        longest = max((clip.count(caption) for clip in clips), default=0)
+        length = self._length if isinstance(self._length, int) else longest
+        chunks = max(1, math.ceil(length / CHUNK))
+        return [encoder.row(caption, chunks) for encoder in encoders]
+
     def lengths(self, caption: str) -> tuple[int, ...]:
         """Return the number of a caption's tokens in each encoder, padding included."""
-        chunks = self._chunks(caption)
-        rows = [encoder.row(caption, chunks) for encoder in self._encoders.values()]
-        return tuple(sum(map(len, row.chunks)) for row in rows)
+        return tuple(sum(map(len, chunks)) for _, chunks in self._rows(caption))
 
     def cutting(self, caption: str) -> Iterator[tuple[str, int]]:
         """Yield the encoders that cut a caption, each with the number of tokens that it keeps."""
@@ -385,15 +383,12 @@ def text(order: Order, device: torch.device, say: Callable[[str], None]) -> Load
 
 def umt5(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
     """Load Wan's text encoder for an order."""
-    model = order.model_settings
-
-    def named(caption: str, tensors: Tensors) -> Named:
-        (embedding,) = tensors.values()
-        return {"varlen_t5_bfloat16": embedding}, text_metadata(caption)
-
+    model, name = order.model_settings, "varlen_t5_bfloat16"
     computed = compute_dtype(device, "bfloat16", say)
     encoder = load_umt5(model.text[0], device, computed, fp8=model.fp8_t5)
-    return TextEncoders({"umT5": encoder}).loaded(named)
+    return TextEncoders({"umT5": encoder}).loaded(
+        lambda caption, tensors: ({name: tensors["umT5.hidden_state"]}, text_metadata(caption))
+    )
 
 
 def text_encoders(

@@ -41,6 +41,7 @@ from latentmake.encode.encoders.device import (
 from latentmake.encode.encoders.local_state import State, load_network, place, refusing, renamed
 from latentmake.encode.reading import Encoded, Loaded, Named, Sample, results
 from latentmake.layouts.tensors import latents_key, musubi_latents_metadata
+from latentmake.models.tensors import blocks_in
 from latentmake.plan.orders import Order
 
 if TYPE_CHECKING:
@@ -379,11 +380,10 @@ def _inferred(state: State) -> dict[str, Any]:
     if width % _HEAD_SIZE:
         raise ValueError(f"it has width {width}, which is no ViT-huge")
     tokens = state["embeddings.position_embedding.weight"].shape[0]
-    layers = [re.match(r"encoder\.layers\.(\d+)\.", name) for name in state]
     return {
         "hidden_size": width,
         "intermediate_size": state["encoder.layers.0.mlp.fc1.weight"].shape[0],
-        "num_hidden_layers": 1 + max(int(match[1]) for match in layers if match),
+        "num_hidden_layers": blocks_in(state, r"encoder\.layers\.(\d+)\."),
         "num_attention_heads": width // _HEAD_SIZE,
         "patch_size": patch,
         "image_size": patch * math.isqrt(tokens - 1),

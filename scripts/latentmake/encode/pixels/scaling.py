@@ -56,10 +56,9 @@ def cover(
     pixels = np.array(image) if isinstance(image, Image.Image) else image
     size = Size(pixels.shape[1], pixels.shape[0])
     placement = buckets.cover(size, target, max_pixels, path)
-    fitted = fit(pixels, placement)[:, :, :3]
-    if placement.resized == size:
-        return np.array(fitted, order="C")  # `fit` may have returned a view of the image
-    return np.ascontiguousarray(fitted)
+    # If the size fits already, `fit` may have returned a view of the image.
+    copies = True if placement.resized == size else None
+    return np.array(fit(pixels, placement)[:, :, :3], order="C", copy=copies)
 
 
 Key = tuple[Size, Size]

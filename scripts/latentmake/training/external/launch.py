@@ -30,7 +30,7 @@ from pydantic_core import from_json
 from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError
 from latentmake.base.regular import read_regular
-from latentmake.encode import lease
+from latentmake.encode import gpu
 from latentmake.formats.check import not_finite
 from latentmake.formats.safetensors import read_head
 from latentmake.training import previous, process
@@ -260,7 +260,7 @@ class _Training:
         launcher += process.accelerate_arguments(
             settings.mixed_precision, processes=processes, config=config
         )
-        with lease.hold(processes, f"run {order.run}", self.say):
+        with gpu.hold(processes, f"run {order.run}", self.say):
             started = time.monotonic()
             try:
                 status, output = process.run_program(

@@ -33,7 +33,7 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError
 from latentmake.base.progress import say
 from latentmake.config.trainers import LoopTrainer
-from latentmake.encode.encoders.device import pick_device, within_memory
+from latentmake.encode.encoders.device import attempt, pick_device
 from latentmake.formats.video import write_mp4
 from latentmake.training.loop.caches import Batch, CacheFile, Caches, CacheTensors, copied
 from latentmake.training.loop.clips import GenerationOrder
@@ -445,11 +445,11 @@ class Painter:
         """
         if not latents.isfinite().all():
             raise FloatingPointError(self._remedy())
-        frames = within_memory(self._frames, latents)
+        frames = attempt(self._frames, latents)[0]
         if frames is None and self.vae is not None:
             say("out of memory: decoding in tiles of 256 x 256 pixels")
             self.vae.tile()
-            frames = within_memory(self._frames, latents)
+            frames = attempt(self._frames, latents)[0]
         if frames is not None and path.suffix == ".mp4":
             write_mp4(path, frames, self.settings.fps or 1)
         elif frames is not None:

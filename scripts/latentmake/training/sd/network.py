@@ -34,9 +34,8 @@ from latentmake.encode.encoders.local_state import (
     load_projection,
     write_projection,
 )
-from latentmake.models import headers
 from latentmake.models.checks import check_kind
-from latentmake.models.files import network_config
+from latentmake.models.files import checkpoint_of, network_config
 from latentmake.training.loop.recipe import seed_of
 from latentmake.training.lora import (
     ADAPTER,
@@ -73,7 +72,7 @@ def load_unet(weights: Weights, architecture: str | None = None) -> UNet:
         ModelError: the UNet is missing or incomplete, or of another architecture than the model.
     """
     where = weights.path or f"{weights.hub}@{weights.revision}"
-    if not headers.part_of(weights):
+    if checkpoint_of(weights) is None:
         check_kind(weights, "unet", where)
 
     def converted(state: State) -> State:

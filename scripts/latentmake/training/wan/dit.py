@@ -94,7 +94,7 @@ def read_dit(path: str) -> Dit:
                 needs = "the trainer wan needs weights in bf16, fp16 or float32"
                 raise ValueError(f"holds {name} in {bits}; {needs}")
         sizes = _config({name: tensor.shape for name, tensor in tensors.items()}, config)
-        if fault := misfit(wan_dit(sizes), tensors, strict=True):
+        if fault := misfit(dict(wan_dit(sizes)), tensors, strict=True):
             raise ValueError(fault)
     except ValueError as error:
         raise ModelError(str(error), where=path, hint=HINT) from None
