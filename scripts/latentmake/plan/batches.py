@@ -32,7 +32,7 @@ from latentmake.plan.orders import (
     text_parts,
 )
 from latentmake.plan.receipts import batch_items
-from latentmake.plan.state import PartState, State
+from latentmake.plan.state import Judge, PartState, State
 
 _REUSED_ITEMS = 16_384  # items of a batch whose files are only linked
 _SHARED_ITEMS = 64  # fewest items of a batch that is split across GPUs
@@ -268,7 +268,7 @@ def judged(facts: Facts, part: Part, items: Sequence[Item], paths: Collection[st
     """
     present = (path for path in paths if os.path.lexists(path) and not Path(path).is_dir())
     stats = {path: target_stat(Path(path).lstat()) for path in present}
-    judge = facts.judge(part.dataset, part.model, [part.name], items, paths)
+    judge = Judge(facts, part.dataset, part.model, [part.name], items, paths)
     state = judge.judge({part.name: items}, {item.stem for item in items}, stats)
     for fault in state.unreadable.values():
         raise SourceError(fault.what, where=fault.path, hint=fault.hint)

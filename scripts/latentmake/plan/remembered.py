@@ -23,7 +23,7 @@ from latentmake.data.memo import Folder, Listing, packed, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, place_of, prompt_items
-from latentmake.plan.state import PartState, State
+from latentmake.plan.state import Judge, PartState, State
 
 _MOST_CHANGED = 0.1  # largest share of changed items; above it, all items are judged
 _ALWAYS = 64  # so many changed items are judged separately, even in a small dataset
@@ -60,7 +60,8 @@ def judge_prompts(facts: Facts, model: str, texts: Iterable[str]) -> State:
     owned = {item.stem for item in facts.wanted_items(PROMPTS, model)}
     listing = Folder(f"cache/{PROMPTS}/{model}").listing()
     items = prompt_items(texts)
-    return facts.judge(PROMPTS, model, ["text"], items).judge({"text": items}, owned, listing)
+    judge = Judge(facts, PROMPTS, model, ["text"], items)
+    return judge.judge({"text": items}, owned, listing)
 
 
 class Remembered:
@@ -167,7 +168,7 @@ class Remembered:
             for part in self._parts
         }
         paths = None if gone is None else [*listing, *gone]
-        judge = facts.judge(*self._place, self._parts, items, paths)
+        judge = Judge(facts, *self._place, self._parts, items, paths)
         if not any(parsed(part).kind == "text" for part in self._parts):
             # The trainer encodes the texts itself; an unreadable caption is a fault nevertheless.
             for text_inputs in (item.inputs("text", layout) for item in items):
