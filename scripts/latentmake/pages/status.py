@@ -158,16 +158,17 @@ def running_builds() -> list[dict[str, Any]]:
         targets, and of all), `training` (run -> last line of its log; "" if there is none yet).
     """
     builds = []
-    for _, about in running():
-        began, made = about["began"], dict[str, tuple[int, int]]()
-        for name in about.pop("orders"):
+    for _, note in running():
+        made = dict[str, tuple[int, int]]()
+        for name in note.orders:
             with contextlib.suppress(StorageError):
                 order = Order.read(FOLDER / f"{name}.json")
                 done, total = made.get(order.work, (0, 0))
                 finished = sum(target.is_made for target in order.targets)
                 made[order.work] = done + finished, total + len(order.paths)
-        logs = {run: Path(f"logs/train/{run}.log") for run in about.pop("trained")}
-        training = {run: _last_line(log, began) for run, log in logs.items()}
+        logs = {run: Path(f"logs/train/{run}.log") for run in note.trained}
+        training = {run: _last_line(log, note.began) for run, log in logs.items()}
+        about = note.model_dump(exclude={"orders", "trained"})
         builds.append(about | {"made": made, "training": training})
     return builds
 
