@@ -90,6 +90,7 @@ class Graph:
         if self.words and setting == "auto":
             self.words += f" are more than {MOST:,} (`graph: whole` declares each of them)"
         made = {path: order for order in plan.orders for path in order.paths}
+        declared: dict[str, dict[str, list[str]]] = {}  # path -> role -> source files
         for name in plan.runs if is_whole else ():
             run = facts.config.runs[name]
             texts = prompts_of(facts.config, run, generated=name in generated)
@@ -106,13 +107,11 @@ class Graph:
                 kind = "prompts" if is_prompts else parsed(part.name).kind
                 paths = self._files.setdefault((name, kind), [])
                 paths += (path for path in files if "{" not in path)  # else it is a pattern
-                self._add(files, made)
+                declared |= files
         for part, named in plan.named.items():
             of_part = _cache_files(facts, part, facts.wanted_items(*part[:2]))
-            self._add({path: sources for path, sources in of_part if path in named}, made)
-
-    def _add(self, files: Mapping[str, Mapping[str, list[str]]], made: Mapping[str, Order]) -> None:
-        for path, sources in files.items():
+            declared |= {path: sources for path, sources in of_part if path in named}
+        for path, sources in declared.items():
             order = made.get(path)
             self.nodes[path] = sources, str(order.receipt) if order else None
 

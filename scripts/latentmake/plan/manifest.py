@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter
 
 from latentmake.base import atomic, digest
 from latentmake.base.errors import ConfigError
-from latentmake.base.state_file import is_damaged, read_order, read_state
+from latentmake.base.state_file import JsonFile, is_damaged, read_order
 from latentmake.data.item import Item
 from latentmake.plan.product import Parts
 from latentmake.plan.receipts import NotedFault
@@ -54,8 +54,7 @@ def result_folder(run: str) -> Path:
     return next((place for place in places if (place / "training.json").is_file()), folder)
 
 
-@dataclass(frozen=True)
-class Lock:
+class Lock(JsonFile, extra="ignore"):  # other releases may write more
     """Content of `dataset.lock`.
 
     Attributes:
@@ -64,15 +63,15 @@ class Lock:
     """
 
     digest: str = ""  # `lock_digest` of the parts and repeats
-    counts: dict[str, int] = field(default_factory=dict)  # `{dataset}/{part}` -> number of targets
-    parts: dict[str, str] = field(default_factory=dict)  # `{dataset}/{part}` -> digest of its keys
-    repeats: dict[str, int] = field(default_factory=dict)  # dataset -> `num_repeats`
-    aside: dict[str, list[NotedFault]] = field(default_factory=dict)
-    images: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = Field({})  # `{dataset}/{part}` -> number of targets
+    parts: dict[str, str] = Field({})  # `{dataset}/{part}` -> digest of its keys
+    repeats: dict[str, int] = Field({})  # dataset -> `num_repeats`
+    aside: dict[str, list[NotedFault]] = Field({})
+    images: dict[str, str] = Field({})
     manifest: str = ""  # digest of the manifest's bytes
-    held_out: list[str] = field(default_factory=list)  # digests of the sources held out of training
+    held_out: list[str] = Field([])  # digests of the sources held out of training
     trained: str = ""  # `lock_digest` of the other items, where some are held out
-    is_reg: list[str] = field(default_factory=list)  # datasets of regularisation images, sorted
+    is_reg: list[str] = Field([])  # datasets of regularisation images, sorted
 
     @property
     def changed(self) -> bool:
@@ -104,9 +103,6 @@ class Lock:
         }
 
 
-_LOCK = TypeAdapter(Lock)
-
-
 def read_lock(run: str) -> Lock:
     """Read a run's lock; an empty one if it is missing or damaged."""
     return lock_at(run_folder(run) / "dataset.lock")
@@ -120,7 +116,7 @@ def lock_fault(run: str) -> str:
 
 def lock_at(path: Path) -> Lock:
     """Read the lock at a path; an empty one if it is missing or damaged."""
-    return read_state(path, _LOCK.validate_json) or Lock()
+    return Lock.read(path) or Lock()
 
 
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:

@@ -57,7 +57,11 @@ def make_plan(
             needing = needed.setdefault((part.dataset, part.model), {})
             needing.setdefault(part.name, set()).add(name)
     states = _judge_all(facts, needed, generated)
-    stale = [place for place in states if any(p.stale for p in states[place].parts.values())]
+    stale = {
+        place: {name: part.stale for name, part in state.parts.items()}
+        for place, state in states.items()
+        if any(part.stale for part in state.parts.values())
+    }
     for (dataset, _), state in states.items():
         _refuse_other_items(dataset, state.parts.values())
     plans = {
@@ -87,7 +91,7 @@ def make_plan(
         store.mark_reusable(facts.memo, [*states.values(), *(state for _, state in named.values())])
         count = side_by_side or 1
         for order, wanting in chain(
-            *(batches(facts, *place, needed[place], states[place], count) for place in stale),
+            *(batches(facts, *place, needed[place], stale[place], count) for place in stale),
             named_batches(facts, named, states.values(), count),
         ):
             if not facts.read_only:
@@ -109,8 +113,7 @@ def make_plan(
             if lost[name]:
                 plan.warnings.append(store.warning(name, len(lost[name]), facts.options))
         plan_manifest(facts, plan)
-    orders = [order for job in jobs for order in job.orders]
-    return Plan(plans, jobs, orders, {part: paths for part, (paths, _) in named.items()})
+    return Plan(plans, jobs, {part: paths for part, (paths, _) in named.items()})
 
 
 def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:

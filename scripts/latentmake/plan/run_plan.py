@@ -123,16 +123,19 @@ class Plan:
     Attributes:
         runs: run -> its plan.
         jobs: encoding jobs of all runs.
-        orders: orders of all jobs.
         named: part -> cache files that the command names.
         needs: disk space for files other than caches and trainings.
     """
 
     runs: dict[str, RunPlan]
     jobs: list[EncodingJob] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)
     named: dict[Part, Collection[str]] = field(default_factory=dict)
     needs: list[Need] = field(default_factory=list)
+
+    @property
+    def orders(self) -> list[Order]:
+        """Orders of all jobs."""
+        return [order for job in self.jobs for order in job.orders]
 
     def leave_out_prompts(self, drawing: Collection[str]) -> None:
         """Leave out the embeddings of prompts that no run uses now: they wait for a training.
@@ -141,18 +144,15 @@ class Plan:
         """
         draws = {name for name, run in self.runs.items() if run.training_order} | {*drawing}
         needed = {part.model for name in draws for part in self.runs[name].parts}
-        if not any(order.dataset == PROMPTS and order.model not in needed for order in self.orders):
-            return
 
         def kept(orders: Iterable[Order]) -> list[Order]:
             return [order for order in orders if order.dataset != PROMPTS or order.model in needed]
 
         for run in self.runs.values():
             run.orders = kept(run.orders)
-            for part, state in list(run.parts.items()):
+            for part, state in run.parts.items():
                 if part.dataset == PROMPTS and part.model not in needed:
                     run.parts[part] = replace(state, stale=[])
-        self.orders = kept(self.orders)
         self.jobs = [EncodingJob(tuple(some)) for job in self.jobs if (some := kept(job.orders))]
 
 
