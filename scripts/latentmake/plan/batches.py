@@ -19,6 +19,7 @@ from latentmake.config.root import Run
 from latentmake.data.item import Item
 from latentmake.layouts.layout import parsed
 from latentmake.models.checks import check_run
+from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import (
     PROMPTS,
@@ -30,7 +31,6 @@ from latentmake.plan.orders import (
     targets_of,
     text_parts,
 )
-from latentmake.plan.receipts import batch_items
 from latentmake.plan.state import Judge, State
 
 _REUSED_ITEMS = 16_384  # items of a batch whose files are only linked

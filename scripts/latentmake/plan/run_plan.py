@@ -96,12 +96,9 @@ class RunPlan:
     @property
     def order_paths(self) -> dict[str, str]:
         """Kind of an order (`manifest`, `train`, `trainer`) -> path."""
-        orders = {
-            "manifest": self.manifest_order,
-            "train": self.training_order,
-            "trainer": self.trainer_order,
-        }
-        return {kind: str(path) for kind, path in orders.items() if path is not None}
+        kinds = "manifest", "train", "trainer"
+        orders = self.manifest_order, self.training_order, self.trainer_order
+        return {kind: str(path) for kind, path in zip(kinds, orders, strict=True) if path}
 
     def awaited(self, prompts: Collection[str]) -> list[Difference]:
         """Return what a build must do before clips of these prompts can be generated or judged."""

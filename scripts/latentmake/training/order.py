@@ -24,10 +24,10 @@ from latentmake.base.machine import duration
 from latentmake.base.state_file import is_damaged, read_state
 from latentmake.formats.safetensors import read_head
 from latentmake.plan import earlier
+from latentmake.plan.estimates import Amount
 from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.product import Difference, Made, Parts, Product, judge, text_of
-from latentmake.plan.receipts import Amount
 from latentmake.training.seen import SEEN, write_seen
 
 TrainedParts: TypeAlias = Parts
