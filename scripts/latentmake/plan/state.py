@@ -251,13 +251,21 @@ class Judge:
         stale = (target for part in parts.values() for target in part.to_make)
         _refuse_obstacles((target.path for target in stale if not target.found), listing)
         kept = {self.layout.base(stem) for stem in owned}
-        with_inputs = {self.layout.base(item.stem) for items in inputs.values() for item in items}
-        for part, path in self._orphans(listing, expected, inputs, kept, kept - with_inputs):
-            state = parts.setdefault(part, PartState())
-            state.orphans.append(path)
-            bases = self.layout.owners(path.removeprefix(f"cache/{'/'.join(self._place)}/{part}/"))
-            if bases and kept.isdisjoint(bases):
-                state.gone.append(path)
+        faulty = kept - {self.layout.base(item.stem) for items in inputs.values() for item in items}
+        prefix = f"cache/{'/'.join(self._place)}/"
+        for path, stat in listing.items():
+            if path in expected or not is_text(path):  # Latentmake writes no such name
+                continue
+            part, _, name = path[len(prefix) :].partition("/")
+            bases = self.layout.owners(name)
+            # Files of a faulty item stay. In a part nobody requested, other runs may need the files
+            # of all items.
+            owners = faulty if part in inputs else kept
+            if owners.isdisjoint(bases) and self._is_ours(path, stat, bases):
+                state = parts.setdefault(part, PartState())
+                state.orphans.append(path)
+                if bases and kept.isdisjoint(bases):
+                    state.gone.append(path)
         self._memo.targets.forget(path for path in self._cached if path not in listing)
         return State(parts, unreadable=self.contents.unreadable, judge=self)
 
@@ -301,35 +309,15 @@ class Judge:
         """Yield some inputs, each with its targets of a part."""
         return targets_of(self.layout, self.settings, Part(*self._place, part), items)
 
-    def _orphans(
-        self,
-        listing: Listing,
-        expected: Collection[str],
-        requested: Collection[str],
-        kept: Collection[str],
-        faulty: set[str],
-    ) -> Iterator[tuple[str, str]]:
-        """Yield part and path of Latentmake's cache files that have no owner.
-
-        A file that is not `expected` still has an owner in two cases. In a requested part, it may
-        belong to a `faulty` item. In a part nobody requested, other runs may need the files of all
-        `kept` items.
-        """
-        prefix = f"cache/{'/'.join(self._place)}/"
-        for path, stat in listing.items():
-            if path in expected or not is_text(path):  # Latentmake writes no such name
-                continue
-            part, _, name = path[len(prefix) :].partition("/")
-            if bases := self.layout.owners(name):
-                if any(base in (faulty if part in requested else kept) for base in bases):
-                    continue
-                try:
-                    key_of(self._memo, self._cached, path, stat)
-                except (CacheError, OSError):
-                    continue  # foreign or damaged: nobody reads it, and no build may delete it
-            elif not name.endswith(TEMPORARY_SUFFIX):
-                continue
-            yield part, path
+    def _is_ours(self, path: str, stat: TargetStat, bases: Collection[str]) -> bool:
+        """Return whether Latentmake wrote a file; it may be half written."""
+        if not bases:
+            return path.endswith(TEMPORARY_SUFFIX)
+        try:
+            key_of(self._memo, self._cached, path, stat)
+        except (CacheError, OSError):
+            return False  # foreign or damaged: nobody reads it, and no build may delete it
+        return True
 
 
 def _refuse_obstacles(paths: Iterable[str], listing: Listing) -> None:
