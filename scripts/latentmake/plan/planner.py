@@ -79,15 +79,12 @@ def make_plan(
     }
     jobs, wanted = list[EncodingJob](), list[tuple[Order, frozenset[str]]]()
     named: dict[Part, tuple[Collection[str], State]] = {}
-    if files:
-        from latentmake.plan.batches import named_states
-
-        named = dict(named_states(facts, sorted(files)))
     datasets = {dataset for dataset, _ in states} - {PROMPTS}
     apart = {dataset: store.kept_apart(facts.memo, dataset) for dataset in datasets}
-    if stale or any(state.parts[part.name].stale for part, (_, state) in named.items()):
-        from latentmake.plan.batches import batches, jobs_of, named_batches
+    if files or stale:
+        from latentmake.plan.batches import batches, jobs_of, named_batches, named_states
 
+        named = dict(named_states(facts, sorted(files)))
         store.mark_reusable(facts.memo, [*states.values(), *(state for _, state in named.values())])
         count = side_by_side or 1
         for order, wanting in chain(
