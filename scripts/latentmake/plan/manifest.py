@@ -8,13 +8,12 @@ digest from the keys only, to tell whether the lock still fits.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import BaseModel, Field, JsonValue
 
-from latentmake.base import atomic, digest
+from latentmake.base import digest
 from latentmake.base.errors import ConfigError
 from latentmake.base.state_file import JsonFile, is_damaged, read_order
 from latentmake.data.item import Item
@@ -167,8 +166,7 @@ class Member(NamedTuple):
     text: tuple[str, str] | None = None  # part and digest of its texts, if these are not cached
 
 
-@dataclass(frozen=True)
-class ManifestOrder:
+class ManifestOrder(BaseModel, frozen=True):
     """Order of the manifest job."""
 
     run: str
@@ -181,17 +179,10 @@ class ManifestOrder:
     planned: int  # time of the plan (ns), so that no two orders are equal for Snakemake
     layout: str = "plain"
     validation: int = 0  # number of sources to hold out of training
-    vanished: list[str] = field(default_factory=list)  # orphans to keep apart
-    is_reg: list[str] = field(default_factory=list)  # datasets of regularisation images, sorted
-
-    def write(self, path: Path) -> None:
-        """Write the order."""
-        atomic.write(path, _ORDER.dump_json(self))
+    vanished: list[str] = []  # orphans to keep apart
+    is_reg: list[str] = []  # datasets of regularisation images, sorted
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:
         """Read an order; raises StorageError if it is missing or damaged."""
-        return read_order(path, _ORDER.validate_json)
-
-
-_ORDER = TypeAdapter(ManifestOrder)
+        return read_order(path, cls.model_validate_json)

@@ -187,26 +187,25 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
             plan.outdated = []
             return
     plan.outdated = differences or plan.outdated
-    planned = time.time_ns()
-    plan.manifest_order = run_order(plan.name, "manifest", planned)
-    if facts.read_only:
-        return
-    keys = {part: state.keys_by_name() for part, state in plan.parts.items()}
-    order = ManifestOrder(
+    items = []
+    if not facts.read_only:
+        keys = {part: state.keys_by_name() for part, state in plan.parts.items()}
+        items = [*members(facts, run, keys, texts)]
+    order = ManifestOrder.model_construct(  # to validate very many items would take seconds
         run=plan.name,
         model=run.model,
         repeats=repeats,
         skip=skip,
-        items=[*members(facts, run, keys, texts)],
+        items=items,
         faults=skipped,
         orphans=sorted(path for state in plan.parts.values() for path in state.orphans),
         vanished=sorted(plan.vanished),
-        planned=planned,
+        planned=time.time_ns(),
         layout=facts.layout(run.model).name,
         validation=validation,
         is_reg=regular,
     )
-    order.write(plan.manifest_order)
+    plan.manifest_order = Path(write_order(facts, plan.name, "manifest", order))
 
 
 def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
