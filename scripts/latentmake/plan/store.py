@@ -25,8 +25,8 @@ from latentmake.data.item import Scan
 from latentmake.data.memo import Folder, Memo
 from latentmake.formats import cachefile
 from latentmake.plan.facts import UNKNOWN
-from latentmake.plan.orders import Order, Target, Work
-from latentmake.plan.state import Judge, PartState, State, key_of
+from latentmake.plan.orders import Order, Target
+from latentmake.plan.state import PartState, State, key_of
 
 STORE = Path(".latentmake/store")
 _MOST_AT_HAND = 3  # most files that a job tries to link for one target
@@ -262,14 +262,20 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
     kept = keys()
     if not kept and not memo.targets.any():
         return
-    wanted, marked = dict[str, list[str]](), list[PartState]()
+    wanted, marked = dict[str, list[str]](), list[PartState]()  # path of a target -> possible keys
     for judge, parts in ((state.judge, state.parts) for state in states if state.judge):
         names = {name for name, recipe in judge.recipes.items() if recipe != UNKNOWN}
         stale = [parts[name] for name in parts if name in names.difference(judge.forced)]
-        if items := [work.item for part in stale for work in part.stale]:
-            judge.contents.prepare_presumed(items)
-            wanted |= _wanted_keys(judge, (work for part in stale for work in part.stale))
-            marked += stale
+        works = [work for part in stale for work in part.stale]
+        if works:
+            judge.contents.prepare_presumed([work.item for work in works])
+        marked += stale
+        for item, targets, _ in works:
+            contents = judge.contents.presumed(item)
+            for target in targets:
+                if not judge.forces(target):
+                    needed = (judge.needed(item, target, content) for content in contents)
+                    wanted[target.path] = [*filter(None, needed)]
     files = _files_by_key({*chain(*wanted.values())}, memo, kept)
     for part in marked:
         part.stale[:] = [
@@ -283,18 +289,6 @@ def _linked(target: Target, keys: dict[str, list[str]], files: dict[str, list[st
     paths = (path for key in keys.get(target.path, ()) for path in files.get(key, ()))
     at_hand = tuple(islice(paths, _MOST_AT_HAND))
     return target._replace(reason="reusable", at_hand=at_hand) if at_hand else target
-
-
-def _wanted_keys(judge: Judge, works: Iterable[Work]) -> dict[str, list[str]]:
-    """Return path -> keys that a stale target may need, for targets that are not forced."""
-    keys: dict[str, list[str]] = {}
-    for item, targets, _ in works:
-        contents = judge.contents.presumed(item)
-        for target in targets:
-            if not judge.forces(target):
-                needed = (judge.needed(item, target, content) for content in contents)
-                keys[target.path] = [*filter(None, needed)]
-    return keys
 
 
 def _files_by_key(wanted: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:
