@@ -48,11 +48,10 @@ def make_plan(
     runs = {name: facts.config.runs[name] for name in names}
     learn_receipts(facts.memo)
     needed: dict[_Place, dict[str, set[str]]] = {}  # place -> part -> runs that need it
-    parts = {
-        name: parts_of(facts.config, run, generated=name in generated) for name, run in runs.items()
-    }
+    parts: dict[str, list[Part]] = {}
     for name, run in runs.items():
         check_run(facts.config, name, run, facts.memo.remembered)
+        parts[name] = parts_of(facts.config, run, generated=name in generated)
         for part in parts[name]:
             needing = needed.setdefault((part.dataset, part.model), {})
             needing.setdefault(part.name, set()).add(name)
