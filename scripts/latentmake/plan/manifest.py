@@ -104,18 +104,13 @@ class Lock(JsonFile, extra="ignore"):  # other releases may write more
 
 def read_lock(run: str) -> Lock:
     """Read a run's lock; an empty one if it is missing or damaged."""
-    return lock_at(run_folder(run) / "dataset.lock")
+    return Lock.read(run_folder(run) / "dataset.lock") or Lock()
 
 
 def lock_fault(run: str) -> str:
     """Return why a run's lock could not be read: damaged, or missing."""
     damaged = is_damaged(run_folder(run) / "dataset.lock")
     return "the dataset's lock is damaged" if damaged else "there is no lock of the dataset yet"
-
-
-def lock_at(path: Path) -> Lock:
-    """Read the lock at a path; an empty one if it is missing or damaged."""
-    return Lock.read(path) or Lock()
 
 
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
