@@ -1,8 +1,7 @@
-"""Table of trainers: kind -> backend.
+"""Trainers: kind -> backend.
 
-A kind is the value of `kind` in a run's `trainer` and in every order file of that trainer. To add a
-trainer, add its settings to `config/trainers`, a folder with a subclass of `Backend`, and a line
-here.
+A kind is the value of `kind` in a run's `trainer` and in every order file of that trainer. Other
+packages bring trainers by entry points, see `config.trainers.installed`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from latentmake.base.errors import TrainingError
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.root import Config
+from latentmake.config.trainers import installed
 from latentmake.data.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
@@ -49,8 +49,8 @@ _WITHOUT_TRAINER = {"musubi": "musubi"}
 @cache
 def backend(kind: str) -> Backend:
     """Return the backend of a kind."""
-    module, name = BACKENDS[kind].split(":")
-    instance = getattr(import_module(module), name)()
+    module, _, name = BACKENDS.get(kind, "").partition(":")
+    instance = getattr(import_module(module), name)() if name else installed()[kind].load()()
     assert isinstance(instance, Backend)
     return instance
 

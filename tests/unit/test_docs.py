@@ -54,9 +54,10 @@ def test_files_and_modules_of_the_project_exist(page: Path) -> None:
             assert any((folder / name).exists() for folder in FOLDERS), name
     for module in re.findall(r"\blatentmake(?:\.[a-z_]+)+\b", text):
         place = ROOT / "scripts" / module.replace(".", "/")
-        keys = ("adopted", "checksum", "header_checksum")  # in the headers of cache files
-        header = module.removeprefix("latentmake.") in keys
-        assert header or place.is_dir() or place.with_suffix(".py").is_file(), module
+        # Keys in the headers of cache files, and a group of entry points.
+        keys = ("adopted", "checksum", "header_checksum", "trainers")
+        is_key = module.removeprefix("latentmake.") in keys
+        assert is_key or place.is_dir() or place.with_suffix(".py").is_file(), module
 
 
 @each_page

@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import statistics
 from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import by_path
 import pytest
+from importlinter.cli import lint_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 house = by_path.load("tests/bench/house.py")
 package = house.Package(ROOT / "scripts/latentmake")
-
-# From the lowest to the highest. Those of one line are siblings: neither imports the other.
-LAYERS = (
-    ("base",),
-    ("config",),
-    ("geometry",),
-    ("formats",),
-    ("layouts",),
-    ("data", "models"),
-    ("plan",),
-    ("encode",),
-    ("training",),
-    ("training.loop",),
-    ("training.sd", "training.wan", "training.external", "exchange"),
-    ("training.external.musubi", "training.external.sdscripts"),
-    ("pages",),
-    ("backends", "commandline", "graph", "request", "session", "entry", "training.run"),
-    ("commands",),
-    ("cli",),
-    ("__main__",),
-)
-LEVEL = {folder: level for level, layer in enumerate(LAYERS) for folder in layer}
-TOP = ("backends", "commandline", "graph", "request", "session", "entry", "training.run")
 
 FAN_OUT = 12
 MODULE = range(60, 601)
@@ -111,13 +87,6 @@ def _bound(nodes: list[ast.stmt]) -> set[str]:
     }
 
 
-def _layer(module: str) -> str:
-    names = itertools.accumulate(module.split("."), "{}.{}".format)
-    found = [name for name in names if name in LEVEL]
-    assert found, f"{module} stands in no layer"
-    return found[-1]
-
-
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_keeps_the_laws_of_the_house(folder: str) -> None:
     assert not {*broken(folder)}
@@ -131,27 +100,9 @@ def test_the_folders_of_the_core_have_few_records() -> None:
     assert len(records) <= RECORDS, records
 
 
-def test_a_module_imports_its_own_folder_and_what_stands_below_it() -> None:
-    upwards = {
-        (module, other)
-        for module in MODULES
-        for other in package.imports[module]
-        if _layer(module) != _layer(other)
-        and LEVEL[_layer(other)] >= LEVEL[_layer(module)]
-        and not {_layer(module), _layer(other)} <= set(TOP)
-    }
-    assert not upwards
-
-
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    try:
-        TopologicalSorter(package.imports).prepare()
-    except CycleError as error:
-        pytest.fail(" -> ".join(error.args[1]))
-
-
-def test_no_top_folders_import_each_other_in_a_circle() -> None:
-    assert not house.circles(house.folders(package.at_import))
+def test_imports_keep_the_contracts_of_pyproject(capsys: pytest.CaptureFixture[str]) -> None:
+    status = lint_imports(str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True)
+    assert status == 0, capsys.readouterr().out
 
 
 def test_an_import_names_its_module_in_full() -> None:

@@ -54,8 +54,10 @@ def project(fresh: Callable[[], Project]) -> Project:
 
 
 def test_an_export_holds_the_caches_and_is_written_once(project: Project) -> None:
+    project.ask("explain", "export_tiny").one_line("6 of 6 latents of shapes: new")
     result = project.run("export_tiny")
     assert set(result.jobs) > {"manifest", "export_tiny"}
+    project.ask("explain", "export_tiny").one_line("export_tiny: fresh")
     result.one_line("tiny: 12 written, 0 up to date")
     written = foreign_files(project)
     assert written.keys() == {f"{stem}{end}" for stem in STEMS for end in ENDINGS.values()}
@@ -76,6 +78,8 @@ def test_an_export_holds_the_caches_and_is_written_once(project: Project) -> Non
     assert project.run("caches_tiny").idle
 
     (project / "data/shapes/dog.txt").write_text("a dog")
+    assert project.run("caches_tiny").jobs
+    project.ask("explain", "export_tiny").one_line("data/shapes/dog.txt_clipl: cache ", ".. -> ")
     project.run("export_tiny").one_line("tiny: 1 written, 11 up to date")
     now = foreign_files(project)
     assert {name for name in now if now[name] != written[name]} == {"dog.txt_clipl"}

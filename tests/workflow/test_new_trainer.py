@@ -1,91 +1,98 @@
-"""A trainer more is a folder, the section of its settings, and its line in each of two tables."""
+"""Another package brings a trainer: it is installed, named in a run, and works as ours do."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from project import Project
+import pytest
+from latentmake.config import trainers
+from project import Project, Result
+from safetensors.torch import load_file
 
-SETTINGS = '''"""Settings of the trainer `dummy`."""
-
-from typing import ClassVar, Literal
-
-from latentmake.config.trainers import Trainer
-
-
-class DummyTrainer(Trainer):
-    kind: Literal["dummy"]
-    steps: int
-    layout: ClassVar[str] = "plain"
-    network: ClassVar[str] = "unet"
-'''
-BACKEND = '''"""A trainer that counts what it would train on."""
-
-import json
-import time
-from pathlib import Path
-
-from latentmake.plan.product import Difference
-from latentmake.plan.orders import run_order
-from latentmake.training.backend import Backend
+PACKAGE = Path(__file__).resolve().parents[1] / "worlds/average_trainer"
 
 
-class Dummy(Backend):
-    def plan(self, facts, plan, *, train):
-        folder, steps = f"runs/{plan.name}", facts.config.runs[plan.name].trainer.steps
-        order = {"kind": "dummy", "run": plan.name, "folder": folder, "steps": steps}
-        plan.trainer_order = run_order(plan.name, "train", time.time_ns())
-        plan.trainer_order.write_text(json.dumps(order))
-        receipt = Path(folder, "trained.json")
-        trained = json.loads(receipt.read_bytes()) if receipt.is_file() else {}
-        if trained != {"lock": plan.lock, "items": trained.get("items"), "steps": steps}:
-            plan.reasons = [Difference("it is not trained on these items")]
-
-    def train(self, order, *, log, receipt, processes=1, threads=2):
-        asked = json.loads(order.read_bytes())
-        items = Path(asked["folder"], "manifest.jsonl").read_text().splitlines()
-        lock = json.loads(Path(asked["folder"], "dataset.lock").read_bytes())["digest"]
-        result = {"lock": lock, "items": len(items), "steps": asked["steps"]}
-        receipt.write_text(json.dumps(result))
-'''
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which pip has installed the package of the trainer."""
+    folder = tmp_path_factory.mktemp("packages")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--target", folder, PACKAGE, *offline]
+    subprocess.run(command, check=True)
+    return folder
 
 
-def _add_line(path: Path, before: str, line: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count(before) == 1
-    path.write_text(text.replace(before, line + before), encoding="utf-8")
+class Extended(Project):
+    """A project beside that package."""
+
+    packages: Path
+
+    def run(self, *arguments: str, **options: Any) -> Result:
+        """Run Snakemake in a process that finds the package."""
+        return super().run(*arguments, PYTHONPATH=str(self.packages), **options)
 
 
-def test_a_new_trainer_is_planned_run_and_its_receipt_read(fresh: Callable[[], Project]) -> None:
-    project = fresh()
-    package = project / "scripts/latentmake"
-    (package / "training/dummy").mkdir()
-    (package / "training/dummy/__init__.py").touch()
-    (package / "training/dummy/backend.py").write_text(BACKEND, encoding="utf-8")
-    (package / "config/dummy.py").write_text(SETTINGS, encoding="utf-8")
-    _add_line(
-        package / "backends.py",
-        '    "sd": "latentmake.training.sd',
-        '    "dummy": "latentmake.training.dummy.backend:Dummy",\n',
-    )
-    runs = package / "config/root.py"
-    _add_line(runs, "SdTrainer | MusubiTrainer", "DummyTrainer | ")
-    imported = "from latentmake.config.dummy import DummyTrainer\n\n"
-    _add_line(runs, "\nclass Validation(", imported)
+@pytest.fixture
+def project(
+    fresh: Callable[[], Project], installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Extended]:
+    """A project whose run has that trainer."""
+    monkeypatch.syspath_prepend(installed)
+    trainers.installed.cache_clear()
+    made = Extended(fresh().folder)
+    made.packages, made.preloads = installed, False
+    trainer = {"kind": "average", "factor": 2.0}
+    made.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
+    yield made
+    trainers.installed.cache_clear()
 
-    trainer = {"kind": "dummy", "steps": 3}
-    project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
+
+def test_a_trainer_of_another_package_is_planned_run_explained_and_checked(
+    project: Extended,
+) -> None:
+    project.ask("check", "tiny").one_line("factor", "ok", "the mean is multiplied by 2.0")
     project.run("train_tiny")
-    receipt = project / "runs/tiny/trained.json"
-    first = json.loads(receipt.read_bytes())
-    assert first == {"lock": project.lock()["digest"], "items": 6, "steps": 3}
+    weights = project / "runs/tiny/average.safetensors"
+    first = load_file(weights)["mean"]
+    project.ask("explain", "train_tiny").one_line("train_tiny: fresh (trained; nothing differs)")
     assert project.run("train_tiny").idle
+
     (project / "data/shapes/ant.txt").write_text("a purple circle")
-    assert "train" in project.run("train_tiny").jobs
-    assert json.loads(receipt.read_bytes())["lock"] == project.lock()["digest"] != first["lock"]
-    project.configure(lambda values: values["runs"]["tiny"]["trainer"].update(steps=4))
+    project.ask("explain", "train_tiny").one_line("items of shapes: 1 edited")
+    assert "train" in project.run("train_tiny").jobs and load_file(weights)["mean"] == first
+
+    project.configure(lambda values: values["runs"]["tiny"]["trainer"].update(factor=4.0))
+    project.ask("explain", "train_tiny").one_line("factor 2.0 -> 4.0")
     assert project.run("train_tiny").jobs == ["train", "train_tiny"]
-    assert json.loads(receipt.read_bytes())["steps"] == 4
-    assert project.run("train_tiny").idle
+    assert load_file(weights)["mean"] == 2 * first
+    weights.unlink()
+    project.ask("explain", "train_tiny").one_line("runs/tiny/average.safetensors is missing")
+    assert project.run("train_tiny").jobs == ["train", "train_tiny"]
+    assert project.run("train_tiny").idle and weights.is_file()
+
+
+def test_mistakes_in_its_settings_are_named_as_in_ours(project: Extended) -> None:
+    def told(**trainer: object) -> str:
+        project.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
+        return project.run("-n", "train_tiny", check=False).one_line("error:")
+
+    assert "runs.tiny.trainer.facto: unknown key; did you mean `factor`?" in told(
+        kind="average", facto=1
+    )
+    assert '"much" should be a valid number' in told(kind="average", factor="much")
+    assert 'there is no trainer "averag"' in told(kind="averag")
+
+
+def test_its_page_of_the_reference_has_its_keys(installed: Path) -> None:
+    scripts = Path(__file__).resolve().parents[2] / "scripts"
+    place = os.pathsep.join(map(str, (scripts, installed)))
+    command = [sys.executable, "-m", "reference", "average"]
+    environment = {**os.environ, "PYTHONPATH": place}
+    page = subprocess.run(command, check=True, text=True, capture_output=True, env=environment)
+    assert page.stdout.startswith("# Trainer average\n\nThe mean of the latents.")
+    assert "### `factor`" in page.stdout and "Factor of the mean." in page.stdout

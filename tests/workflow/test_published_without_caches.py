@@ -65,8 +65,10 @@ def test_a_wan_run_is_published_without_encoding(tmp_path: Path) -> None:
     assert refused.returncode and "Traceback" not in refused.output
     refused.one_line("attention", "musubi-tuner has no mem_eff_attn", "publish.attention")
     project.configure(lambda values: values["publish"].update(attention="flash_attn"))
+    project.ask("explain", "publish_tiny").one_line("tiny_linux.toml is missing")
     assert project.run("publish_tiny").jobs == ["publish_tiny"]
     assert not (project / "cache").exists() and not (project / "runs").exists()
+    project.ask("explain", "publish_tiny").one_line("publish_tiny: fresh")
     place = project / "out/tiny"
     pictures = {f"shapes_{size}/{stem}" for size in (64, 96) for stem in world.CAPTIONS}
     assert names(place) == {
@@ -101,6 +103,9 @@ def test_a_wan_run_is_published_without_encoding(tmp_path: Path) -> None:
     (project / "data/shapes/ant.txt").write_text("a purple circle\n")
     for ending in ("png", "txt"):
         (project / f"data/shapes/bee.{ending}").unlink()
+    said = project.ask("explain", "publish_tiny")
+    said.one_line("shapes_64/ant.txt differs from what it is made of")
+    said.one_line("shapes_96/bee.png belongs to no item any longer")
     project.run("publish_tiny").one_line("6 caches made in", "dropped")
     texts = {f"shapes_{size}_cache/ant_wan_te.safetensors" for size in (64, 96)}
     edited = texts | {f"shapes_{size}/ant.txt" for size in (64, 96)}

@@ -219,6 +219,7 @@ def test_sdxl_trains_on_each_variant_of_a_caption_as_an_image_with_its_text(
 def test_a_published_folder_is_trained_on_by_its_own_script(built: Project) -> None:
     folder = sdscripts.with_trainer(built)
     built.run("publish_tiny")
+    built.ask("explain", "publish_tiny").one_line("publish_tiny: fresh")
     place = built / "published/tiny"
     names = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
     assert {"tiny_linux.toml", "tiny_win.toml", "train_tiny.sh", "train_tiny.bat"} <= names

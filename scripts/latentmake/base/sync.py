@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, Literal, NamedTuple
@@ -110,6 +110,23 @@ def sync(
         hint = "correct `publish.path`, or mount it for writing, and run the same command again"
         raise StorageError(f"cannot be written ({what})", where=where, hint=hint) from None
     return Changes(*(counts[name] for name in Changes._fields))
+
+
+def unsynced(folder: Path, files: Mapping[str, Path | bytes]) -> Iterator[tuple[str, str]]:
+    """Yield each file that a sync without links would write or remove, and what is wrong with it.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    record = _read_record(folder / RECORD)
+    for name, source in files.items():
+        path, before = folder / name, record.get(name, [None, None])
+        if not path.is_file():
+            yield name, "is missing"
+        elif not _is_same(path, source, [_stamp(source), _size_and_time(path)], before, link=False):
+            yield name, "differs from what it is made of"
+    for name in sorted(record.keys() - files.keys()):
+        yield name, "belongs to no item any longer"
 
 
 def recorded(folder: Path) -> set[str]:

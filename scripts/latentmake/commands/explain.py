@@ -15,6 +15,7 @@ from latentmake.base.errors import ConfigError
 from latentmake.commands.file_origin import Explanation, explanations
 from latentmake.commands.project import Project, coloured, opened
 from latentmake.exchange.clip_files import CLIPS, LIST, plan_clips
+from latentmake.exchange.export import export_reasons, plan_export
 from latentmake.pages.following import outdated, refuse_following
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import PREVIOUS, run_folder
@@ -27,6 +28,8 @@ _MADE = {
     "generate": r"generate_{run}|runs/{run}/generated(\.json|/.*)",
     "evaluate": r"evaluate_{run}|runs/{run}/evaluation/.*|reports/evaluate_{run}\.html",
     "clips": r"clips_{run}|clips/{run}/.*",
+    "publish": r"publish_{run}",
+    "export": r"export_{run}",
     "train": r"train_{run}|runs/{run}/.*",
 }
 """Word of a target -> pattern of the target and of the files that it makes."""
@@ -71,7 +74,7 @@ def _of_run(project: Project, path: str) -> list[Explanation]:
 
 def _reasons(project: Project, word: str, run: str, place: str) -> list[Difference]:
     """Return the reasons why a build makes a run's target again; raises UserError."""
-    config, facts = project.config, project.facts
+    config, facts, backend = project.config, project.facts, backends.of_run(project.config, run)
     if word == "clips":
         return _clip_reasons(facts, run, place)
     follows = word in ("generate", "evaluate")
@@ -79,15 +82,24 @@ def _reasons(project: Project, word: str, run: str, place: str) -> list[Differen
         refuse_following(config, run, word)
     elif word == "train" and config.runs[run].trainer is None:
         raise ConfigError("the run has no trainer", where=place, hint=f"see runs.{run}")
+    elif word == "publish" and not (backend and backend.publishes):
+        hint = "only runs of musubi-tuner and sd-scripts are"
+        raise ConfigError("the run is not published", where=place, hint=hint)
+    elif word == "publish" and backend and not config.publish.caches:
+        return backend.publication_reasons(facts, run)
     plan = project.plan([run], [run] if follows else []).runs[run]
     if word == "train":
         return plan.reasons
-    if word == "caches":  # `outdated` is about the manifest, which does not contain the prompts
-        parts = {f"{part.dataset}/{part.name}": state for part, state in plan.parts.items()}
-        return list(dict.fromkeys((*stale_targets(parts), *plan.outdated)))
-    backend = backends.of_run(config, run)
-    assert backend is not None
-    return backend.plan_following(facts, plan, word)[1] or outdated(run, word)
+    if follows and backend is not None:
+        return backend.plan_following(facts, plan, word)[1] or outdated(run, word)
+    # `outdated` is about the manifest, which does not contain the prompts.
+    parts = {f"{part.dataset}/{part.name}": state for part, state in plan.parts.items()}
+    reasons = list(dict.fromkeys((*stale_targets(parts), *plan.outdated)))
+    if reasons or word == "caches":
+        return reasons
+    if word == "export":
+        return export_reasons(plan_export(facts, run))
+    return backend.publication_reasons(facts, run) if backend else []
 
 
 def _clip_reasons(facts: Facts, run: str, place: str) -> list[Difference]:

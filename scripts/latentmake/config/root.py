@@ -9,11 +9,11 @@ calls of `verify_bucket_reso_steps` in its training scripts; musubi-tuner's `Buc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, Union, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 
-from latentmake.base.errors import ConfigError, joined, refuse_unknown
+from latentmake.base.errors import ConfigError, first_line, joined, refuse_unknown
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import (
     OF_CAPTIONS,
@@ -45,7 +45,15 @@ from latentmake.config.machines import (
     Store,
 )
 from latentmake.config.models import Model
-from latentmake.config.trainers import Generation, Prompt, SdTrainer, WanTrainer
+from latentmake.config.trainers import (
+    Generation,
+    Kind,
+    Prompt,
+    SdTrainer,
+    Trainer,
+    WanTrainer,
+    installed,
+)
 from latentmake.config.weights import fetching
 
 
@@ -65,6 +73,9 @@ class Validation(Closed, shapes=Shapes("manifest", "weights")):
     the training; by default `loss/validation/epoch_average` after each epoch."""
 
 
+_OwnTrainer = SdTrainer | MusubiTrainer | SdScriptsTrainer | WanTrainer
+
+
 class Run(Closed):
     """Datasets, a model, resolutions and a trainer."""
 
@@ -81,12 +92,7 @@ class Run(Closed):
     multiples of the VAE's factor (8 for Stable Diffusion, 16 for Wan; see
     [architectures](architectures.md)). Latents lie in `cache/{dataset}/{model}/512/` or
     `.../512x768/`."""
-    trainer: (
-        Annotated[
-            SdTrainer | MusubiTrainer | SdScriptsTrainer | WanTrainer, Field(discriminator="kind")
-        ]
-        | None
-    ) = None
+    trainer: Annotated[_OwnTrainer, Field(discriminator="kind")] | None = None
     """Trainer and its settings. `kind` is [`sd`](trainer-sd.md), [`wan`](trainer-wan.md),
     [`musubi`](trainer-musubi.md) or [`sdscripts`](trainer-sdscripts.md). Without a trainer, the
     run consists of its caches, `manifest.jsonl` and `dataset.lock`, for a trainer of your own."""
@@ -492,7 +498,10 @@ class Config(Closed):
         yield from _faults_of_regularisation(where, run, model, datasets)
         if model.layout == "sdscripts":
             yield from _faults_of_sdscripts(where, run, model, datasets)
-        title, launched = PROGRAMS.get(model.layout), trainer is not None and not trainer.ours
+        title, launched = (
+            PROGRAMS.get(model.layout),
+            trainer is not None and trainer.kind in PROGRAMS,
+        )
         needed = launched or model.encoder != "latentmake"
         if title and needed and not self._program(model.layout):
             key = title.replace("-", "_")
@@ -523,6 +532,33 @@ def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:
             yield from _texts(item, place)
 
 
+def _with_trainers_of_others(values: Mapping[str, object]) -> type[Config]:
+    """Return the root with the trainers of other packages that its runs name.
+
+    Raises:
+        ConfigError: such a trainer cannot be loaded.
+    """
+    runs, further = values.get("runs"), dict[str, type[Trainer]]()
+    for name, run in runs.items() if isinstance(runs, Mapping) else ():
+        trainer = run.get("trainer") if isinstance(run, Mapping) else None
+        kind = trainer.get("kind") if isinstance(trainer, Mapping) else None
+        if not isinstance(kind, str) or kind in get_args(Kind) or kind not in installed():
+            continue
+        try:
+            further[kind] = installed()[kind].load().settings
+        except Exception as error:  # code of another package
+            what = f"the trainer {kind} cannot be loaded: {first_line(error)}"
+            hint = "install another version of its package"
+            raise ConfigError(what, where=f"runs.{name}.trainer.kind", hint=hint) from error
+    if not further:
+        return Config
+    every: Any = Union[_OwnTrainer, *further.values()]
+    trainers = Annotated[every, Field(discriminator="kind")]
+    extended = create_model("Run", __base__=Run, trainer=(trainers | None, None))
+    runs_field = (dict[Name, extended], Field(min_length=1))
+    return create_model("Config", __base__=Config, runs=runs_field)
+
+
 def parse(values: Mapping[str, object]) -> Config:
     """Check the values of a configuration file.
 
@@ -532,15 +568,16 @@ def parse(values: Mapping[str, object]) -> Config:
     for where, text in _texts(values, ""):
         if "\0" in text:  # impossible in paths and in arguments of programs
             raise ConfigError("holds a NUL character", where=where, hint="remove it")
+    root = _with_trainers_of_others(values)
     try:
-        return Config.model_validate(dict(values))
+        return root.model_validate(dict(values))
     except ConfigError:
         raise
     except ValidationError as error:
         from latentmake.config.mistakes import line_of
 
         mistakes = error.errors(include_url=False)
-        lines = [line_of(mistake, Config) for mistake in mistakes]
+        lines = [line_of(mistake, root) for mistake in mistakes]
         if any(mistake["type"] == "extra_forbidden" for mistake in mistakes):
             # A misspelt key is also missing under its right name. One line about it is enough.
             lines = [

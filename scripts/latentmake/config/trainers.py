@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
@@ -56,6 +58,15 @@ class Trainer(Closed, shapes=WEIGHTS):
     def prompts(self) -> list[str]:
         """Texts besides captions whose embeddings it needs, without duplicates."""
         return []
+
+
+@cache
+def installed() -> Mapping[str, EntryPoint]:
+    """Return kind -> entry point of each trainer that another package brings.
+
+    It names a subclass of `training.backend.Backend`, whose `settings` is a subclass of `Trainer`.
+    """
+    return {point.name: point for point in entry_points(group="latentmake.trainers")}
 
 
 class Samples(Closed, shapes=PICTURES):

@@ -30,6 +30,7 @@ from latentmake.layouts.tensors import LATENTS, hidden_state
 from latentmake.models.shapes import text_tokens
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
+from latentmake.plan.product import Difference, Made, Product, judge
 from latentmake.training.rows import rows_of
 
 STATES = ("written", "up to date", "left, for they are not ours")
@@ -122,6 +123,28 @@ class _File(NamedTuple):
     tensor: str
 
 
+def export_reasons(order: ExportOrder) -> list[Difference]:
+    """Return why an export would write files; raises CacheError if a cache cannot be read."""
+    return [
+        change._replace(name=f"{file.path}: {change.name}")
+        for file in _files(order)
+        for change in _differences(file, cachefile.read_header(file.cache))
+    ]
+
+
+_FOREIGN = Difference("it is not of latentmake's making and holds something else")
+
+
+def _differences(file: _File, header: cachefile.Header) -> list[Difference]:
+    """Return why a file is not up to date; `header` is that of its cache."""
+    own = cachefile.header_of(file.path)
+    if own is None and file.path.is_file():
+        adopted = header.adopted and header.adopted == digest.of_file(file.path)
+        return [] if adopted else [_FOREIGN]  # the cache may be adopted from this file
+    product = Product("it has not been written yet", {"cache": header.key})
+    return judge(product, own and Made(parts={"cache": own.key}))
+
+
 def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) -> Counter[str]:
     """Write the files of a run whose caches are up to date.
 
@@ -173,14 +196,11 @@ def _export(order: ExportOrder, file: _File) -> str:
     import torch
 
     try:
-        header, own = cachefile.read_header(file.cache), cachefile.header_of(file.path)
-        if own is not None and own.key == header.key:
+        header = cachefile.read_header(file.cache)
+        if not (differences := _differences(file, header)):
             return _SAME
-        if own is None and file.path.is_file():
-            if header.adopted and header.adopted == digest.of_file(file.path):
-                return _SAME  # the cache was adopted from this file
-            if not order.overwrite:
-                return _LEFT
+        if differences == [_FOREIGN] and not order.overwrite:
+            return _LEFT
         with safe_open(file.cache, framework="pt") as cache:
             tensor = cache.get_tensor(file.tensor).to(getattr(torch, file.dtype))
             recipe = cache.metadata()[cachefile.RECIPE]

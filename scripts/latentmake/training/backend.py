@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from latentmake.plan.manifest import run_folder
+from latentmake.plan.product import Difference
 from latentmake.training.order import RunFiles
 
 if TYPE_CHECKING:
     from latentmake.config.root import Config
     from latentmake.plan.facts import Facts
-    from latentmake.plan.product import Difference
     from latentmake.plan.run_plan import RunPlan
     from latentmake.training.findings import Finding, Say
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 class Backend(ABC):
     """A trainer. A subclass must define `plan` and `train`; its other methods are optional.
 
-    A subclass imports torch inside its methods only, so that planning loads no trainer.
+    A subclass imports torch inside its methods only, so that planning loads no trainer. If another
+    package brings it, `settings` is the class of its section, a `config.trainers.Trainer`.
 
     Attributes:
         publishes: whether its runs have a target `publish_{run}`.
@@ -101,6 +104,26 @@ class Backend(ABC):
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         """Write the order of a publication, whose items may be from another manifest."""
+        raise NotImplementedError
+
+    def publication_reasons(self, facts: Facts, run: str) -> list[Difference]:
+        """Return which files a publication would write or remove, and why; raises UserError.
+
+        A publication with caches needs those of an up-to-date manifest.
+        """
+        from latentmake.training.rows import items_of
+
+        with TemporaryDirectory() as folder:
+            items = Path(folder, "items.jsonl")
+            if facts.config.publish.caches:
+                items = run_folder(run) / "manifest.jsonl"
+            else:
+                items.write_bytes(items_of(facts, run))
+            files = self.unpublished(facts, run, items)
+            return [Difference(f"{name} {what}") for name, what in files]
+
+    def unpublished(self, facts: Facts, run: str, manifest: Path) -> Iterable[tuple[str, str]]:
+        """Yield each file that differs from a manifest's publication, and what is wrong with it."""
         raise NotImplementedError
 
     def plan_following(

@@ -541,6 +541,15 @@ def _remove(
 
 def write_items(facts: Facts, name: str) -> Path:
     """Write the manifest of a publication without caches; raises DatasetError for faulty items."""
+    items, path = items_of(facts, name), run_order(name, "items", time.time_ns())
+    path = path.with_suffix(".jsonl")
+    if not facts.read_only:
+        atomic.write(path, items)
+    return path
+
+
+def items_of(facts: Facts, name: str) -> bytes:
+    """Return the manifest of a publication without caches; raises DatasetError for faulty items."""
     config, run, fatal = facts.config, facts.config.runs[name], list[str]()
     without = set[tuple[str, str]]()
     for dataset in run.datasets:
@@ -562,8 +571,4 @@ def write_items(facts: Facts, name: str) -> Path:
     items = [member for member in every if (member.dataset, member.item.stem) not in without]
     if not items:
         raise DatasetError("no item is left to publish", where=f"run {name}")
-    path = run_order(name, "items", time.time_ns()).with_suffix(".jsonl")
-    if not facts.read_only:
-        rows = (row_of(member, repeats[member.dataset], layout) for member in items)
-        atomic.write(path, lines_of(rows))
-    return path
+    return lines_of(row_of(member, repeats[member.dataset], layout) for member in items)

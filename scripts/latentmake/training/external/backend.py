@@ -21,7 +21,7 @@ from latentmake.training.external.installation import (
     proven_commit,
 )
 from latentmake.training.external.order import ExternalOrder, Places, Resume, former, reasons
-from latentmake.training.external.publish import Publication, parts_of, publish
+from latentmake.training.external.publish import Publication, differing, parts_of, publish
 from latentmake.training.findings import (
     Finding,
     Say,
@@ -159,6 +159,11 @@ class Launched(Backend, Generic[Order]):
     def publish(self, order: Path, say: Say) -> None:
         first = read_order(order, self.order_type)
         publish([self.publication(part, first.run) for part in parts_of(first)], say)
+
+    def unpublished(self, facts: Facts, run: str, manifest: Path) -> Iterable[tuple[str, str]]:
+        order = self.order_type.of_run(facts.config, run)
+        order = order.model_copy(update={"manifest": str(manifest)})
+        return differing([self.publication(part, run) for part in parts_of(order)])
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         order = self.order_type.of_run(facts.config, run)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from latentmake.base.errors import ConfigError, SourceError, TrainingError
 from latentmake.base.paths import System, absolute, is_windows, translate
 from latentmake.base.progress import Progress
-from latentmake.base.sync import sync
+from latentmake.base.sync import sync, unsynced
 from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
 from latentmake.data.memo import Memo
@@ -408,6 +408,27 @@ def parts_of(order: Order) -> list[Order]:
     return [order, *(order.model_copy(update=part) for part in parts)]
 
 
+def files_of(publications: Sequence[Publication[Any]]) -> tuple[Path, Files]:
+    """Return the published folder of a run and its files; raises UserError, as `publish` does."""
+    publication = publications[0]
+    order, settings = publication.order, publication.order.publish
+    folder = Path(_writable(order, settings.path, "path", order.run), order.run)
+    places = {
+        key: f"{_writable(order, place, key)}/"
+        for key in ("tomls", "scripts", "batch_scripts")
+        if (place := getattr(settings, key))
+    }
+    files = publication.members() | ({} if settings.caches else publication.settings_files())
+    for part in publications:
+        files |= part.texts(**places)
+    return folder, files
+
+
+def differing(publications: Sequence[Publication[Any]]) -> Iterator[tuple[str, str]]:
+    """Yield each file that `publish` would write or remove, and what is wrong with it."""
+    return unsynced(*files_of(publications))
+
+
 def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
     """Bring the published folder of a run up to date; copy only changed files.
 
@@ -417,18 +438,9 @@ def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
     Raises:
         UserError: a check has failed, a file is missing, or the folder cannot be written.
     """
-    publication = publications[0]
-    order, run, settings = publication.order, publication.order.run, publication.order.publish
-    folder = Path(_writable(order, settings.path, "path", run), run)
-    places = {
-        key: f"{_writable(order, place, key)}/"
-        for key in ("tomls", "scripts", "batch_scripts")
-        if (place := getattr(settings, key))
-    }
+    publication, run = publications[0], publications[0].order.run
     passed(publication.findings(), say)
-    files = publication.members() | ({} if settings.caches else publication.settings_files())
-    for part in publications:
-        files |= part.texts(**places)
+    folder, files = files_of(publications)
     for path in files.values():
         # All files are looked for before anything in the folder changes.
         if isinstance(path, Path) and not path.is_file():
