@@ -10,7 +10,7 @@ from latentmake import commandline
 from latentmake.encode.gpu import visible
 from latentmake.config.document import check_files
 from latentmake.base.machine import usable_cores
-from latentmake.plan import receipts
+from latentmake.plan import estimates
 from latentmake.request import FOLLOWING, VARIABLE
 
 ASKED = commandline.read()
@@ -66,7 +66,7 @@ def resources_of(kind, job=None):
         gpus = min(1, len(GPUS)) if kind == "encode" else len(GPUS)
         if job and job.reuses:  # it links; where a file is not what it seemed, it waits for a GPU
             gpus = 0
-    asked = receipts.resources_of(
+    asked = estimates.resources_of(
         SESSION.config.cluster, kind, job.orders if job else (), SESSION.memo
     )
     return {**asked, "gpu": gpus}

@@ -85,11 +85,10 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
 
 def outputs(config: Config, plan: RunPlan, word: str, *, finished: bool) -> dict[str, str]:
     """Return the outputs of `{word}_{run}`, with their captions; see `Backend.outputs`."""
-    trains = config.runs[plan.name].trainer is not None
-    run_backend = of_run(config, plan.name)
-    if run_backend is None or not trains or plan.trainer is None:
+    trainer = config.runs[plan.name].trainer
+    if trainer is None or plan.trainer is None:
         return {}
-    files = run_backend.outputs(plan.trainer, word, finished=finished).items()
+    files = backend(trainer.kind).outputs(plan.trainer, word, finished=finished).items()
     # Snakemake would take braces for a pattern.
     return {str(path): caption for path, caption in files if not set("{}") & set(str(path))}
 

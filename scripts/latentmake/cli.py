@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import latentmake
-from latentmake.base.errors import UserError, system_error
+from latentmake.base.errors import mistake_of
 from latentmake.base.machine import expect_many_objects
 from latentmake.commands import signatures
 
@@ -46,12 +46,10 @@ class _Words(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except UserError as error:
-            mistake = error
-        except OSError as error:
-            if isinstance(error, BrokenPipeError) or not (readable := system_error(error)):
+        except Exception as error:
+            mistake = None if isinstance(error, BrokenPipeError) else mistake_of(error)
+            if mistake is None:
                 raise
-            mistake = readable
         typer.echo(f"error: {mistake}", err=True)
         raise typer.Exit(2)
 

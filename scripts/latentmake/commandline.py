@@ -11,7 +11,6 @@ import io
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,25 +227,21 @@ def add_handlers(workflow: Any, **handlers: Callable[[], object]) -> None:
 
     Snakemake 9.27 calls only the handlers of the user's Snakefile, and has no interface for others.
     """
-    if "onstart" in vars(workflow):
-        return  # the module is used several times
-    for name, handler in handlers.items():
-        follow = partial(_follow, workflow, f"_{name}", handler)
-        follow(getattr(workflow, f"_{name}"))  # handlers that the user set above the module
-        setattr(workflow, name, partial(_register, workflow, getattr(workflow, name), follow))
+    if "onstart" not in vars(workflow):  # else the module is used several times
+        for name, handler in handlers.items():
+            _add_handler(workflow, name, handler)
 
 
-def _follow(workflow: Any, name: str, first: Callable[[], object], second: _Handler) -> None:
-    setattr(workflow, name, lambda log: (first(), second(log)))
+def _add_handler(workflow: Any, name: str, first: Callable[[], object]) -> None:
+    register = getattr(workflow, name)
 
+    def follow(second: _Handler) -> None:
+        setattr(workflow, f"_{name}", lambda log: (first(), second(log)))
 
-def _register(
-    workflow: Any,
-    register: Callable[[_Handler], object],
-    follow: Callable[[_Handler], None],
-    handler: _Handler,
-) -> None:
-    """Register a handler that the user sets below the module."""
-    register(handler)
-    if not is_module(workflow):
-        follow(handler)
+    def register_and_follow(handler: _Handler) -> None:  # for handlers below the module
+        register(handler)
+        if not is_module(workflow):
+            follow(handler)
+
+    follow(getattr(workflow, f"_{name}"))  # handlers that the user set above the module
+    setattr(workflow, name, register_and_follow)

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from latentmake.base.errors import UserError, system_error
+from latentmake.base.errors import mistake_of
 
 TOLD_AT_THE_END = "LATENTMAKE_TOLD_AT_THE_END"
 """Environment variable of jobs that only log errors, because the build prints them at its end."""
@@ -45,8 +45,7 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
             say(str(stopped) or "interrupted: finished files are kept")
             sys.exit(130)
         except Exception as error:
-            converted = system_error(error) if isinstance(error, OSError) else error
-            mistake = converted if isinstance(converted, UserError) else None
+            mistake = mistake_of(error)
             say(f"error: {mistake}" if mistake else traceback.format_exc())
             sys.exit(1)
         finally:
@@ -58,9 +57,7 @@ def exit_on_mistake() -> Iterator[None]:
     """End the program with one line at a user's mistake, or if the system refuses a call."""
     try:
         yield
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except OSError as error:
-        if mistake := system_error(error):
+    except Exception as error:
+        if mistake := mistake_of(error):
             sys.exit(f"error: {mistake}")
         raise

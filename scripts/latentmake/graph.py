@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from latentmake import backends
 from latentmake.base.errors import LatentmakeError
@@ -50,18 +49,12 @@ MOST = 1_000
 """Most cache files of a complete graph, unless the configuration sets `graph`."""
 
 
-class Node(NamedTuple):
-    """A cache file in the graph: its source files, and the receipt of its job."""
-
-    sources: Mapping[str, list[str]]  # role -> paths on this disk
-    receipt: str | None = None  # None if the file is fresh
-
-
 class Graph:
     """Snakemake's view of a plan: declared files, and inputs of rules.
 
     Attributes:
-        nodes: path -> node of each cache file that rules declare.
+        nodes: path of each cache file that rules declare -> its source files (role -> paths on this
+            disk), and the receipt of its job; None if the file is fresh.
         words: line of the plan that says why the graph has batches; "" if it is complete.
 
     Args:
@@ -79,7 +72,7 @@ class Graph:
         *,
         trained: Collection[str] | None = None,
     ) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, tuple[Mapping[str, list[str]], str | None]] = {}
         self.words = ""
         self._config, self._plan, self._orders = config, plan, orders
         self._plans, self._trained = trained is not None, trained or ()
@@ -97,6 +90,7 @@ class Graph:
         if self.words and setting == "auto":
             self.words += f" are more than {MOST:,} (`graph: whole` declares each of them)"
         made = {path: order for order in plan.orders for path in order.paths}
+        declared: dict[str, dict[str, list[str]]] = {}  # path -> role -> source files
         for name in plan.runs if is_whole else ():
             run = facts.config.runs[name]
             texts = prompts_of(facts.config, run, generated=name in generated)
@@ -113,15 +107,13 @@ class Graph:
                 kind = "prompts" if is_prompts else parsed(part.name).kind
                 paths = self._files.setdefault((name, kind), [])
                 paths += (path for path in files if "{" not in path)  # else it is a pattern
-                self._add(files, made)
+                declared |= files
         for part, named in plan.named.items():
             of_part = _cache_files(facts, part, facts.wanted_items(*part[:2]))
-            self._add({path: sources for path, sources in of_part if path in named}, made)
-
-    def _add(self, files: Mapping[str, Mapping[str, list[str]]], made: Mapping[str, Order]) -> None:
-        for path, sources in files.items():
+            declared |= {path: sources for path, sources in of_part if path in named}
+        for path, sources in declared.items():
             order = made.get(path)
-            self.nodes[path] = Node(sources, str(order.receipt) if order else None)
+            self.nodes[path] = sources, str(order.receipt) if order else None
 
     # -- inputs of rules ----------------------------------------------------------------------
 
@@ -151,7 +143,7 @@ class Graph:
         With `fresh`, return only the files that no job has to make.
         """
         paths = (path for kind in kinds for path in self._files.get((run, kind), ()))
-        return [path for path in paths if not fresh or self.nodes[path].receipt is None]
+        return [path for path in paths if not fresh or self.nodes[path][1] is None]
 
     def final(self, run: str) -> str:
         """Return the file that represents a run: its training's receipt, or its lock."""
@@ -169,12 +161,16 @@ class Graph:
             LatentmakeError: the job needs a run or file that was not planned.
         """
         if word == "cache":
-            node = self.nodes.get(place)
-            sources, receipt = node or ({}, None)
+            sources, receipt = self.nodes.get(place, ({}, None))
             return {"receipt": receipt} if receipt else {}, {**sources}
         run, order, lock = place, self.run_order(place, word), f"runs/{place}/dataset.lock"
+        if word == "publish" and order is None and self._config.publish.caches:
+            if (order := self.run_order(run, "trainer")) is None:
+                raise LatentmakeError(f"the run {run} was not planned")
+            return {"lock": lock, "order": order}, {}
         if word in ("publish", "export", "clips"):
-            return self._exchange_inputs(word, run, order), {}
+            inputs: Inputs = {"order": order} if order else {}
+            return {**inputs, "lock": lock} if word == "export" else inputs, {}
         if self._plans and run not in self._plan.runs:
             raise LatentmakeError(f"the run {run} was not planned")
         # All receipts of the run's encoding jobs. The manifest does not replace them: it has no
@@ -195,17 +191,6 @@ class Graph:
         # If the training will run, its time has to count: otherwise Snakemake skips this job.
         trained: Inputs = {"trained": self.final(run)}
         return ({**needed, **trained}, {}) if self.run_order(run, "train") else (needed, trained)
-
-    def _exchange_inputs(self, word: str, run: str, order: str | None) -> Inputs:
-        """Return the inputs of the jobs that make files for other programs."""
-        lock = f"runs/{run}/dataset.lock"
-        if word == "publish" and order is None and self._config.publish.caches:
-            order = self.run_order(run, "trainer")
-            if order is None:
-                raise LatentmakeError(f"the run {run} was not planned")
-            return {"lock": lock, "order": order}
-        inputs: Inputs = {"order": order} if order else {}
-        return {**inputs, "lock": lock} if word == "export" else inputs
 
     def results(self, run: str, word: str, *, present: bool = False) -> dict[str, str]:
         """Return the files that `{word}_{run}` makes, or has made if it is done or `present`."""

@@ -59,7 +59,10 @@ def _planned(facts: Facts, dataset: str) -> dict[str, Any]:
     rows = members(facts, facts.config.runs["all"], {}, {})
     own = [row for row in rows if row.dataset == dataset]
     place = Path("manifest.order.json")
-    ManifestOrder("all", "wan", {}, [], own, {}, [], 1).write(place)
+    order = ManifestOrder(
+        run="all", model="wan", repeats={}, skip=[], items=own, faults={}, orphans=[], planned=1
+    )
+    place.write_text(order.model_dump_json())
     order = ManifestOrder.read(place)
     return {
         "keys": [keys[part, item.stem] for item in items for part in PARTS],

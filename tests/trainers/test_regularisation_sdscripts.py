@@ -81,7 +81,17 @@ def shown_by_sd(names: dict[str, int], regular: list[str], images: dict[str, lis
             text = make_text(Path(f"cache/{stem}.text.safetensors"), number)
             item = inputs_of(stem, f"{name}/{stem}.png")
             members.append(Member(name, item, {"64": [(latents, stem)], "text": [(text, stem)]}))
-    order = ManifestOrder("tiny", "m", names, [], members, {}, [], 1, is_reg=regular)
+    order = ManifestOrder(
+        run="tiny",
+        model="m",
+        repeats=names,
+        skip=[],
+        items=members,
+        faults={},
+        orphans=[],
+        planned=1,
+        is_reg=regular,
+    )
     write_manifest(order, [], Path("runs/tiny"), silent)
     rows = read_items(Path("runs/tiny/manifest.jsonl"))
     caches = Caches(rows, prior_loss_weight=WEIGHT)

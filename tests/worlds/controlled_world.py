@@ -89,15 +89,8 @@ def keys_of(
     facts: Facts, dataset: str, model: str, parts: Sequence[str], items: Sequence[Item], recipe: str
 ) -> dict[tuple[str, str], str]:
     """Return (part, stem) -> key of the targets of items, by one digest of all recipes."""
-    judge = Judge.of(
-        items,
-        facts.memo,
-        facts.config.datasets[dataset],
-        place=(dataset, model),
-        layout=facts.layout(model),
-        recipes=dict.fromkeys(parts, recipe),
-        _cached={},
-    )
+    judge = Judge(facts, dataset, model, [], items, [])
+    judge.recipes = dict.fromkeys(parts, recipe)
     found: dict[tuple[str, str], str] = {}
     for part in parts:
         inputs = [item.inputs(part, judge.layout) for item in items]

@@ -18,6 +18,7 @@ from latentmake.formats import cachefile
 from latentmake.layouts.tensors import LATENTS, hidden_state, plain_latents_metadata
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import parts_of
+from latentmake.plan.state import Judge
 from PIL import Image
 
 RUN, DATASET, MODEL = "tiny", "shapes", "micro"
@@ -62,7 +63,7 @@ def expected_of(facts: Facts) -> list[Expected]:
     found = []
     for part in parts_of(facts.config, facts.config.runs[RUN]):
         items = facts.wanted_items(DATASET, MODEL)
-        judge = facts.judge(DATASET, MODEL, [part.name], items)
+        judge = Judge(facts, DATASET, MODEL, [part.name], items)
         inputs = [each.inputs(part.name, judge.layout) for each in items]
         judge.contents.prepare_sizes(filter(None, map(judge.contents.of, inputs)))
         for item, (target,) in judge.targets(part.name, inputs):

@@ -121,11 +121,14 @@ def storage_error(error: Exception, where: str | os.PathLike[str]) -> StorageErr
     return StorageError(what, where=where, hint=hint)
 
 
-def system_error(error: OSError) -> StorageError | None:
-    """Return the one-line error for a system call that failed.
+def mistake_of(error: Exception) -> UserError | None:
+    """Return the one-line error for a user's mistake, or for a system call that failed.
 
-    Return None, and so show the traceback, if the error names no file or a file is missing.
+    Return None, and so show the traceback, if the error names no file or a file is missing, and for
+    all other errors.
     """
+    if not isinstance(error, OSError):
+        return error if isinstance(error, UserError) else None
     place = error.filename if isinstance(error.filename, str) else ""
     if fault := storage_error(error, place or "a file"):
         return fault

@@ -163,7 +163,7 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self.verdicts: Table[TargetStat] = Table(self, _VERDICT, TargetStat)  # question -> answer
         self._media: Table[SourceStat] = Table(self, _MEDIA, SourceStat)
         self._pictures: Table[TargetStat] = Table(self, _PICTURE, TargetStat)  # digest -> size
-        self.rates: Table[TargetStat] = Table(self, _RATE, TargetStat)  # `plan.receipts`
+        self.rates: Table[TargetStat] = Table(self, _RATE, TargetStat)  # `plan.estimates`
         self._tables = [table for table in vars(self).values() if isinstance(table, Table)]
         self.is_new = not self.sources.any()
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from latentmake.base.errors import TrainingError
+from latentmake.data.contents import Contents
 from latentmake.data.item import Item
 from latentmake.pages.captions import Card
 from latentmake.plan.facts import Facts
@@ -38,7 +39,7 @@ class Edits:
             own[card.item.stem] = card.item.inputs("latents", layout)
         self._inputs = inputs
         self._contents = {
-            dataset: facts.judge(dataset, model, [], own.values(), []).contents
+            dataset: Contents.of_items(own.values(), facts.memo, facts.config.datasets[dataset])
             for dataset, own in inputs.items()
         }
 

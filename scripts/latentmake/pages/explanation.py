@@ -159,7 +159,7 @@ def differences(facts: Facts, part: Part, item: Item, target: Target) -> list[Di
     # Some values of the recipe, such as the scale, are keys of their own in a header.
     recipe = {key: metadata[key] for key in now if key in metadata} | recipe_of(metadata)
     changed = recipe_differences(recipe, now, model) if now else []
-    judge = facts.judge(part.dataset, part.model, [part.name], [item], [target.path])
+    judge = Judge(facts, part.dataset, part.model, [part.name], [item], [target.path])
     with suppress(CacheError, SourceError, OSError, ValueError):
         changed += placing_differences(judge, item, target)
     return changed

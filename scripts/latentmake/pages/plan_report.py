@@ -13,7 +13,7 @@ from latentmake.base.machine import Need, duration, human, shortages
 from latentmake.base.paths import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
-from latentmake.plan import receipts
+from latentmake.plan.estimates import estimates, past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Part
 from latentmake.plan.run_plan import Plan, RunPlan, faulty_items
@@ -28,7 +28,7 @@ _LOOKED_AT = 1000  # most pictures of a dataset whose headers are read, because 
 def plan_table(
     plan: Plan,
     orders: Collection[Order],
-    estimates: Iterable[str] = (),
+    rest: Iterable[str] = (),
     *,
     kinds: Mapping[str, Collection[str]] | None = None,
 ) -> str:
@@ -37,7 +37,7 @@ def plan_table(
     Args:
         plan: the plan.
         orders: orders that a build carries out.
-        estimates: further lines below the table, such as estimates of time and size.
+        rest: further lines below the table, such as estimates of time and size.
         kinds: run -> requested kinds of caches; an empty collection or None stands for all.
     """
     parts = {
@@ -72,7 +72,7 @@ def plan_table(
             f"{counted(total, 'target')} to make ({counted(made['latents'], 'latent')}, "
             f"{counted(made['text'], 'text')}){linked}, in {counted(jobs, 'job')}"
         )
-    lines += estimates
+    lines += rest
     return "\n".join([*lines, ""]) if lines else ""
 
 
@@ -141,10 +141,10 @@ def stopped_by(facts: Facts, plan: RunPlan) -> str:
 
 def estimate_lines(facts: Facts, orders: Collection[Order]) -> Iterator[str]:
     """Yield a line for each kind and model: estimated time and bytes, where they are known."""
-    sums = receipts.estimates(facts.memo, orders, lambda order, _: order.work)
+    sums = estimates(facts.memo, orders, lambda order, _: order.work)
     for work, rest in sums.items():
         what = work.replace(" ", " of ")
-        if past := receipts.past_jobs(facts.memo, work):
+        if past := past_jobs(facts.memo, work):
             time = duration((past.starting + rest.seconds) / 60)
             yield f"{what}: about {time}, {human(rest.size)}"
         elif rest.size:
@@ -153,7 +153,7 @@ def estimate_lines(facts: Facts, orders: Collection[Order]) -> Iterator[str]:
 
 def disk_needs(facts: Facts, orders: Collection[Order]) -> list[Need]:
     """Return the disk space that some orders need, as far as it is known."""
-    sums = receipts.estimates(facts.memo, orders, lambda order, _: order.work.replace(" ", " of "))
+    sums = estimates(facts.memo, orders, lambda order, _: order.work.replace(" ", " of "))
     return [Need(what, "cache", round(past.size)) for what, past in sums.items() if past.size]
 
 

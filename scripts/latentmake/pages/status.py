@@ -16,8 +16,9 @@ from latentmake.data.memo import Folder, unpacked
 from latentmake.layouts.layout import parsed
 from latentmake.pages.explanation import recipe_changes
 from latentmake.pages.plan_report import row_of
-from latentmake.plan import receipts, store
+from latentmake.plan import store
 from latentmake.plan.build import running
+from latentmake.plan.estimates import Past, estimates, past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order, Part
 from latentmake.plan.run_plan import RunPlan, faulty_items, is_reg
@@ -86,7 +87,7 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
     def name_of(order: Order, part: str) -> tuple[str, str, str]:
         return row_of(Part(order.dataset, order.model, part))
 
-    rests = receipts.estimates(facts.memo, plan.orders, name_of)
+    rests = estimates(facts.memo, plan.orders, name_of)
     parts: dict[tuple[str, str, str], list[Part]] = {}
     for part in plan.parts:
         parts.setdefault(row_of(part), []).append(part)
@@ -94,7 +95,7 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
     listings = {place: Folder("/".join(("cache", *place))) for place in places}
     for name, own in parts.items():
         dataset, model, kind = name
-        states, rest = [plan.parts[part] for part in own], rests.get(name, receipts.Past())
+        states, rest = [plan.parts[part] for part in own], rests.get(name, Past())
         sizes = _sizes(facts, own, listings[dataset, model])
         yield StatusRow(
             dataset=dataset,
@@ -131,7 +132,7 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
         yield f"{plan.name}: regularisation images: {', '.join(regular)}"
     yield from recipe_changes(facts, [plan])
     for work in dict.fromkeys(f"{parsed(part.name).kind} {part.model}" for part in plan.parts):
-        if past := receipts.past_jobs(facts.memo, work):
+        if past := past_jobs(facts.memo, work):
             speed, words = past.targets / past.seconds, f", {past.words}" if past.words else ""
             number = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
             yield f"past jobs of {work.replace(' ', ' of ')}: {number} targets/s{words}"
@@ -158,16 +159,17 @@ def running_builds() -> list[dict[str, Any]]:
         targets, and of all), `training` (run -> last line of its log; "" if there is none yet).
     """
     builds = []
-    for _, about in running():
-        began, made = about["began"], dict[str, tuple[int, int]]()
-        for name in about.pop("orders"):
+    for _, note in running():
+        made = dict[str, tuple[int, int]]()
+        for name in note.orders:
             with contextlib.suppress(StorageError):
                 order = Order.read(FOLDER / f"{name}.json")
                 done, total = made.get(order.work, (0, 0))
                 finished = sum(target.is_made for target in order.targets)
                 made[order.work] = done + finished, total + len(order.paths)
-        logs = {run: Path(f"logs/train/{run}.log") for run in about.pop("trained")}
-        training = {run: _last_line(log, began) for run, log in logs.items()}
+        logs = {run: Path(f"logs/train/{run}.log") for run in note.trained}
+        training = {run: _last_line(log, note.began) for run, log in logs.items()}
+        about = note.model_dump(exclude={"orders", "trained"})
         builds.append(about | {"made": made, "training": training})
     return builds
 

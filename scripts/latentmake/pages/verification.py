@@ -22,9 +22,9 @@ from latentmake.data.item import Item
 from latentmake.formats import check
 from latentmake.pages.explanation import differences
 from latentmake.plan import store
-from latentmake.plan.facts import Facts
+from latentmake.plan.facts import UNKNOWN, Facts
 from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompt_items, prompts_of
-from latentmake.plan.state import UNKNOWN, Judge
+from latentmake.plan.state import Judge
 from latentmake.training.order import trained_files
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
@@ -134,7 +134,7 @@ def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
         parts.setdefault(part.dataset, []).append(part)
     for dataset, several in parts.items():
         items = facts.wanted_items(dataset, run.model)
-        judge = facts.judge(dataset, run.model, [part.name for part in several], items, paths=[])
+        judge = Judge(facts, dataset, run.model, [part.name for part in several], items, paths=[])
         for part in several:
             if dataset == PROMPTS:
                 inputs = prompt_items(prompts_of(facts.config, run))

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,6 +19,7 @@ from latentmake.config.root import Run
 from latentmake.data.item import Item
 from latentmake.layouts.layout import parsed
 from latentmake.models.checks import check_run
+from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import (
     PROMPTS,
@@ -31,8 +31,7 @@ from latentmake.plan.orders import (
     targets_of,
     text_parts,
 )
-from latentmake.plan.receipts import batch_items
-from latentmake.plan.state import PartState, State
+from latentmake.plan.state import Judge, State
 
 _REUSED_ITEMS = 16_384  # items of a batch whose files are only linked
 _SHARED_ITEMS = 64  # fewest items of a batch that is split across GPUs
@@ -44,7 +43,7 @@ def batches(
     dataset: str,
     model: str,
     needs: Mapping[str, set[str]],
-    states: State,
+    stale: Mapping[str, Sequence[Work]],
     side_by_side: int,
     *,
     may_skip: bool = True,
@@ -54,8 +53,9 @@ def batches(
     An order has targets of one kind, which the same runs need. It either encodes them, encodes
     them by force or only links files. All such targets of an item are in one order.
 
-    `needs` names the runs that need each part. `side_by_side` is the number of jobs that run at a
-    time on this machine. Without `may_skip`, jobs fail at a faulty item instead of skipping it.
+    `needs` names the runs that need each part, `stale` has its stale targets. `side_by_side` is the
+    number of jobs that run at a time on this machine. Without `may_skip`,
+    jobs fail at a faulty item instead of skipping it.
     """
     alike: dict[tuple[str, frozenset[str]], list[str]] = {}
     config, anew = facts.config, facts.forced_of(dataset, model)
@@ -69,25 +69,24 @@ def batches(
         runs = everyone if "@" in part else frozenset(wanting)
         alike.setdefault((parsed(part).kind, runs), []).append(part)
     for (kind, runs), parts in alike.items():
-        # (can be linked, is forced) -> stem and text of an item -> a list of the item, the digest
-        # of its inputs (None if unknown) and its stale targets of all parts.
-        groups: dict[tuple[bool, bool], dict[tuple[str, str | None], list[Any]]] = {}
-        for item, stale, content in (work for part in parts for work in states.parts[part].stale):
-            for target in stale:
+        # (can be linked, is forced) -> stem and text of an item -> its work in all parts
+        groups: dict[tuple[bool, bool], dict[tuple[str, str | None], Work]] = {}
+        for item, targets, content in (work for part in parts for work in stale[part]):
+            for target in targets:
                 is_forced = not anew.isdisjoint((target.part, target.path))
                 group = groups.setdefault((bool(target.at_hand), is_forced), {})
-                entries = group.setdefault((item.stem, item.text), [item, content])
-                entries[1] = entries[1] or content
-                entries.append(target)
+                work = group.get((item.stem, item.text), Work(item, (), content))
+                more = (*work.targets, target)
+                group[item.stem, item.text] = Work(work.item, more, work.content or content)
         for (linked, forced), group in groups.items():
-            works = [Work(item, (*targets,), content) for item, content, *targets in group.values()]
+            works = [*group.values()]
             group.clear()  # frees memory: a plan may have very many items
             size = _REUSED_ITEMS
             if not linked and config.batch.items != "auto":
                 size = config.batch.items
             elif not linked:
-                targets = sum(len(work.targets) for work in works) / len(works)
-                size = batch_items(facts.memo, f"{kind} {model}", config.batch.minutes, targets)
+                number = sum(len(work.targets) for work in works) / len(works)
+                size = batch_items(facts.memo, f"{kind} {model}", config.batch.minutes, number)
             if side_by_side > 1 and not linked:
                 size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
             for start in range(0, len(works), size):
@@ -225,18 +224,16 @@ def named_batches(
     already. A job that makes a named file fails at a faulty item, even if its dataset skips faulty
     items.
     """
-    if not named:
-        return
-    parts = [part for state in others for part in state.parts.values()]
+    parts = [part for state in others for part in state.parts.values()] if named else []
     planned = {target.path for part in parts for target in part.to_make}
-    places: dict[tuple[str, str], State] = {}
+    places: dict[tuple[str, str], dict[str, list[Work]]] = {}
     for (dataset, model, name), (_, state) in named.items():
-        part = places.setdefault((dataset, model), State({})).parts.setdefault(name, PartState())
-        paths = {target.path for target in state.parts[name].to_make} - planned
-        part.stale += [work.only(paths) for work in state.parts[name].stale]
-    for place, state in places.items():
-        unneeded: dict[str, set[str]] = {part: set() for part in state.parts}
-        yield from batches(facts, *place, unneeded, state, side_by_side, may_skip=False)
+        part = state.parts[name]
+        paths = {target.path for target in part.to_make} - planned
+        places.setdefault((dataset, model), {})[name] = [work.only(paths) for work in part.stale]
+    for place, stale in places.items():
+        unneeded = {part: set[str]() for part in stale}
+        yield from batches(facts, *place, unneeded, stale, side_by_side, may_skip=False)
 
 
 def named_targets(
@@ -268,7 +265,7 @@ def judged(facts: Facts, part: Part, items: Sequence[Item], paths: Collection[st
     """
     present = (path for path in paths if os.path.lexists(path) and not Path(path).is_dir())
     stats = {path: target_stat(Path(path).lstat()) for path in present}
-    judge = facts.judge(part.dataset, part.model, [part.name], items, paths)
+    judge = Judge(facts, part.dataset, part.model, [part.name], items, paths)
     state = judge.judge({part.name: items}, {item.stem for item in items}, stats)
     for fault in state.unreadable.values():
         raise SourceError(fault.what, where=fault.path, hint=fault.hint)

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, BinaryIO
 
 from pydantic import BaseModel, Field
 
@@ -175,8 +174,8 @@ def alone() -> Iterator[None]:
         StorageError: a build runs here.
     """
     hint = "wait until it ends, then run the same command"
-    for _, about in running():
-        raise StorageError(f"a build is running here ({_described(about)})", hint=hint)
+    for _, note in running():
+        raise StorageError(f"a build is running here ({note})", hint=hint)
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             _LOCK.parent.mkdir(parents=True, exist_ok=True)
@@ -209,6 +208,19 @@ def _unlock(machine: str) -> None:
 # -- running builds -------------------------------------------------------------------------------
 
 
+class Note(BaseModel):
+    """Note of a running build."""
+
+    process: int
+    targets: Sequence[str]
+    began: Annotated[float, Field(ge=0, le=1e12)]
+    orders: list[str]
+    trained: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.targets) or 'all'}, process {self.process}"
+
+
 def announce(
     orders: Iterable[Order], trained: Sequence[str], targets: Sequence[str]
 ) -> BinaryIO | None:
@@ -224,22 +236,24 @@ def announce(
     if not made and not trained:
         return None
     for path, other in running(forget=True):
-        if {*made} & {*other["orders"]} or {*trained} & {*other["trained"]}:
-            what = f"another build makes some of these files ({_described(other)})"
+        if {*made} & {*other.orders} or {*trained} & {*other.trained}:
+            what = f"another build makes some of these files ({other})"
             raise StorageError(what, where=path, hint="wait until it ends")
-    about = {"process": os.getpid(), "targets": [*targets], "began": time.time()}
+    note = Note(
+        process=os.getpid(), targets=targets, began=time.time(), orders=made, trained=trained
+    )
     with contextlib.suppress(OSError):
         with atomic.replacing(BUILDS / f"{time.time_ns()}.{os.getpid()}.json") as new:
             # Locked before it gets its name, so that no command takes it for an old note.
             held = new.open("wb")
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held.write(json.dumps(about | {"orders": made, "trained": trained}).encode())
+            held.write(note.model_dump_json().encode())
             held.flush()
         return held
     return None
 
 
-def running(*, forget: bool = False) -> list[tuple[Path, dict[str, Any]]]:
+def running(*, forget: bool = False) -> list[tuple[Path, Note]]:
     """Return the notes of running builds (see `announce`); `forget` deletes all other notes."""
     notes = []
     for path in sorted(BUILDS.glob("*.json")):
@@ -247,30 +261,18 @@ def running(*, forget: bool = False) -> list[tuple[Path, dict[str, Any]]]:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                if note := read_state(path, _Note.model_validate_json):
-                    notes.append((path, note.model_dump()))
+                if note := read_state(path, Note.model_validate_json):
+                    notes.append((path, note))
             else:  # nobody holds the lock: the build has ended
                 if forget:
                     path.unlink()
     return notes
 
 
-class _Note(BaseModel):
-    process: int
-    targets: list[str]
-    began: Annotated[float, Field(ge=0, le=1e12)]
-    orders: list[str]
-    trained: list[str]
-
-
 def locked() -> StorageError:
     """Return the error for a folder that Snakemake finds locked by another build."""
-    for _, about in running():
-        what = f"another build makes some of these files ({_described(about)})"
+    for _, note in running():
+        what = f"another build makes some of these files ({note})"
         return StorageError(what, hint="wait until it ends")
     hint = "wait until it ends; if none runs on any machine, run the command with --unlock first"
     return StorageError("another build has locked this folder", where=Path.cwd(), hint=hint)
-
-
-def _described(about: Mapping[str, Any]) -> str:
-    return f"{' '.join(about['targets']) or 'all'}, process {about['process']}"

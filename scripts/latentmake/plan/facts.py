@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from latentmake.base import digest
 from latentmake.base.errors import ModelError, TrainingError
 from latentmake.config.root import Config
+from latentmake.data.contents import Contents
 from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
@@ -24,7 +25,9 @@ from latentmake.plan.orders import (
     settings_digest,
     text_parts,
 )
-from latentmake.plan.state import UNKNOWN, Judge
+
+UNKNOWN = ""
+"""Digest of a recipe whose model is on another machine."""
 
 
 class Facts(Datasets):
@@ -104,7 +107,7 @@ class Facts(Datasets):
         item = self._by_stem[dataset, model].get(fault["stem"])
         if item is None:
             return False
-        contents = self.judge(dataset, model, [], [item], []).contents
+        contents = Contents.of_items([item], self.memo, self.config.datasets[dataset])
         digests = [contents.of(item.inputs(part, self.layout(model))) for part in parts]
         return (fault["digest"] or "none") in digests or bool(contents.unreadable)
 
@@ -135,37 +138,6 @@ class Facts(Datasets):
                 if part[:2] == (dataset, model) and f"{kind}_{name}" in self.forced:
                     forced.add(part.name)
         return forced
-
-    def judge(
-        self,
-        dataset: str,
-        model: str,
-        parts: Collection[str],
-        items: Iterable[Item],
-        paths: Collection[str] | None = None,
-    ) -> Judge:
-        """Return the judge of the targets of some parts.
-
-        `items` are the items to judge. `paths` are the cache files that may belong to them; None
-        stands for all files of the dataset.
-        """
-        folder, cached = f"cache/{dataset}/{model}", self.memo.targets
-        before = {}
-        for part in parts:
-            former, tokens = recipe.before_readings(self.recipe(dataset, model, parsed(part).kind))
-            if tokens:
-                before[part] = digest.of_value(former), tokens
-        return Judge.of(
-            items,
-            self.memo,
-            settings=self.config.datasets.get(dataset),
-            place=(dataset, model),
-            layout=self.layout(model),
-            recipes={part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
-            before=before,
-            forced=self.forced_of(dataset, model),
-            _cached=cached.below(folder) if paths is None else cached.look_up(paths),
-        )
 
     # -- models -------------------------------------------------------------------------------
 

@@ -8,15 +8,14 @@ digest from the keys only, to tell whether the lock still fits.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import BaseModel, Field, JsonValue
 
-from latentmake.base import atomic, digest
+from latentmake.base import digest
 from latentmake.base.errors import ConfigError
-from latentmake.base.state_file import is_damaged, read_order, read_state
+from latentmake.base.state_file import JsonFile, is_damaged, read_order
 from latentmake.data.item import Item
 from latentmake.plan.product import Parts
 from latentmake.plan.receipts import NotedFault
@@ -54,8 +53,7 @@ def result_folder(run: str) -> Path:
     return next((place for place in places if (place / "training.json").is_file()), folder)
 
 
-@dataclass(frozen=True)
-class Lock:
+class Lock(JsonFile, extra="ignore"):  # other releases may write more
     """Content of `dataset.lock`.
 
     Attributes:
@@ -64,15 +62,15 @@ class Lock:
     """
 
     digest: str = ""  # `lock_digest` of the parts and repeats
-    counts: dict[str, int] = field(default_factory=dict)  # `{dataset}/{part}` -> number of targets
-    parts: dict[str, str] = field(default_factory=dict)  # `{dataset}/{part}` -> digest of its keys
-    repeats: dict[str, int] = field(default_factory=dict)  # dataset -> `num_repeats`
-    aside: dict[str, list[NotedFault]] = field(default_factory=dict)
-    images: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = Field({})  # `{dataset}/{part}` -> number of targets
+    parts: dict[str, str] = Field({})  # `{dataset}/{part}` -> digest of its keys
+    repeats: dict[str, int] = Field({})  # dataset -> `num_repeats`
+    aside: dict[str, list[NotedFault]] = Field({})
+    images: dict[str, str] = Field({})
     manifest: str = ""  # digest of the manifest's bytes
-    held_out: list[str] = field(default_factory=list)  # digests of the sources held out of training
+    held_out: list[str] = Field([])  # digests of the sources held out of training
     trained: str = ""  # `lock_digest` of the other items, where some are held out
-    is_reg: list[str] = field(default_factory=list)  # datasets of regularisation images, sorted
+    is_reg: list[str] = Field([])  # datasets of regularisation images, sorted
 
     @property
     def changed(self) -> bool:
@@ -104,23 +102,15 @@ class Lock:
         }
 
 
-_LOCK = TypeAdapter(Lock)
-
-
 def read_lock(run: str) -> Lock:
     """Read a run's lock; an empty one if it is missing or damaged."""
-    return lock_at(run_folder(run) / "dataset.lock")
+    return Lock.read(run_folder(run) / "dataset.lock") or Lock()
 
 
 def lock_fault(run: str) -> str:
     """Return why a run's lock could not be read: damaged, or missing."""
     damaged = is_damaged(run_folder(run) / "dataset.lock")
     return "the dataset's lock is damaged" if damaged else "there is no lock of the dataset yet"
-
-
-def lock_at(path: Path) -> Lock:
-    """Read the lock at a path; an empty one if it is missing or damaged."""
-    return read_state(path, _LOCK.validate_json) or Lock()
 
 
 def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
@@ -171,8 +161,7 @@ class Member(NamedTuple):
     text: tuple[str, str] | None = None  # part and digest of its texts, if these are not cached
 
 
-@dataclass(frozen=True)
-class ManifestOrder:
+class ManifestOrder(BaseModel, frozen=True):
     """Order of the manifest job."""
 
     run: str
@@ -185,17 +174,10 @@ class ManifestOrder:
     planned: int  # time of the plan (ns), so that no two orders are equal for Snakemake
     layout: str = "plain"
     validation: int = 0  # number of sources to hold out of training
-    vanished: list[str] = field(default_factory=list)  # orphans to keep apart
-    is_reg: list[str] = field(default_factory=list)  # datasets of regularisation images, sorted
-
-    def write(self, path: Path) -> None:
-        """Write the order."""
-        atomic.write(path, _ORDER.dump_json(self))
+    vanished: list[str] = []  # orphans to keep apart
+    is_reg: list[str] = []  # datasets of regularisation images, sorted
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:
         """Read an order; raises StorageError if it is missing or damaged."""
-        return read_order(path, _ORDER.validate_json)
-
-
-_ORDER = TypeAdapter(ManifestOrder)
+        return read_order(path, cls.model_validate_json)

@@ -48,16 +48,19 @@ def make_plan(
     runs = {name: facts.config.runs[name] for name in names}
     learn_receipts(facts.memo)
     needed: dict[_Place, dict[str, set[str]]] = {}  # place -> part -> runs that need it
-    parts = {
-        name: parts_of(facts.config, run, generated=name in generated) for name, run in runs.items()
-    }
+    parts: dict[str, list[Part]] = {}
     for name, run in runs.items():
         check_run(facts.config, name, run, facts.memo.remembered)
+        parts[name] = parts_of(facts.config, run, generated=name in generated)
         for part in parts[name]:
             needing = needed.setdefault((part.dataset, part.model), {})
             needing.setdefault(part.name, set()).add(name)
     states = _judge_all(facts, needed, generated)
-    stale = [place for place in states if any(p.stale for p in states[place].parts.values())]
+    stale = {
+        place: {name: part.stale for name, part in state.parts.items()}
+        for place, state in states.items()
+        if any(part.stale for part in state.parts.values())
+    }
     for (dataset, _), state in states.items():
         _refuse_other_items(dataset, state.parts.values())
     plans = {
@@ -75,19 +78,16 @@ def make_plan(
     }
     jobs, wanted = list[EncodingJob](), list[tuple[Order, frozenset[str]]]()
     named: dict[Part, tuple[Collection[str], State]] = {}
-    if files:
-        from latentmake.plan.batches import named_states
-
-        named = dict(named_states(facts, sorted(files)))
     datasets = {dataset for dataset, _ in states} - {PROMPTS}
     apart = {dataset: store.kept_apart(facts.memo, dataset) for dataset in datasets}
-    if stale or any(state.parts[part.name].stale for part, (_, state) in named.items()):
-        from latentmake.plan.batches import batches, jobs_of, named_batches
+    if files or stale:
+        from latentmake.plan.batches import batches, jobs_of, named_batches, named_states
 
+        named = dict(named_states(facts, sorted(files)))
         store.mark_reusable(facts.memo, [*states.values(), *(state for _, state in named.values())])
         count = side_by_side or 1
         for order, wanting in chain(
-            *(batches(facts, *place, needed[place], states[place], count) for place in stale),
+            *(batches(facts, *place, needed[place], stale[place], count) for place in stale),
             named_batches(facts, named, states.values(), count),
         ):
             if not facts.read_only:
@@ -109,8 +109,7 @@ def make_plan(
             if lost[name]:
                 plan.warnings.append(store.warning(name, len(lost[name]), facts.options))
         plan_manifest(facts, plan)
-    orders = [order for job in jobs for order in job.orders]
-    return Plan(plans, jobs, orders, {part: paths for part, (paths, _) in named.items()})
+    return Plan(plans, jobs, {part: paths for part, (paths, _) in named.items()})
 
 
 def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:

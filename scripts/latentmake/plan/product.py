@@ -136,12 +136,10 @@ def some(names: Collection[object]) -> str:
     return f"{listed} and {others} more" if others > 0 else listed
 
 
-def value_differences(
-    old: Mapping[str, object], new: Mapping[str, object], name: str = "{}"
-) -> list[Difference]:
-    """Return a Difference for each key whose values differ; `name` is a pattern for its name."""
+def value_differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[Difference]:
+    """Return a Difference for each key whose values differ."""
     return [
-        Difference(name.format(key), short(text_of(old.get(key))), short(text_of(new.get(key))))
+        Difference(key, short(text_of(old.get(key))), short(text_of(new.get(key))))
         for key in dict.fromkeys((*new, *old))
         if old.get(key) != new.get(key)
     ]

@@ -96,12 +96,9 @@ class RunPlan:
     @property
     def order_paths(self) -> dict[str, str]:
         """Kind of an order (`manifest`, `train`, `trainer`) -> path."""
-        orders = {
-            "manifest": self.manifest_order,
-            "train": self.training_order,
-            "trainer": self.trainer_order,
-        }
-        return {kind: str(path) for kind, path in orders.items() if path is not None}
+        kinds = "manifest", "train", "trainer"
+        orders = self.manifest_order, self.training_order, self.trainer_order
+        return {kind: str(path) for kind, path in zip(kinds, orders, strict=True) if path}
 
     def awaited(self, prompts: Collection[str]) -> list[Difference]:
         """Return what a build must do before clips of these prompts can be generated or judged."""
@@ -123,16 +120,19 @@ class Plan:
     Attributes:
         runs: run -> its plan.
         jobs: encoding jobs of all runs.
-        orders: orders of all jobs.
         named: part -> cache files that the command names.
         needs: disk space for files other than caches and trainings.
     """
 
     runs: dict[str, RunPlan]
     jobs: list[EncodingJob] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)
     named: dict[Part, Collection[str]] = field(default_factory=dict)
     needs: list[Need] = field(default_factory=list)
+
+    @property
+    def orders(self) -> list[Order]:
+        """Orders of all jobs."""
+        return [order for job in self.jobs for order in job.orders]
 
     def leave_out_prompts(self, drawing: Collection[str]) -> None:
         """Leave out the embeddings of prompts that no run uses now: they wait for a training.
@@ -141,18 +141,15 @@ class Plan:
         """
         draws = {name for name, run in self.runs.items() if run.training_order} | {*drawing}
         needed = {part.model for name in draws for part in self.runs[name].parts}
-        if not any(order.dataset == PROMPTS and order.model not in needed for order in self.orders):
-            return
 
         def kept(orders: Iterable[Order]) -> list[Order]:
             return [order for order in orders if order.dataset != PROMPTS or order.model in needed]
 
         for run in self.runs.values():
             run.orders = kept(run.orders)
-            for part, state in list(run.parts.items()):
+            for part, state in run.parts.items():
                 if part.dataset == PROMPTS and part.model not in needed:
                     run.parts[part] = replace(state, stale=[])
-        self.orders = kept(self.orders)
         self.jobs = [EncodingJob(tuple(some)) for job in self.jobs if (some := kept(job.orders))]
 
 
@@ -190,26 +187,25 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
             plan.outdated = []
             return
     plan.outdated = differences or plan.outdated
-    planned = time.time_ns()
-    plan.manifest_order = run_order(plan.name, "manifest", planned)
-    if facts.read_only:
-        return
-    keys = {part: state.keys_by_name() for part, state in plan.parts.items()}
-    order = ManifestOrder(
+    items = []
+    if not facts.read_only:
+        keys = {part: state.keys_by_name() for part, state in plan.parts.items()}
+        items = [*members(facts, run, keys, texts)]
+    order = ManifestOrder.model_construct(  # to validate very many items would take seconds
         run=plan.name,
         model=run.model,
         repeats=repeats,
         skip=skip,
-        items=[*members(facts, run, keys, texts)],
+        items=items,
         faults=skipped,
         orphans=sorted(path for state in plan.parts.values() for path in state.orphans),
         vanished=sorted(plan.vanished),
-        planned=planned,
+        planned=time.time_ns(),
         layout=facts.layout(run.model).name,
         validation=validation,
         is_reg=regular,
     )
-    order.write(plan.manifest_order)
+    plan.manifest_order = Path(write_order(facts, plan.name, "manifest", order))
 
 
 def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:

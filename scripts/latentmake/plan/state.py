@@ -12,25 +12,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
 
 from latentmake.base import digest
 from latentmake.base.atomic import TEMPORARY_SUFFIX
 from latentmake.base.digest import TargetStat
 from latentmake.base.errors import CacheError, SourceError
 from latentmake.base.paths import is_text
-from latentmake.config.datasets import Dataset
 from latentmake.data.contents import Contents
 from latentmake.data.item import CAPTION, IMAGE, Fault, Item
 from latentmake.data.memo import Listing, Memo
 from latentmake.formats.cachefile import Header, read_header, target_key
-from latentmake.layouts.layout import Layout, parsed
+from latentmake.layouts.layout import parsed
+from latentmake.models.recipe import before_readings
+from latentmake.plan.facts import UNKNOWN, Facts
 from latentmake.plan.orders import Part, Target, Work, targets_of, view_of
 
 FORCED = "forced"  # the target is fresh, but the command encodes it again; its key stays the same
 REASONS = ("reusable", "new", "edited", "changed recipe", "damaged", FORCED)
-UNKNOWN = ""
-"""Digest of a recipe whose model is on another machine."""
 
 
 @dataclass
@@ -104,26 +102,47 @@ def key_of(
     return header.key, header
 
 
-@dataclass
 class Judge:
-    """Judge of the targets of one dataset and model (`place`): tells whether they are fresh."""
+    """Judge of the targets of some parts of one dataset and model: tells whether they are fresh.
 
-    _memo: Memo
-    place: tuple[str, str]
-    settings: Dataset | None  # the dataset's section of the configuration; None for prompts
-    layout: Layout
-    recipes: Mapping[str, str]  # part -> digest of its recipe, or `UNKNOWN`
-    contents: Contents
-    _cached: Mapping[str, tuple[TargetStat, str]]
-    # Part -> digest of an earlier release's recipe, and tokens that today's recipe reads otherwise.
-    before: Mapping[str, tuple[str, Collection[str]]] = field(default_factory=dict)
-    forced: Collection[str] = ()  # parts and paths of the targets that the command encodes again
+    Attributes:
+        settings: the dataset's section of the configuration; None for prompts.
+        recipes: part -> digest of its recipe, or `UNKNOWN`.
 
-    @classmethod
-    def of(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None, **others: Any) -> Self:
-        """Return the judge of the targets of some items."""
-        contents = Contents.of_items(items, memo, settings)
-        return cls(_memo=memo, settings=settings, contents=contents, **others)
+    Args:
+        facts: facts about the configuration.
+        dataset: name of the dataset.
+        model: name of the model.
+        parts: names of the parts.
+        items: items to judge.
+        paths: cache files that may belong to the items; None stands for all of the dataset.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        dataset: str,
+        model: str,
+        parts: Collection[str],
+        items: Iterable[Item],
+        paths: Collection[str] | None = None,
+    ) -> None:
+        self.settings = facts.config.datasets.get(dataset)
+        self.layout = facts.layout(model)
+        self.contents = Contents.of_items(items, facts.memo, self.settings)
+        self.forced = facts.forced_of(dataset, model)
+        self._memo, self._place = facts.memo, (dataset, model)
+        cached, folder = facts.memo.targets, f"cache/{dataset}/{model}"
+        self._cached = cached.below(folder) if paths is None else cached.look_up(paths)
+        self.recipes = dict[str, str]()
+        # Part -> digest of an earlier release's recipe, and tokens that today's reads otherwise.
+        self._before: dict[str, tuple[str, Collection[str]]] = {}
+        for part in parts:
+            kind = parsed(part).kind
+            self.recipes[part] = facts.recipe_digest(dataset, model, kind)
+            former, tokens = before_readings(facts.recipe(dataset, model, kind))
+            if tokens:
+                self._before[part] = digest.of_value(former), tokens
 
     # -- one target ---------------------------------------------------------------------------
 
@@ -145,8 +164,8 @@ class Judge:
 
     def recipe(self, item: Item, target: Target, header: Header | None = None) -> str:
         """Return the digest of a target's recipe, or of an equivalent one of an earlier release."""
-        if header is not None and target.part in self.before:
-            before, tokens = self.before[target.part]
+        if header is not None and target.part in self._before:
+            before, tokens = self._before[target.part]
             if header.recipe == before and self.contents.lacks(item, tokens):
                 return before
         return self.recipes[target.part]
@@ -232,13 +251,21 @@ class Judge:
         stale = (target for part in parts.values() for target in part.to_make)
         _refuse_obstacles((target.path for target in stale if not target.found), listing)
         kept = {self.layout.base(stem) for stem in owned}
-        with_inputs = {self.layout.base(item.stem) for items in inputs.values() for item in items}
-        for part, path in self._orphans(listing, expected, inputs, kept, kept - with_inputs):
-            state = parts.setdefault(part, PartState())
-            state.orphans.append(path)
-            bases = self.layout.owners(path.removeprefix(f"cache/{'/'.join(self.place)}/{part}/"))
-            if bases and kept.isdisjoint(bases):
-                state.gone.append(path)
+        faulty = kept - {self.layout.base(item.stem) for items in inputs.values() for item in items}
+        prefix = f"cache/{'/'.join(self._place)}/"
+        for path, stat in listing.items():
+            if path in expected or not is_text(path):  # Latentmake writes no such name
+                continue
+            part, _, name = path[len(prefix) :].partition("/")
+            bases = self.layout.owners(name)
+            # Files of a faulty item stay. In a part nobody requested, other runs may need the files
+            # of all items.
+            owners = faulty if part in inputs else kept
+            if owners.isdisjoint(bases) and self._is_ours(path, stat, bases):
+                state = parts.setdefault(part, PartState())
+                state.orphans.append(path)
+                if bases and kept.isdisjoint(bases):
+                    state.gone.append(path)
         self._memo.targets.forget(path for path in self._cached if path not in listing)
         return State(parts, unreadable=self.contents.unreadable, judge=self)
 
@@ -280,37 +307,17 @@ class Judge:
 
     def targets(self, part: str, items: Iterable[Item]) -> Iterator[tuple[Item, list[Target]]]:
         """Yield some inputs, each with its targets of a part."""
-        return targets_of(self.layout, self.settings, Part(*self.place, part), items)
+        return targets_of(self.layout, self.settings, Part(*self._place, part), items)
 
-    def _orphans(
-        self,
-        listing: Listing,
-        expected: Collection[str],
-        requested: Collection[str],
-        kept: Collection[str],
-        faulty: set[str],
-    ) -> Iterator[tuple[str, str]]:
-        """Yield part and path of Latentmake's cache files that have no owner.
-
-        A file that is not `expected` still has an owner in two cases. In a requested part, it may
-        belong to a `faulty` item. In a part nobody requested, other runs may need the files of all
-        `kept` items.
-        """
-        prefix = f"cache/{'/'.join(self.place)}/"
-        for path, stat in listing.items():
-            if path in expected or not is_text(path):  # Latentmake writes no such name
-                continue
-            part, _, name = path[len(prefix) :].partition("/")
-            if bases := self.layout.owners(name):
-                if any(base in (faulty if part in requested else kept) for base in bases):
-                    continue
-                try:
-                    key_of(self._memo, self._cached, path, stat)
-                except (CacheError, OSError):
-                    continue  # foreign or damaged: nobody reads it, and no build may delete it
-            elif not name.endswith(TEMPORARY_SUFFIX):
-                continue
-            yield part, path
+    def _is_ours(self, path: str, stat: TargetStat, bases: Collection[str]) -> bool:
+        """Return whether Latentmake wrote a file; it may be half written."""
+        if not bases:
+            return path.endswith(TEMPORARY_SUFFIX)
+        try:
+            key_of(self._memo, self._cached, path, stat)
+        except (CacheError, OSError):
+            return False  # foreign or damaged: nobody reads it, and no build may delete it
+        return True
 
 
 def _refuse_obstacles(paths: Iterable[str], listing: Listing) -> None:

@@ -24,8 +24,9 @@ from latentmake.base.errors import CacheError
 from latentmake.data.item import Scan
 from latentmake.data.memo import Folder, Memo
 from latentmake.formats import cachefile
-from latentmake.plan.orders import Order, Target, Work
-from latentmake.plan.state import UNKNOWN, Judge, PartState, State, key_of
+from latentmake.plan.facts import UNKNOWN
+from latentmake.plan.orders import Order, Target
+from latentmake.plan.state import PartState, State, key_of
 
 STORE = Path(".latentmake/store")
 _MOST_AT_HAND = 3  # most files that a job tries to link for one target
@@ -223,6 +224,11 @@ def kept_apart(memo: Memo, dataset: str) -> dict[str, str]:
     folder = f"cache/{dataset}/{KEPT}"
     if not os.path.isdir(folder):  # noqa: PTH112 -- runs in every plan
         return {}
+    return _keys_below(memo, folder)
+
+
+def _keys_below(memo: Memo, folder: str) -> dict[str, str]:
+    """Return the path and key of each complete cache file in a folder; the memo learns new ones."""
     cached, keys_by_path = memo.targets.below(folder), dict[str, str]()
     for path, stat in Folder(folder).listing().items():
         with contextlib.suppress(CacheError, OSError):  # half written: `prune` removes it
@@ -249,22 +255,33 @@ def mark_reusable(memo: Memo, states: Iterable[State]) -> None:
     set back. Their keys come from the memo: no file is opened here, and the job checks them. Forced
     targets get none, because they are encoded.
     """
-    _learn_unknown(memo)
-    kept, wanted = keys(), list[tuple[PartState, dict[str, list[str]]]]()
+    for folder in map(str, Path("cache").glob("*/*/")):
+        if not memo.targets.any(folder):  # the memo was deleted
+            with contextlib.suppress(CacheError):
+                _keys_below(memo, folder)
+    kept = keys()
     if not kept and not memo.targets.any():
         return
+    wanted, marked = dict[str, list[str]](), list[PartState]()  # path of a target -> possible keys
     for judge, parts in ((state.judge, state.parts) for state in states if state.judge):
         names = {name for name, recipe in judge.recipes.items() if recipe != UNKNOWN}
         stale = [parts[name] for name in parts if name in names.difference(judge.forced)]
-        items = [work.item for part in stale for work in part.stale]
-        if items:
-            judge.contents.prepare_presumed(items)
-            wanted += [(part, _wanted_keys(judge, part.stale)) for part in stale]
-    files = _files_by_key({key for _, keys in wanted for key in chain(*keys.values())}, memo, kept)
-    for state, keys_of in wanted:
-        for number, work in enumerate(state.stale):
-            targets = tuple(_linked(target, keys_of, files) for target in work.targets)
-            state.stale[number] = work._replace(targets=targets)
+        works = [work for part in stale for work in part.stale]
+        if works:
+            judge.contents.prepare_presumed([work.item for work in works])
+        marked += stale
+        for item, targets, _ in works:
+            contents = judge.contents.presumed(item)
+            for target in targets:
+                if not judge.forces(target):
+                    needed = (judge.needed(item, target, content) for content in contents)
+                    wanted[target.path] = [*filter(None, needed)]
+    files = _files_by_key({*chain(*wanted.values())}, memo, kept)
+    for part in marked:
+        part.stale[:] = [
+            work._replace(targets=tuple(_linked(target, wanted, files) for target in work.targets))
+            for work in part.stale
+        ]
 
 
 def _linked(target: Target, keys: dict[str, list[str]], files: dict[str, list[str]]) -> Target:
@@ -272,18 +289,6 @@ def _linked(target: Target, keys: dict[str, list[str]], files: dict[str, list[st
     paths = (path for key in keys.get(target.path, ()) for path in files.get(key, ()))
     at_hand = tuple(islice(paths, _MOST_AT_HAND))
     return target._replace(reason="reusable", at_hand=at_hand) if at_hand else target
-
-
-def _wanted_keys(judge: Judge, works: Iterable[Work]) -> dict[str, list[str]]:
-    """Return path -> keys that a stale target may need, for targets that are not forced."""
-    keys: dict[str, list[str]] = {}
-    for item, targets, _ in works:
-        contents = judge.contents.presumed(item)
-        for target in targets:
-            if not judge.forces(target):
-                needed = (judge.needed(item, target, content) for content in contents)
-                keys[target.path] = [*filter(None, needed)]
-    return keys
 
 
 def _files_by_key(wanted: set[str], memo: Memo, kept: set[str]) -> dict[str, list[str]]:
@@ -298,14 +303,3 @@ def _files_by_key(wanted: set[str], memo: Memo, kept: set[str]) -> dict[str, lis
             gone.append(path)
     memo.targets.forget(gone)
     return files
-
-
-def _learn_unknown(memo: Memo) -> None:
-    """Read the headers in cache folders that the memo does not know, because it was deleted."""
-    for folder in map(str, Path("cache").glob("*/*/")):
-        if memo.targets.any(folder):
-            continue
-        with contextlib.suppress(CacheError):
-            for path, stat in Folder(folder).listing().items():
-                with contextlib.suppress(CacheError, OSError):
-                    key_of(memo, {}, path, stat)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from latentmake.base.errors import SourceError
+from latentmake.data.contents import Contents
 from latentmake.data.item import Item
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
@@ -53,7 +54,7 @@ def _counted(facts: Facts, dataset: str, model: str, seen: Mapping[str, SeenItem
     """Yield `3 added`, `1 removed` and `1 edited`; a number that is 0 is left out."""
     items, layout = facts.wanted_items(dataset, model), facts.layout(model)
     kept = [item for item in items if item.stem in seen]
-    contents = facts.judge(dataset, model, [], kept, []).contents
+    contents = Contents.of_items(kept, facts.memo, facts.config.datasets[dataset])
 
     def is_edited(item: Item) -> bool:
         was = seen[item.stem]

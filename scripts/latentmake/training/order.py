@@ -24,10 +24,10 @@ from latentmake.base.machine import duration
 from latentmake.base.state_file import is_damaged, read_state
 from latentmake.formats.safetensors import read_head
 from latentmake.plan import earlier
-from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, lock_at, read_lock, run_folder
+from latentmake.plan.estimates import Amount
+from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.product import Difference, Made, Parts, Product, judge, text_of
-from latentmake.plan.receipts import Amount
 from latentmake.training.seen import SEEN, write_seen
 
 TrainedParts: TypeAlias = Parts
@@ -232,7 +232,7 @@ def read_order(path: Path, kind: type[_Order]) -> _Order:
 
 def lock_of(path: str) -> Lock:
     """Read the `dataset.lock` of a run's caches; raises TrainingError."""
-    if (lock := lock_at(Path(path))).digest:
+    if (lock := Lock.read(Path(path))) is not None and lock.digest:
         return lock
     hint = "delete it, and run the build's command again"
     raise TrainingError("the lock of the run's caches is missing or damaged", where=path, hint=hint)

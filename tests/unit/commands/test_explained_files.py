@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Part, Target, Work, view_of
 from latentmake.plan.planner import make_plan
-from latentmake.plan.state import Contents, Judge, State
+from latentmake.plan.state import Judge, State
 from order_world import MODEL
 from safetensors.torch import save_file
 
@@ -221,8 +222,13 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, says: bool = Tru
     stamp = cachefile.stamp(key=key, source=content, recipe=recipe, view=placing)
     said = plain_latents_metadata(1.0, 0.0, SIZE, (256, 256))
     atomic.write(Path(target.path), cachefile.serialize({"x": torch.ones(1)}, said | stamp))
-    contents = Contents(Memo(None), today, {})
-    judge = Judge(Memo(None), ("cats", "tiny"), today, layout, {target.part: ""}, contents, {})
+    facts: Any = SimpleNamespace(
+        memo=Memo(None),
+        config=SimpleNamespace(datasets={"cats": today}),
+        layout=lambda _: layout,
+        forced_of=lambda *_: set(),
+    )
+    judge = Judge(facts, "cats", "tiny", [], [])
     return [*map(str, placing_differences(judge, item, target))]
 
 

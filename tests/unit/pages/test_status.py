@@ -10,9 +10,9 @@ from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.pages.status import running_builds, status_of
 from latentmake.plan.build import announce
+from latentmake.plan.estimates import Past, learn_job
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.plan.receipts import Past, learn_job
 from order_world import written_order
 
 CONFIG = {

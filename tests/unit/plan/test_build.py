@@ -112,9 +112,9 @@ def test_a_build_keeps_what_it_replaces(
     stale.begin()
     replaced = {path for order in stale.plan.orders if order.kind in kinds for path in order.paths}
     assert replaced and all(Path(path).stat().st_nlink > 1 for path in replaced)
-    ((_, about),) = running()
+    ((_, note),) = running()
     made = {order.name for order in stale.plan.orders if order.kind in kinds}
-    assert made and made <= {*about["orders"]}
+    assert made and made <= {*note.orders}
     stale.end(succeeded=False)
 
 

@@ -207,7 +207,7 @@ def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() ->
     folder.mkdir(parents=True)
     (folder / "manifest.jsonl").touch()
     made = Lock(
-        lock_digest(keys, {"cats": 1}),
+        digest=lock_digest(keys, {"cats": 1}),
         parts=keys,
         repeats={"cats": 1},
         images={"cats": ""},

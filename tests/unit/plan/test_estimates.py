@@ -19,19 +19,18 @@ from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 from latentmake.pages import plan_report
-from latentmake.plan import sizes
-from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Target
-from latentmake.plan.planner import make_plan
-from latentmake.plan.receipts import (
+from latentmake.plan.estimates import (
     Past,
-    Receipt,
+    bytes_of,
     estimates,
     learn_job,
-    learn_receipts,
     past_jobs,
     resources_of,
 )
+from latentmake.plan.facts import Facts
+from latentmake.plan.orders import Order, Target
+from latentmake.plan.planner import make_plan
+from latentmake.plan.receipts import Receipt, learn_receipts
 
 TINY = {"vae": "vae", "text": ["text"]}
 RUN = {"datasets": ["cats"], "model": "tiny", "resolutions": [64]}
@@ -125,11 +124,11 @@ def test_bytes_are_known_by_the_encoders_configuration_before_any_job() -> None:
     Path("vae").mkdir()
     Path("vae/config.json").write_text(json.dumps(VAE))
     order = replace(order_of(), recipe={"dtype": "float32"})
-    assert sizes.bytes_of(order, order.items[0].targets) == 4 * 48 * 32 * 4 + 800
+    assert bytes_of(order, order.items[0].targets) == 4 * 48 * 32 * 4 + 800
     assert [*lines(Memo(None), [order])] == ["latents of tiny: about 2.5 MB"]
     half = replace(order, recipe={"dtype": "float16"})
-    assert sizes.bytes_of(half, order.items[0].targets) == 4 * 48 * 32 * 2 + 800
-    assert sizes.bytes_of(order_of("text"), order.items[0].targets) == 0.0
+    assert bytes_of(half, order.items[0].targets) == 4 * 48 * 32 * 2 + 800
+    assert bytes_of(order_of("text"), order.items[0].targets) == 0.0
     Path("text").mkdir()
     clip = {"model_type": "clip_text_model", "hidden_size": 768, "max_position_embeddings": 77}
     Path("text/config.json").write_text(json.dumps(clip))

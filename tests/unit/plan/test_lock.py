@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -130,8 +129,18 @@ def make(
         atomic.write(Path(source), content.encode())
         items.append(Member(dataset, inputs_of(stem, source), targets))
     datasets = {item.dataset: 1 for item in items}
-    order = ManifestOrder("first", "tiny", datasets, [], items, {}, [], 5, validation=validation)
-    order = dataclasses.replace(order, is_reg=[*is_reg])
+    order = ManifestOrder(
+        run="first",
+        model="tiny",
+        repeats=datasets,
+        skip=[],
+        items=items,
+        faults={},
+        orphans=[],
+        planned=5,
+        validation=validation,
+        is_reg=[*is_reg],
+    )
     paths = []
     if receipt:
         read = {path: [1, 2, 3, 4, content, 64, 64, True] for path, content in receipt.items()}

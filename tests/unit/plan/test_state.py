@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +28,9 @@ from latentmake.formats import cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import layout_of, parsed
 from latentmake.layouts.tensors import plain_latents_metadata
+from latentmake.plan.facts import UNKNOWN
 from latentmake.plan.manifest import keys_digest
-from latentmake.plan.state import UNKNOWN, Contents, Judge, State
+from latentmake.plan.state import Contents, Judge, State
 from safetensors.torch import save_file
 
 RECIPES: dict[str, dict[str, object]] = {
@@ -121,9 +124,18 @@ def judge_of(
     settings: Dataset | None = None,
     known: dict[str, tuple[SourceStat, str]] | None = None,
 ) -> Judge:
-    cached = memo.targets.below(f"cache/{'/'.join(place)}")
-    contents = Contents(memo, settings, known or {})
-    return Judge(memo, place, settings, layout_of("plain"), recipes, contents, cached)
+    config = SimpleNamespace(datasets={place[0]: settings})
+    facts: Any = SimpleNamespace(
+        memo=memo,
+        config=config,
+        layout=lambda _: layout_of("plain"),
+        forced_of=lambda *_: set(),
+        recipe=lambda *_: {},
+        recipe_digest=lambda *_: "",
+    )
+    judge = Judge(facts, *place, [], [])
+    judge.recipes, judge.contents = recipes, Contents(memo, settings, known or {})
+    return judge
 
 
 def reasons(found: State) -> dict[tuple[str, str], str]:

@@ -18,8 +18,8 @@ from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 
+from latentmake.plan.estimates import Amount
 from latentmake.plan.product import Made, Parts
-from latentmake.plan.receipts import Amount
 from latentmake.training.loop.order import Order, TrainingOrder
 from latentmake.training.loop.order import wanted as wanted_by
 from latentmake.training.order import RunFiles
