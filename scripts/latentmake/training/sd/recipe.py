@@ -48,7 +48,6 @@ from latentmake.training.sd.unet import (
     UNET_FOLDER,
     XL,
     SdOrder,
-    describe,
 )
 
 NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
@@ -345,15 +344,11 @@ class SdRecipe(Recipe):
 
     def write_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
         """Write the LoRA or UNet, and the projection if there is one."""
-        described = None
-        if self.order.trains_lora:
-            schedule = self.make_objective().schedule.config
-            prediction = schedule.get("prediction_type")
-            described = describe(self.order, denoiser.unet.config, prediction)
-        network.write_denoiser(denoiser, folder, described)
+        prediction = self.make_objective().schedule.config.get("prediction_type")
+        network.write_copy(denoiser, folder, self.order, prediction)
 
     def read_copy(
         self, denoiser: network.Denoiser, files: Sequence[Path], strength: float = 1.0
     ) -> None:
         """Load the LoRA or UNet, and the projection if there is one."""
-        network.read_denoiser(denoiser, files[0], strength, lora=self.order.trains_lora)
+        network.read_copy(denoiser, files[0], strength, lora=self.order.trains_lora)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from latentmake.base.machine import Need, duration, human
 from latentmake.config.models import Model
@@ -14,7 +14,7 @@ from latentmake.config.trainers import WanTrainer
 from latentmake.geometry.buckets import Size
 from latentmake.plan.manifest import result_folder, run_folder
 from latentmake.training.order import Record
-from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit
+from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit, shapes_of
 
 _CONTEXT = 500_000_000  # bytes of the CUDA context
 _TEXT = 512  # tokens of a padded text
@@ -32,33 +32,25 @@ _TEXT_SIDE = ("attn2.to_k", "attn2.to_v", "attn2.add_k_proj", "attn2.add_v_proj"
 _FEED_FORWARD = ("ffn.net.0.proj", "ffn.net.2")
 
 
-class TrainingEstimate(NamedTuple):
-    """Memory and disk of a training.
+def estimate_training(config: Config, name: str, model: Model) -> tuple[dict[str, int], Need, str]:
+    """Estimate a run's training; its networks must exist and have been checked.
 
-    Attributes:
-        memory: part of the memory of one device -> bytes.
-        need: disk space for the results and the checkpoints.
-        note: memory and disk in words, and the time if the run has been trained before.
+    Returns:
+        Part of the memory of one device -> bytes; disk space for the results and the checkpoints;
+        memory and disk in words, and the time if the run has been trained before.
     """
-
-    memory: dict[str, int]
-    need: Need
-    note: str
-
-
-def estimate_training(config: Config, name: str, model: Model) -> TrainingEstimate:
-    """Return the estimate of a run; its networks must exist and have been checked."""
     run, folder = config.runs[name], run_folder(name)
     trainer = run.trainer
     assert isinstance(trainer, WanTrainer)
     where = f"runs.{name}.trainer.target_modules"
     latent, numbers = largest_latent(config, run), 0
     memory = {"weights": 0, "LoRA": 0, "optimizer": 0, "activations": 0}
-    for dit in map(read_dit, paths_of(model).values()):
-        layers = check_targets(trainer.target_modules, dit.shapes, where)
-        numbers += lora_numbers(dit.shapes, layers, trainer.rank)
+    for tensors, dit in map(read_dit, paths_of(model).values()):
+        shapes = shapes_of(tensors)
+        layers = check_targets(trainer.target_modules, shapes, where)
+        numbers += lora_numbers(shapes, layers, trainer.rank)
         tokens = _TEXT + (_IMAGE if model.needs_clip else 0)
-        taken = training_memory(dit.shapes, dit.config, layers, latent, trainer, tokens)
+        taken = training_memory(shapes, dit, layers, latent, trainer, tokens)
         # With two networks, only the one in use is on the device.
         most = {key: max(memory[key], taken[key]) for key in ("weights", "activations")}
         memory = {key: memory[key] + taken[key] for key in memory} | most
@@ -73,7 +65,7 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
         time = f"{duration(steps * pace / 60)} at " if steps else ""
         note += f"; {time}{pace:.2g} s a step, as in the last training"
     need = Need(f"results and checkpoints of {name}", str(folder), disk)
-    return TrainingEstimate(memory, need, note)
+    return memory, need, note
 
 
 def longest_clip(config: Config, run: Run) -> int:

@@ -65,7 +65,7 @@ def load_transformer(path: str, *, dtype: torch.dtype = torch.bfloat16) -> Trans
     once. Layers in diffusers' `_keep_in_fp32_modules` stay float32 for every dtype. See `read_dit`
     for the path.
     """
-    config, weights = read_dit(path).config, Weights(path=path)
+    (_, config), weights = read_dit(path), Weights(path=path)
     with refusing(weights, "Wan's DiT", HINT):
         state = {
             to_diffusers(name): value
@@ -183,12 +183,11 @@ def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = Fal
 
     The same LoRA gives the same bytes.
     """
-    names = lora_names(high_noise=high_noise)
-    atomic.write(folder / names.diffusers, lora_bytes(transformer, PREFIX))
-    atomic.write(folder / names.musubi, kohya_bytes(transformer, musubi_place))
+    diffusers, musubi, comfyui = (folder / name for name in lora_names(high_noise=high_noise))
+    atomic.write(diffusers, lora_bytes(transformer, PREFIX))
+    atomic.write(musubi, kohya_bytes(transformer, musubi_place))
     # diffusers reads this file, too, and refuses an alpha for the layer LAST.
-    comfyui = kohya_bytes(transformer, comfyui_place, scaled=LAST)
-    atomic.write(folder / names.comfyui, comfyui)
+    atomic.write(comfyui, kohya_bytes(transformer, comfyui_place, scaled=LAST))
 
 
 _LEAST = 1e-5  # smallest share: at 0 and 1, the normal quantile is infinite
@@ -358,21 +357,17 @@ class WanRecipe(Recipe):
                 transformer = load_transformer(path, dtype=dtype)
                 _check(transformer, channels, text_width, path)
                 if not plain:
-                    self._begin(transformer, dtype, next(files, None))
+                    new_adapter(transformer, settings, dtype)
+                    if (file := next(files, None)) is not None:
+                        begin_lora(transformer, file, PLACES)
+                    if settings.gradient_checkpointing:
+                        transformer.enable_gradient_checkpointing()
             networks.append(transformer)
         set_up(settings)
         if plain and order.boundary is not None and None in networks:
             say(f"{order.run}: one of Wan 2.2's two networks is named, which draws all steps")
         low, high = networks
         return Denoiser(low, high, 1.0 if order.boundary is None else order.boundary)
-
-    def _begin(self, transformer: Transformer, dtype: torch.dtype, file: Path | None) -> None:
-        settings = self.order.trainer
-        new_adapter(transformer, settings, dtype)
-        if file is not None:
-            begin_lora(transformer, file, PLACES)
-        if settings.gradient_checkpointing:
-            transformer.enable_gradient_checkpointing()
 
     def place(self, network: Denoiser, device: torch.device, *, lend: bool = False) -> None:
         """Put the networks on a device; if they do not fit, or with `lend`, only while in use."""
