@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -214,19 +214,6 @@ class BatchOrder:
 _HELD_OUT = 4  # number of timesteps of a held-out item's loss
 
 
-class Losses(NamedTuple):
-    """Losses of the examples of a batch.
-
-    Attributes:
-        raw: mean squared errors, [batch], float32.
-        weighted: the same, multiplied by the weights of their timesteps and, for regularisation
-            images, by `prior_loss_weight`.
-    """
-
-    raw: torch.Tensor
-    weighted: torch.Tensor
-
-
 Part = tuple[Batch, torch.Tensor, torch.Tensor]
 """A micro-batch, its noise, and its timesteps [batch]."""
 
@@ -282,8 +269,8 @@ class Objective:
         *,
         device: torch.device,
         dtype: torch.dtype,
-    ) -> Losses:
-        """Return the losses of the examples of a batch.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the losses of the examples of a batch, float32.
 
         Args:
             network: network that is trained.
@@ -292,6 +279,10 @@ class Objective:
             timesteps: timesteps [batch].
             device: device of the network.
             dtype: dtype of the network's inputs.
+
+        Returns:
+            Mean squared errors [batch]; and the same errors, multiplied by the weights of their
+            timesteps and, for regularisation images, by `prior_loss_weight`.
         """
         latents, noise = copied(batch.latents, device), copied(noise, device)
         there = copied(timesteps, device)
@@ -304,7 +295,7 @@ class Objective:
         for weights in (self.weights(there), batch.weights):
             if weights is not None:
                 weighted = weighted * copied(weights, device)
-        return Losses(raw, weighted)
+        return raw, weighted
 
 
 LossesOf = Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -432,7 +423,8 @@ class Painter:
         """Return the unweighted loss of each example of a micro-batch, see `Part`."""
         device, dtype = self.device, self.dtype
         with self.autocast():
-            return self.objective.losses(self.network, *part, device=device, dtype=dtype).raw
+            raw, _ = self.objective.losses(self.network, *part, device=device, dtype=dtype)
+        return raw
 
     def write(self, path: Path, latents: torch.Tensor) -> NDArray[np.uint8] | None:
         """Write a clip as MP4 or a picture as PNG.

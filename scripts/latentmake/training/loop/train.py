@@ -32,7 +32,6 @@ from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite
 from latentmake.training.loop.order import goes_on, sample_steps, wanted
 from latentmake.training.loop.recipe import (
     BatchOrder,
-    Losses,
     Network,
     Part,
     Recipe,
@@ -181,7 +180,7 @@ class Training:
     def _resume(self) -> list[TrainedParts]:
         """Resume from the newest checkpoint that fits; return the parts of its training."""
         if resumed := newest(self.order, self.wanted, self.steps, say):
-            (folder, progress), state = resumed
+            folder, progress, state = resumed
             self.learner.restore(state, folder)
             own = progress.parts == self.wanted
             self.step, self.seconds = progress.step, progress.seconds
@@ -362,11 +361,11 @@ class Training:
             last = number == count
             # Only the last micro-batch synchronizes the gradients of all processes.
             with nullcontext() if last else accelerator.no_sync(learner.network):
-                losses = self._losses(learner.network, batch, noise, timesteps)
-                loss = losses.weighted.sum() / items
+                raw, weighted = self._losses(learner.network, batch, noise, timesteps)
+                loss = weighted.sum() / items
                 accelerator.backward(loss * accelerator.num_processes)
-            total[:2] += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
-            seen.append((batch, losses.raw.detach()))
+            total[:2] += torch.stack([loss.detach(), raw.detach().sum() / items])
+            seen.append((batch, raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
         scalars = {"loss": total[0], "raw_loss": total[1], "stops": total[2], **learner.clip()}
         learner.step()
@@ -398,7 +397,7 @@ class Training:
         faulty = [index for index, finite in losses if not finite]
         files = [self.caches.examples[index].latents.path for index in faulty or indices]
         kept = checkpoint.find(self.files.checkpoints, self.wanted)
-        state = f"; the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
+        state = f"; the checkpoint of step {kept[0][1].step} is kept" if kept else ""
         precision = "set `mixed_precision` to bf16 or " if self.dtype == torch.float16 else ""
         raise TrainingError(
             f"the {'loss' if faulty else 'gradient'} is NaN or infinite at step {step}, for "
@@ -413,7 +412,7 @@ class Training:
             more = f"; so does {_listed(files[1:])}" if len(files) > 1 else ""
             raise CacheError(f"holds NaN or infinite values{more}", where=files[0], hint=HINT)
 
-    def _losses(self, model: Network, *part: Any) -> Losses:
+    def _losses(self, model: Network, *part: Any) -> tuple[torch.Tensor, torch.Tensor]:
         device = self.accelerator.device
         with self.accelerator.autocast():
             return self.objective.losses(model, *part, device=device, dtype=self.dtype)

@@ -35,7 +35,7 @@ from latentmake.base.progress import say
 from latentmake.config.weights import Weights
 from latentmake.encode.encoders.local_state import fill, local_state, refusing, without_weights
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.caches import WAN, Batch, CacheFile, TensorSpec, copied
+from latentmake.training.loop.caches import WAN, Batch, CacheFile, copied
 from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up
 from latentmake.training.lora import begin_lora, kohya_bytes, load_lora, lora_bytes, new_adapter
 from latentmake.training.wan.dit import (
@@ -328,9 +328,12 @@ class WanRecipe(Recipe):
     def __init__(self, order: WanOrder) -> None:
         super().__init__(order)
         self.several = None not in (order.model.dit, order.model.dit_high_noise)
-        first = (TensorSpec(FIRST_FRAME, 4),) if order.model.image_to_video else ()
-        clip = (TensorSpec(CLIP, 2),) if order.model.needs_clip else ()
-        self.tensors = WAN._replace(latents=(*WAN.latents, *first, *clip))
+        latents = dict(WAN.latents)
+        if order.model.image_to_video:
+            latents[FIRST_FRAME] = 4
+        if order.model.needs_clip:
+            latents[CLIP] = 2
+        self.tensors = WAN._replace(latents=latents)
 
     def make_objective(self) -> Objective:
         """Return the objective of the order's shifted timesteps."""

@@ -97,7 +97,7 @@ def test_an_example_is_predicted_by_the_network_of_its_timestep() -> None:
     both.zero_grad()
     high_noise = torch.tensor([950.0, 990.0])
     objective = Objective(3.0, boundary=0.9, high=True)
-    losses(objective, both, torch.zeros(SHAPE), high_noise).raw.sum().backward()
+    losses(objective, both, torch.zeros(SHAPE), high_noise)[0].sum().backward()
     assert all(each.grad is None for each in low.parameters())
     assert any(each.grad is not None for each in high.parameters())
 

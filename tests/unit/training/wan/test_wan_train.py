@@ -183,5 +183,5 @@ def test_a_training_with_a_higher_bound_of_its_steps_goes_on(
     progress = checkpoint.Progress(**values, course=course, length=length)
     progress.write(RunFiles(order).checkpoints / "step-000004/progress.json")
     other = make_order(tmp_path, steps=None, epochs=9, **longer)
-    steps = [each.progress.step for each in checkpoint.resumable(other, wanted(other))]
+    steps = [progress.step for _, progress in checkpoint.resumable(other, wanted(other))]
     assert steps == found
