@@ -25,13 +25,12 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.orders import prompt_path, run_order
 from latentmake.plan.product import Difference, Made, Parts, Product, judge, short
-from latentmake.training.loop.order import CAPTIONS, ClipSettings, Prompt, TrainingOrder
+from latentmake.training.loop.order import CAPTIONS, INDEX, ClipSettings, Prompt, TrainingOrder
 from latentmake.training.order import caption_in, last_place, lock_of
 from latentmake.training.rows import rows_of
 
 FOLDER = "generated"
 """Folder of the clips of `generate` below that of their run."""
-INDEX = "index.json"
 METRICS = "metrics.json"
 Kind = Literal["real", "base", "adapter"]
 KINDS: tuple[Kind, ...] = ("real", "base", "adapter")

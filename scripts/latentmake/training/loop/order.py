@@ -338,13 +338,3 @@ class PictureIndex(Made):
                 "sample_size": [*order.sample_size],
             },
         )
-
-
-def picture_name(step: int, prompt: int, suffix: str = ".png") -> str:
-    """Return the name of the picture of a prompt (number from 0) after a step."""
-    return f"step-{step:06d}_{prompt:02d}{suffix}"
-
-
-def read_index(folder: Path) -> PictureIndex | None:
-    """Return the index in a folder of sample pictures; None if it is missing or damaged."""
-    return PictureIndex.read(folder / INDEX)

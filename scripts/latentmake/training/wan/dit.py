@@ -334,20 +334,15 @@ def original_layer(layer: str) -> str:
     return f"{block}{_LAYERS[layer.removeprefix(block)]}"
 
 
-def musubi_place(layer: str) -> str:
-    """Convert a layer's name in diffusers to its name in musubi-tuner's LoRA files."""
-    return f"lora_unet_{original_layer(layer).replace('.', '_')}"
-
-
-def comfyui_place(layer: str) -> str:
-    """Convert a layer's name in diffusers to its name in ComfyUI's LoRA files."""
-    return f"diffusion_model.{original_layer(layer)}"
-
-
 PREFIX = "transformer"
 """Name of the network in LoRA files of diffusers, for both networks of Wan 2.2."""
-PLACES = (lambda layer: f"{PREFIX}.{layer}", musubi_place, comfyui_place)
-"""Functions from a layer's name in diffusers to its name in the LoRA files of each program."""
+PLACES = (
+    lambda layer: f"{PREFIX}.{layer}",
+    lambda layer: f"lora_unet_{original_layer(layer).replace('.', '_')}",
+    lambda layer: f"diffusion_model.{original_layer(layer)}",
+)
+"""Functions from a layer's name in diffusers to its name in LoRA files: those of diffusers, of
+musubi-tuner and of ComfyUI."""
 
 
 def lora_names(*, high_noise: bool = False) -> tuple[str, str, str]:

@@ -45,9 +45,7 @@ from latentmake.training.wan.dit import (
     PLACES,
     PREFIX,
     WanOrder,
-    comfyui_place,
     lora_names,
-    musubi_place,
     read_dit,
     to_diffusers,
 )
@@ -185,9 +183,9 @@ def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = Fal
     """
     diffusers, musubi, comfyui = (folder / name for name in lora_names(high_noise=high_noise))
     atomic.write(diffusers, lora_bytes(transformer, PREFIX))
-    atomic.write(musubi, kohya_bytes(transformer, musubi_place))
+    atomic.write(musubi, kohya_bytes(transformer, PLACES[1]))
     # diffusers reads this file, too, and refuses an alpha for the layer LAST.
-    atomic.write(comfyui, kohya_bytes(transformer, comfyui_place, scaled=LAST))
+    atomic.write(comfyui, kohya_bytes(transformer, PLACES[2], scaled=LAST))
 
 
 _LEAST = 1e-5  # smallest share: at 0 and 1, the normal quantile is infinite

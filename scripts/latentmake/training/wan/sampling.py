@@ -116,6 +116,13 @@ def sample_latents(
         done()
         return {}
 
+    scheduler = _Euler(shift=settings.flow_shift)
+    if settings.scheduler != "euler":
+        scheduler = _UniPc(
+            prediction_type="flow_prediction",
+            use_flow_sigmas=True,
+            flow_shift=settings.flow_shift,
+        )
     texts = [text] if negative is None else [text, negative]
     embeds = [padded(embedding[None].to(device, dtype)) for embedding in texts]
     networks = [part for part in (network.high, network.low) if part is not None]
@@ -125,7 +132,7 @@ def sample_latents(
         tokenizer=None,
         text_encoder=None,
         vae=None,
-        scheduler=_scheduler(settings),
+        scheduler=scheduler,
         transformer=networks[0],
         **two,
     )
@@ -149,13 +156,6 @@ def sample_latents(
         ).frames
     clip: torch.Tensor = latents[0].float().cpu()
     return clip
-
-
-def _scheduler(settings: ClipSettings) -> Any:
-    shift = settings.flow_shift
-    if settings.scheduler == "euler":
-        return _Euler(shift=shift)
-    return _UniPc(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
 
 
 class WanPainter(Painter):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from latentmake.training.loop.checkpoint import find
-from latentmake.training.loop.order import read_index, wanted
+from latentmake.training.loop.order import INDEX, PictureIndex, wanted
 from latentmake.training.loop.pictures import read_curves
 from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
@@ -84,7 +84,7 @@ def test_a_training_stopped_at_any_step_ends_with_the_same_bytes(
         assert find(files.checkpoints, wanted(order))[0][1].step == step
     make_training(order).run()
     assert files.weights.read_bytes() == first.weights.read_bytes()
-    mine, theirs = (read_index(each.samples) for each in (files, first))
+    mine, theirs = (PictureIndex.read(each.samples / INDEX) for each in (files, first))
     assert mine is not None
     assert theirs is not None
     assert mine.steps == theirs.steps == [0, 2, 4, 5]
