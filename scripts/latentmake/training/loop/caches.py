@@ -183,11 +183,6 @@ class Example(NamedTuple):
     repeats: int
     weight: float = 1.0
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Channels, (frames,) height and width of the latents."""
-        return self.latents.shape
-
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:

@@ -153,7 +153,7 @@ class TrainingOrder(RunOrder):
     @property
     def from_hub(self) -> bool:
         """Whether weights may have to be downloaded."""
-        return bool(self.model.vae.hub)
+        return any(weights.hub for weights in (self.model.vae, self.model.unet) if weights)
 
     @property
     def trains_lora(self) -> bool:
@@ -267,6 +267,13 @@ def goes_on(order: TrainingOrder, want: Parts | None) -> bool:
     last = parts_in(files.record) if order.trainer.on_change == "continue" else None
     same = last is not None and last.get("network") == order.weights and last != want
     return same and not order.forced and all(path.is_file() for path in files.results)
+
+
+def lora_layers(targets: Iterable[str], parameters: Iterable[str]) -> list[str]:
+    """Return the layers with these names; as in peft, a target may be the last parts of a name."""
+    layers = [name.removesuffix(".weight") for name in parameters if name.endswith(".weight")]
+    ends = tuple(f".{target}" for target in targets)
+    return [layer for layer in layers if f".{layer}".endswith(ends)]
 
 
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:

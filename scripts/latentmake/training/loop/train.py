@@ -113,7 +113,7 @@ class Training:
             self.held_out = Caches(read_items(manifest, held_out=True), recipe.tensors)
         examples = caches.examples[: len(caches)]
         self.batch_order = BatchOrder(
-            [example.shape for example in examples],
+            [example.latents.shape for example in examples],
             [example.repeats for example in examples],
             batch_size=settings.train_batch_size,
             seed=settings.seed,

@@ -11,13 +11,12 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.order import CAPTIONS
+from latentmake.training.loop.order import CAPTIONS, lora_layers
 from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.sd.unet import (
     SdOrder,
     check_conditions,
     check_names,
-    lora_layers,
     made_of,
     parameter_names,
     parameterization_of,

@@ -31,7 +31,7 @@ from latentmake.models.recipe import (
     projection_digest,
     weights_digest,
 )
-from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.loop.order import TrainingOrder, lora_layers
 
 if TYPE_CHECKING:
     from latentmake.training.init_lora import Place
@@ -136,13 +136,6 @@ def shapes_of(unet: Weights) -> dict[str, tuple[int, ...]]:
     return {}
 
 
-def lora_layers(targets: Iterable[str], parameters: Iterable[str]) -> set[str]:
-    """Return the layers with these names; as in peft, a target may be the last parts of a name."""
-    layers = {name.removesuffix(".weight") for name in parameters if name.endswith(".weight")}
-    ends = tuple(f".{target}" for target in targets)
-    return {layer for layer in layers if f".{layer}".endswith(ends)}
-
-
 def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> None:
     """Refuse settings that name layers or parts that the UNet does not have.
 
@@ -245,11 +238,6 @@ class SdOrder(TrainingOrder):
     def results(self) -> list[str]:
         """Path of the LoRA, or of the UNet's weights, relative to `output`."""
         return [LORA_WEIGHTS if self.trains_lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}"]
-
-    @property
-    def from_hub(self) -> bool:
-        """Whether the UNet or the VAE is in a repository on the hub."""
-        return bool(self.unet.hub) or super().from_hub
 
     def described(self) -> dict[str, JsonValue]:
         """Return the paths or hub ids of UNet, VAE and noise schedule."""

@@ -26,7 +26,7 @@ from latentmake.models.files import config_file, network_config, refuse_missing,
 from latentmake.models.headers import kinds_of, one
 from latentmake.models.recipe import FileDigest, files_digest, make, weights_digest
 from latentmake.models.tensors import misfit, wan_dit
-from latentmake.training.loop.order import ClipSettings, TrainingOrder
+from latentmake.training.loop.order import ClipSettings, TrainingOrder, lora_layers
 
 HINT = (
     "name the folder of a WanTransformer3DModel or of its pipeline, or a .safetensors file in "
@@ -242,17 +242,14 @@ def check_targets(
     Raises:
         TrainingError: a target fits no layer, or a layer that cannot have a LoRA.
     """
-    ending = ".weight"
-    weights = [name for name in shapes if name.endswith(ending)]
-    layers = {name.removesuffix(ending): len(shapes[name]) for name in weights}
     chosen: set[str] = set()
     for target in targets:
-        fit = [layer for layer in layers if layer == target or layer.endswith("." + target)]
+        fit = lora_layers([target], shapes)
         if not fit:
             what = f"no layer of the DiT is named `{target}`"
             raise TrainingError(what, where=where, hint=_USUAL)
         for layer in fit:
-            if layers[layer] != 2 or not (IN_BLOCK.match(layer) or layer == LAST):
+            if len(shapes[f"{layer}.weight"]) != 2 or not (IN_BLOCK.match(layer) or layer == LAST):
                 what = f"`{target}` fits {layer}, which is no linear layer of a block"
                 raise TrainingError(what, where=where, hint=_USUAL)
         chosen |= set(fit)

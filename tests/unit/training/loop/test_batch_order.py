@@ -96,7 +96,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Caches:
 def variants(caches: Caches, seed: int = 0, *, several: bool = True) -> BatchOrder:
     examples = caches.examples[: len(caches)]
     return BatchOrder(
-        [each.shape for each in examples],
+        [each.latents.shape for each in examples],
         [each.repeats for each in examples],
         batch_size=2,
         seed=seed,

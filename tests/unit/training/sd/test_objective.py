@@ -79,7 +79,7 @@ def test_padding_changes_no_loss(folder: Path) -> None:
     objective = Objective(load_noise_schedule(folder / "scheduler", None))
     denoiser = Denoiser(unet)
     caches = Caches(read_items(folder / "manifest.jsonl"))
-    same_shape = [i for i, each in enumerate(caches.examples) if each.shape == (4, 8, 8)]
+    same_shape = [i for i, each in enumerate(caches.examples) if each.latents.shape == (4, 8, 8)]
     assert {len(caches.batch([i]).text[0]) for i in same_shape} == {4, 7}
     batch = caches.batch(same_shape)
     assert batch.mask is not None
