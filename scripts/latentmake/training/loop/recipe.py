@@ -126,38 +126,6 @@ def generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(seed_of(*parts))
 
 
-def epoch_batches(
-    shapes: Sequence[tuple[int, ...]],
-    repeats: Sequence[int],
-    batch_size: int,
-    seed: int,
-    epoch: int,
-) -> list[list[int]]:
-    """Return the shuffled batches of one epoch, as indices of examples.
-
-    All examples of a batch have one shape. The last batch of a shape may be shorter.
-
-    Args:
-        shapes: shape of each example.
-        repeats: how often the epoch shows each example.
-        batch_size: number of examples in a batch.
-        seed: seed of the training.
-        epoch: number of the epoch, from 0.
-    """
-    random = generator(seed, "order", epoch)
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, (shape, count) in enumerate(zip(shapes, repeats, strict=True)):
-        groups.setdefault(shape, []).extend([index] * count)
-    batches: list[list[int]] = []
-    for _, members in sorted(groups.items()):
-        order = torch.randperm(len(members), generator=random).tolist()
-        shuffled = [members[place] for place in order]
-        batches += [
-            shuffled[start : start + batch_size] for start in range(0, len(shuffled), batch_size)
-        ]
-    return [batches[place] for place in torch.randperm(len(batches), generator=random).tolist()]
-
-
 class BatchOrder:
     """Batches of each process in each optimizer step.
 
@@ -165,6 +133,15 @@ class BatchOrder:
     this sequence. A step takes the next `accumulation * processes` batches, so that all processes
     always have work, and no batch is shown twice or left out. If an example has `variants`, a batch
     shows one of them, chosen at random.
+
+    Args:
+        shapes: shape of each example.
+        repeats: how often an epoch shows each example.
+        batch_size: number of examples in a batch.
+        seed: seed of the training.
+        accumulation: batches of a process in a step.
+        processes: number of processes.
+        variants: index of an example -> indices of the examples with all variants of its text.
     """
 
     def __init__(
@@ -178,12 +155,29 @@ class BatchOrder:
         processes: int = 1,
         variants: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        self._epoch = lru_cache(maxsize=2)(
-            lambda epoch: epoch_batches(shapes, repeats, batch_size, seed, epoch)
-        )
+        self._repeats, self._batch_size, self._seed = repeats, batch_size, seed
+        self._shapes, self._variants = shapes, variants or {}
+        self._epoch = lru_cache(maxsize=2)(self.shuffled)
         self.batches_per_epoch = len(self._epoch(0))
         self.accumulation, self.processes = accumulation, processes
-        self._seed, self._variants = seed, variants or {}
+
+    def shuffled(self, epoch: int) -> list[list[int]]:
+        """Return the shuffled batches of an epoch (from 0), as indices of examples.
+
+        All examples of a batch have one shape. The last batch of a shape may be shorter.
+        """
+        random = generator(self._seed, "order", epoch)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, (shape, count) in enumerate(zip(self._shapes, self._repeats, strict=True)):
+            groups.setdefault(shape, []).extend([index] * count)
+        batches: list[list[int]] = []
+        size = self._batch_size
+        for _, members in sorted(groups.items()):
+            order = torch.randperm(len(members), generator=random).tolist()
+            shuffled = [members[place] for place in order]
+            batches += [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+        order = torch.randperm(len(batches), generator=random).tolist()
+        return [batches[place] for place in order]
 
     def _batch(self, number: int) -> list[int]:
         epoch, place = divmod(number, self.batches_per_epoch)

@@ -37,9 +37,8 @@ from latentmake.models.parameterization import (
     parameterization,
 )
 from latentmake.training.loop.caches import PLAIN, SDXL, Batch, CacheFile, copied, pad, read_text
-from latentmake.training.loop.order import ClipSettings
-from latentmake.training.loop.recipe import Network, Painter, Recipe, set_up
 from latentmake.training.loop.recipe import Objective as LoopObjective
+from latentmake.training.loop.recipe import Painter, Recipe, set_up
 from latentmake.training.sd import network
 from latentmake.training.sd.unet import (
     KOHYA_WEIGHTS,
@@ -199,54 +198,6 @@ class Objective(LoopObjective):
 _PIXELS = 8.0  # default width of a latent in pixels, as in all versions of Stable Diffusion
 
 
-@torch.no_grad()
-def sample_latents(
-    network: Network,
-    schedule: NoiseSchedule,
-    texts: Sequence[Mapping[str, torch.Tensor]],
-    noise: torch.Tensor,
-    settings: ClipSettings,
-    *,
-    dtype: torch.dtype,
-    done: Callable[[], object] = lambda: None,
-) -> torch.Tensor:
-    """Sample the latents of a picture, [channels, height, width], in the network's scale.
-
-    Args:
-        network: UNet with its projection.
-        schedule: noise schedule of the training.
-        texts: embedding of the prompt, and of the negative prompt if there is guidance. Each
-            contains `text` [tokens, width], and SDXL's further conditions.
-        noise: noise of the latents' shape, with a standard deviation of 1 for all schedules.
-        settings: number of steps and scale of the guidance.
-        dtype: dtype of the network's inputs.
-        done: function that is called after each step.
-    """
-    config, device = schedule.config, noise.device
-    flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
-    schedule = (_Flow if flow else _Ddim).from_config(config)
-    schedule.set_timesteps(min(settings.num_inference_steps, int(config.num_train_timesteps)))
-    more = {
-        name: torch.stack([tensors[name] for tensors in texts]).to(device)
-        for name in texts[0]
-        if name != "text"
-    }
-    embeddings, mask = pad([tensors["text"] for tensors in texts])
-    mask = None if mask is None else mask.to(device)
-    latents = noise[None]
-    batch = Batch(latents, embeddings.to(device, dtype), mask, more=more)
-    for timestep in schedule.timesteps:
-        inputs = latents.expand(len(texts), *noise.shape)
-        timesteps = timestep.to(device).expand(len(inputs))
-        predicted = predict(network, batch, inputs, timesteps, dtype).float()
-        if len(texts) > 1:
-            with_text, without = predicted.chunk(2)
-            predicted = without + settings.guidance_scale * (with_text - without)
-        latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
-        done()
-    return latents[0].float()
-
-
 class Decoder:
     """Decoder of latents: a VAE."""
 
@@ -284,11 +235,47 @@ class SdPainter(Painter):
         pixels = pixels_of(stored, order.model.vae)
         shape = stored.shape[0], *(max(1, round(side / pixels)) for side in (height, width))
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
-        schedule = cast(Objective, self.objective).schedule
-        drawn = sample_latents(
-            self.network, schedule, texts, noise, self.settings, dtype=self.dtype, done=done
-        )
-        return drawn.cpu() / stored.scaling + stored.shift
+        return self.sample(texts, noise, done).cpu() / stored.scaling + stored.shift
+
+    @torch.no_grad()
+    def sample(
+        self,
+        texts: Sequence[Mapping[str, torch.Tensor]],
+        noise: torch.Tensor,
+        done: Callable[[], object] = lambda: None,
+    ) -> torch.Tensor:
+        """Sample the latents of a picture, [channels, height, width], in the network's scale.
+
+        Args:
+            texts: embedding of the prompt, and of the negative prompt if there is guidance. Each
+                contains `text` [tokens, width], and SDXL's further conditions.
+            noise: noise of the latents' shape, with a standard deviation of 1 for all schedules.
+            done: function that is called after each step.
+        """
+        schedule, device = cast(Objective, self.objective).schedule, noise.device
+        config, settings = schedule.config, self.settings
+        flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
+        schedule = (_Flow if flow else _Ddim).from_config(config)
+        schedule.set_timesteps(min(settings.num_inference_steps, int(config.num_train_timesteps)))
+        more = {
+            name: torch.stack([tensors[name] for tensors in texts]).to(device)
+            for name in texts[0]
+            if name != "text"
+        }
+        embeddings, mask = pad([tensors["text"] for tensors in texts])
+        mask = None if mask is None else mask.to(device)
+        latents = noise[None]
+        batch = Batch(latents, embeddings.to(device, self.dtype), mask, more=more)
+        for timestep in schedule.timesteps:
+            inputs = latents.expand(len(texts), *noise.shape)
+            timesteps = timestep.to(device).expand(len(inputs))
+            predicted = predict(self.network, batch, inputs, timesteps, self.dtype).float()
+            if len(texts) > 1:
+                with_text, without = predicted.chunk(2)
+                predicted = without + settings.guidance_scale * (with_text - without)
+            latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
+            done()
+        return latents[0].float()
 
     def load_vae(self) -> Decoder:
         """Load the VAE."""
