@@ -46,7 +46,7 @@ from latentmake.training.loop.clips import (
     result_reasons,
 )
 from latentmake.training.loop.order import INDEX
-from latentmake.training.loop.recipe import Painter, Recipe, item_losses, spread_timesteps
+from latentmake.training.loop.recipe import Painter, Recipe
 from latentmake.training.order import caption_in
 
 _MADE: tuple[Kind, ...] = ("base", "adapter")
@@ -182,8 +182,7 @@ def losses_of(
         TrainingError: the network's prediction is NaN or infinite.
     """
     losses: list[float] = []
-    timesteps = spread_timesteps(painter.objective, TIMESTEPS)
-    for loss in item_losses(painter.losses, caches, number, timesteps):
+    for loss in painter.item_losses(caches, number, TIMESTEPS):
         if not math.isfinite(loss):
             if damaged := find_not_finite(caches, [number]):
                 what = "holds values that are NaN or infinite"
@@ -346,7 +345,7 @@ class _Evaluation:
         items = f"{len(self.caches)} held out, {len(self.shown)} with {self.order.noun}s"
         return Metrics(
             run=self.order.run,
-            timesteps=spread_timesteps(self.painter.objective, TIMESTEPS).tolist(),
+            timesteps=self.painter.objective.spread(TIMESTEPS).tolist(),
             loss={kind: float(np.mean(values)) for kind, values in by_timestep.items()},
             loss_by_timestep=by_timestep,
             fps=self.order.settings.fps or 1,

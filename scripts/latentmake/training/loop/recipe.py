@@ -246,6 +246,10 @@ class Objective:
         """Return the target of the network's prediction, of the latents' shape."""
         return noise - latents
 
+    def spread(self, count: int) -> torch.Tensor:
+        """Return timesteps [count]: the middles of equal parts of the way into the noise."""
+        return self.at((torch.arange(count) + 0.5) / count)
+
     def in_turns(self, parts: Iterable[Part], step: int) -> Iterable[Part]:
         """Return the micro-batches of a step in the order in which they are to be computed."""
         return parts
@@ -290,69 +294,6 @@ class Objective:
             if weights is not None:
                 weighted = weighted * copied(weights, device)
         return raw, weighted
-
-
-LossesOf = Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function from batch, noise and timesteps [batch] to the loss of each example."""
-
-
-def probe_loss(
-    losses: LossesOf, caches: Caches, *, objective: Objective, seed: int, size: int = 64
-) -> float:
-    """Return the mean loss over a fixed set of examples, noises and timesteps.
-
-    The timesteps are spread evenly over the schedule, because the loss depends more on them than on
-    the example. The examples of a small dataset occur several times.
-
-    `seed` fixes the set, which has `size` members.
-    """
-    random = generator(seed, "probe")
-    order = torch.randperm(len(caches), generator=random).tolist()
-    shuffled = torch.randperm(size, generator=random)
-    spread = spread_timesteps(objective, size)[shuffled]
-    total = 0.0
-    with torch.no_grad():
-        for probe in range(size):
-            batch = caches.batch([order[probe % len(order)]])
-            noise = torch.randn(batch.latents.shape, generator=generator(seed, "probe", probe))
-            total += float(losses(batch, noise, spread[probe : probe + 1]))
-    return total / size
-
-
-def item_losses(
-    losses: LossesOf, caches: Caches, index: int, timesteps: torch.Tensor
-) -> Iterator[float]:
-    """Yield the loss of a held-out item at each of some timesteps.
-
-    The noise follows from the key of the item's latents. It is the same for every network, and does
-    not depend on the other held-out items.
-    """
-    batch, key = caches.batch([index]), caches.examples[index].latents.key
-    for number, timestep in enumerate(timesteps):
-        random = generator("evaluation", key, number)
-        noise = torch.randn(batch.latents.shape, generator=random)
-        yield float(losses(batch, noise, timestep[None]))
-
-
-def held_out_losses(losses: LossesOf, caches: Caches, objective: Objective) -> dict[str, float]:
-    """Return the mean loss of all held-out items, as `validation_loss`.
-
-    After it come the mean losses of the groups, as `validation_loss/NAME`, see `Row.group`. All
-    items have the same timesteps.
-    """
-    timesteps = spread_timesteps(objective, _HELD_OUT)
-    by_name: dict[str, list[float]] = {"validation_loss": []}
-    for index, row in enumerate(caches.rows):
-        values = [*item_losses(losses, caches, index, timesteps)]
-        by_name["validation_loss"] += values
-        if group := row.group:
-            by_name.setdefault(f"validation_loss/{group}", []).extend(values)
-    return {name: sum(values) / len(values) for name, values in by_name.items()}
-
-
-def spread_timesteps(objective: Objective, count: int) -> torch.Tensor:
-    """Return timesteps [count]: the middles of equal parts of the way into the noise."""
-    return objective.at((torch.arange(count) + 0.5) / count)
 
 
 Network: TypeAlias = Any  # a torch.nn.Module that only its recipe knows how to call
@@ -419,6 +360,53 @@ class Painter:
         with self.autocast():
             raw, _ = self.objective.losses(self.network, *part, device=device, dtype=dtype)
         return raw
+
+    def probe_loss(self, caches: Caches) -> float:
+        """Return the mean loss over a fixed set of examples, noises and timesteps.
+
+        The timesteps are spread evenly over the schedule, because the loss depends more on them
+        than on the example. The examples of a small dataset occur several times. The seed of the
+        training fixes the set.
+        """
+        seed, size = self.recipe.order.trainer.seed, int(self.recipe.probes)
+        random = generator(seed, "probe")
+        order = torch.randperm(len(caches), generator=random).tolist()
+        timesteps = self.objective.spread(size)[torch.randperm(size, generator=random)]
+        total = 0.0
+        for probe in range(size):
+            batch = caches.batch([order[probe % len(order)]])
+            noise = torch.randn(batch.latents.shape, generator=generator(seed, "probe", probe))
+            total += float(self.losses(batch, noise, timesteps[probe : probe + 1]))
+        return total / size
+
+    def item_losses(
+        self, caches: Caches, index: int, count: int, pause: Callable[[], object] = lambda: None
+    ) -> Iterator[float]:
+        """Yield the losses of a held-out item at `count` timesteps; call `pause` before each.
+
+        The noise follows from the key of the item's latents. It is the same for every network, and
+        does not depend on the other held-out items.
+        """
+        batch, key = caches.batch([index]), caches.examples[index].latents.key
+        for number, timestep in enumerate(self.objective.spread(count)):
+            pause()
+            random = generator("evaluation", key, number)
+            noise = torch.randn(batch.latents.shape, generator=random)
+            yield float(self.losses(batch, noise, timestep[None]))
+
+    def held_out_losses(self, caches: Caches, pause: Callable[[], object]) -> dict[str, float]:
+        """Return the mean loss of all held-out items, as `validation_loss`.
+
+        After it come the mean losses of the groups, as `validation_loss/NAME`, see `Row.group`. All
+        items have the same timesteps. `pause` is called before each loss.
+        """
+        by_name: dict[str, list[float]] = {"validation_loss": []}
+        for index, row in enumerate(caches.rows):
+            values = [*self.item_losses(caches, index, _HELD_OUT, pause)]
+            by_name["validation_loss"] += values
+            if group := row.group:
+                by_name.setdefault(f"validation_loss/{group}", []).extend(values)
+        return {name: sum(values) / len(values) for name, values in by_name.items()}
 
     def write(self, path: Path, latents: torch.Tensor) -> NDArray[np.uint8] | None:
         """Write a clip as MP4 or a picture as PNG.

@@ -24,11 +24,8 @@ from latentmake.training.loop.checkpoint import (
     Progress,
     find,
     folders,
-    resumable,
 )
-from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Network, Recipe
-from latentmake.training.order import RunFiles
 
 State: TypeAlias = tuple[dict[str, torch.Tensor], dict[str, Any]]
 """Trained weights by name, and the state of optimizer, LR scheduler, EMA and scaler."""
@@ -268,34 +265,6 @@ def rate_of(step: int, settings: LoopTrainer, steps: int) -> float:
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
     share = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
     return least + (1 - least) * share
-
-
-def newest(
-    order: TrainingOrder, wanted: Parts, steps: int, say: Callable[[str], None]
-) -> tuple[Path, Progress, State] | None:
-    """Return the newest undamaged checkpoint that a training can resume from.
-
-    Args:
-        order: order of the training.
-        wanted: parts of the training.
-        steps: number of its steps. On more devices, the same epochs have fewer steps, so a
-            checkpoint of a shorter training may have more; it is skipped.
-        say: shows a line about each damaged checkpoint.
-
-    Returns:
-        Folder, progress and state of the checkpoint; None if there is none.
-    """
-    for _, folder in folders(RunFiles(order).checkpoints):
-        if Progress.read(folder / PROGRESS) is None:
-            say(f"{folder} is damaged and skipped")
-    for folder, progress in resumable(order, wanted):
-        if progress.parts != wanted and progress.step > steps:
-            continue
-        state = load(folder, progress)
-        if state is not None:
-            return folder, progress, state
-        say(f"{folder} is damaged and skipped")
-    return None
 
 
 def load(folder: Path, progress: Progress) -> State | None:

@@ -36,14 +36,12 @@ from latentmake.training.loop.recipe import (
     Part,
     Recipe,
     generator,
-    held_out_losses,
     make_accelerator,
-    probe_loss,
     reseed,
     seed_of,
 )
 from latentmake.training.loop.samples import Samples
-from latentmake.training.loop.state import Learner, newest, prune, save
+from latentmake.training.loop.state import Learner, load, prune, save
 from latentmake.training.order import (
     COPIED,
     Record,
@@ -178,11 +176,23 @@ class Training:
         self.accelerator.end_training()
 
     def _resume(self) -> list[TrainedParts]:
-        """Resume from the newest checkpoint that fits; return the parts of its training."""
-        if resumed := newest(self.order, self.wanted, self.steps, say):
-            folder, progress, state = resumed
-            self.learner.restore(state, folder)
+        """Resume from the newest undamaged checkpoint that fits; return the parts of its training.
+
+        On more devices, the same epochs have fewer steps, so a checkpoint of a shorter training may
+        have more steps than this training; it is skipped.
+        """
+        for _, folder in checkpoint.folders(self.files.checkpoints):
+            if checkpoint.Progress.read(folder / checkpoint.PROGRESS) is None:
+                say(f"{folder} is damaged and skipped")
+        for folder, progress in checkpoint.resumable(self.order, self.wanted):
             own = progress.parts == self.wanted
+            if not own and progress.step > self.steps:
+                continue
+            state = load(folder, progress)
+            if state is None:
+                say(f"{folder} is damaged and skipped")
+                continue
+            self.learner.restore(state, folder)
             self.step, self.seconds = progress.step, progress.seconds
             self.loss_start = progress.loss_start
             self.saved = self.step if own else 0
@@ -420,28 +430,14 @@ class Training:
     def _validate(self, writer: Any) -> None:
         """Write the loss of the held-out items, if there are any, in the main process."""
         if (held_out := self.held_out) is not None:
-            losses, objective = self.painter.losses, self.objective
-
-            def interruptible(*part: Any) -> Any:
-                self._pause()
-                return losses(*part)
-
             means = self.learner.outside_training(
-                lambda: held_out_losses(interruptible, held_out, objective)
+                lambda: self.painter.held_out_losses(held_out, self._pause)
             )
             _add_scalars(writer, self.step, means)
 
     def _probe(self) -> float:
         """Return the mean loss over a fixed set of examples, with the network as it is now."""
-        return self.learner.outside_training(
-            lambda: probe_loss(
-                self.painter.losses,
-                self.caches,
-                objective=self.objective,
-                seed=self.settings.seed,
-                size=self.recipe.probes,
-            )
-        )
+        return self.learner.outside_training(lambda: self.painter.probe_loss(self.caches))
 
     def _draw_samples(self) -> None:
         self.painter.is_trained = self.step > 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from latentmake.base.errors import ModelError
 from latentmake.training.loop.caches import Batch, Caches, read_items
-from latentmake.training.loop.recipe import generator, probe_loss
+from latentmake.training.loop.recipe import Painter, generator
 from latentmake.training.sd.network import Denoiser
 from latentmake.training.sd.recipe import Objective, load_noise_schedule
 from trainer_world import TEXT_WIDTH, make_manifest, make_scheduler, make_unet
@@ -114,14 +116,16 @@ def test_the_loss_at_start_and_end_is_over_a_fixed_set(folder: Path) -> None:
         seen.extend(zip(found.tolist(), timesteps.tolist(), strict=True))
         return found
 
-    first = probe_loss(losses, caches, objective=objective, seed=1)
+    recipe = SimpleNamespace(order=SimpleNamespace(trainer=SimpleNamespace(seed=1)), probes=64)
+    painter: Any = SimpleNamespace(losses=losses, objective=objective, recipe=recipe)
+    first = Painter.probe_loss(painter, caches)
     set_of_first = sorted(seen)
     assert len(seen) == 64
     assert first == pytest.approx(sum(value for value, _ in seen) / 64)
     # One timestep in each sixty-fourth of the schedule.
     assert sorted(timestep * 64 // 1000 for _, timestep in seen) == list(range(64))
     seen.clear()
-    assert probe_loss(losses, caches, objective=objective, seed=1) == first
+    assert Painter.probe_loss(painter, caches) == first
     assert sorted(seen) == set_of_first
 
 
