@@ -98,25 +98,6 @@ def load_noise_schedule(
     return _Diffusion.from_config(config, **changes)
 
 
-def predict(
-    network: Any, batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return the UNet's prediction; see the loop's `Objective`.
-
-    `batch.more` contains SDXL's further conditions, under diffusers' names.
-    """
-    device = noisy.device
-    predicted: torch.Tensor = network(
-        noisy.to(dtype),
-        copied(timesteps, device),
-        copied(batch.text, device, dtype),
-        encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
-        added_cond_kwargs={name: copied(tensor, device) for name, tensor in batch.more.items()},
-        return_dict=False,
-    )[0]
-    return predicted
-
-
 class Objective(LoopObjective):
     """Noise, timesteps and losses of a training.
 
@@ -128,8 +109,6 @@ class Objective(LoopObjective):
         noise_offset: factor of additional noise that is constant over a channel
             (https://www.crosslabs.org/blog/diffusion-with-offset-noise).
     """
-
-    predict = staticmethod(predict)
 
     def __init__(
         self, schedule: NoiseSchedule, *, snr_gamma: float | None = None, noise_offset: float = 0.0
@@ -194,6 +173,29 @@ class Objective(LoopObjective):
             return least / (snr + 1)
         return torch.where(snr > 0, least / snr, 1.0)  # 1 is the limit for pure noise
 
+    def predict(
+        self,
+        network: Any,
+        batch: Batch,
+        noisy: torch.Tensor,
+        timesteps: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return the UNet's prediction; see the loop's `Objective`.
+
+        `batch.more` contains SDXL's further conditions, under diffusers' names.
+        """
+        device = noisy.device
+        predicted: torch.Tensor = network(
+            noisy.to(dtype),
+            copied(timesteps, device),
+            copied(batch.text, device, dtype),
+            encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
+            added_cond_kwargs={name: copied(tensor, device) for name, tensor in batch.more.items()},
+            return_dict=False,
+        )[0]
+        return predicted
+
 
 _PIXELS = 8.0  # default width of a latent in pixels, as in all versions of Stable Diffusion
 
@@ -252,10 +254,10 @@ class SdPainter(Painter):
             noise: noise of the latents' shape, with a standard deviation of 1 for all schedules.
             done: function that is called after each step.
         """
-        schedule, device = cast(Objective, self.objective).schedule, noise.device
-        config, settings = schedule.config, self.settings
-        flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
-        schedule = (_Flow if flow else _Ddim).from_config(config)
+        objective, device = cast(Objective, self.objective), noise.device
+        schedule, settings = objective.schedule, self.settings
+        config = schedule.config
+        schedule = (_Flow if objective.flow else _Ddim).from_config(config)
         schedule.set_timesteps(min(settings.num_inference_steps, int(config.num_train_timesteps)))
         more = {
             name: torch.stack([tensors[name] for tensors in texts]).to(device)
@@ -269,7 +271,8 @@ class SdPainter(Painter):
         for timestep in schedule.timesteps:
             inputs = latents.expand(len(texts), *noise.shape)
             timesteps = timestep.to(device).expand(len(inputs))
-            predicted = predict(self.network, batch, inputs, timesteps, self.dtype).float()
+            arguments = self.network, batch, inputs, timesteps, self.dtype
+            predicted = objective.predict(*arguments).float()
             if len(texts) > 1:
                 with_text, without = predicted.chunk(2)
                 predicted = without + settings.guidance_scale * (with_text - without)

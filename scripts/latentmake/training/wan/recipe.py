@@ -286,32 +286,25 @@ class Objective(loop.Objective):
         timesteps: torch.Tensor,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the velocity that the network predicts; see the loop's `Objective`."""
-        inputs = inputs_of(batch, noisy, timesteps, dtype)
-        predicted: torch.Tensor = network(**inputs, high=self.high(timesteps))[0]
+        """Return the velocity that the network predicts; see the loop's `Objective`.
+
+        As in diffusers' pipelines of Wan, the text is padded with zeros, without a mask. For
+        image-to-video, the channels of the first frame follow those of the noisy latents [batch,
+        channels, frames, height, width].
+        """
+        device, seen = noisy.device, batch.more.get(CLIP)
+        hidden = noisy.to(dtype)
+        if FIRST_FRAME in batch.more:
+            hidden = torch.cat([hidden, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
+        predicted: torch.Tensor = network(
+            hidden_states=hidden,
+            timestep=copied(timesteps, device),
+            encoder_hidden_states=padded(copied(batch.text, device, dtype)),
+            encoder_hidden_states_image=None if seen is None else copied(seen, device, dtype),
+            return_dict=False,
+            high=self.high(timesteps),
+        )[0]
         return predicted
-
-
-def inputs_of(
-    batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor, dtype: torch.dtype
-) -> dict[str, Any]:
-    """Return the arguments of Wan's network, as in diffusers' pipelines of Wan.
-
-    The text is padded with zeros, without a mask. For image-to-video, the channels of the first
-    frame follow the channels of the noisy latents [batch, channels, frames, height, width].
-    """
-    device = noisy.device
-    hidden = noisy.to(dtype)
-    if FIRST_FRAME in batch.more:
-        hidden = torch.cat([hidden, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
-    seen = batch.more.get(CLIP)
-    return {
-        "hidden_states": hidden,
-        "timestep": copied(timesteps, device),
-        "encoder_hidden_states": padded(copied(batch.text, device, dtype)),
-        "encoder_hidden_states_image": None if seen is None else copied(seen, device, dtype),
-        "return_dict": False,
-    }
 
 
 class WanRecipe(Recipe):

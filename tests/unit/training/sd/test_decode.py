@@ -14,7 +14,7 @@ from latentmake.encode.encoders.vae import load_vae
 from latentmake.training.loop.order import ClipSettings
 from latentmake.training.loop.pictures import draw_grid
 from latentmake.training.loop.recipe import generator
-from latentmake.training.sd.recipe import Decoder, SdPainter, load_noise_schedule
+from latentmake.training.sd.recipe import Decoder, Objective, SdPainter, load_noise_schedule
 from PIL import Image
 from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae
 
@@ -36,7 +36,7 @@ def _sampled(
     size = {"width": 16, "height": 16}
     painter: Any = SimpleNamespace(
         network=network,
-        objective=SimpleNamespace(schedule=schedule),
+        objective=Objective(schedule),
         settings=ClipSettings(**size, **settings),
         dtype=torch.float32,
     )
