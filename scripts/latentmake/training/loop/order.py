@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 Order = TypeVar("Order", bound="TrainingOrder")
 
 _LENGTHS = {"steps", "epochs", "max_steps"}
-_STEPS = 1000  # steps of a training that sets neither `steps` nor `epochs`
 _GONE = ({"attention": "flash"}, {"attention": "xformers"})  # settings that no longer exist
 
 
+STEPS = 1000
+"""Steps of a training that sets neither `steps` nor `epochs`."""
 CAPTIONS = 4
 """Number of items whose captions are prompts of pictures and clips if a run sets no prompts."""
 
@@ -176,7 +177,7 @@ class TrainingOrder(RunOrder):
     @property
     def length(self) -> float:
         """Epochs of the training if the settings give epochs, else its steps."""
-        return self.trainer.epochs or self.trainer.steps or _STEPS
+        return self.trainer.epochs or self.trainer.steps or STEPS
 
     def with_settings(self, **settings: object) -> Self:
         """Return a copy of the order with other values of these settings."""

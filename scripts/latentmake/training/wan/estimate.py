@@ -12,17 +12,17 @@ from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.geometry.buckets import Size
+from latentmake.models.files import T5_LENGTH
 from latentmake.plan.manifest import result_folder, run_folder
+from latentmake.training.loop.order import STEPS
 from latentmake.training.order import Record
 from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit, shapes_of
 
 _CONTEXT = 500_000_000  # bytes of the CUDA context
-_TEXT = 512  # tokens of a padded text
 _IMAGE = 257  # tokens of the CLIP image encoder
 _SIDE, _FRAMES = 8, 4  # width in pixels, and frames, of a latent
 _FILES = 3  # LoRA files: for diffusers, musubi-tuner and ComfyUI
 _NUMBER = 4  # bytes of a trained number
-_STEPS = 1000  # default if neither `steps` nor `epochs` is set
 # Parts of the names of weights in float32: the network's `_keep_in_fp32_modules` in diffusers.
 _EXACT = {"time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"}
 # Optimizer -> bytes of its state for a trained number; 8 bytes are two moments in float32.
@@ -49,7 +49,7 @@ def estimate_training(config: Config, name: str, model: Model) -> tuple[dict[str
         shapes = shapes_of(tensors)
         layers = check_targets(trainer.target_modules, shapes, where)
         numbers += lora_numbers(shapes, layers, trainer.rank)
-        tokens = _TEXT + (_IMAGE if model.needs_clip else 0)
+        tokens = T5_LENGTH + (_IMAGE if model.needs_clip else 0)
         taken = training_memory(shapes, dit, layers, latent, trainer, tokens)
         # With two networks, only the one in use is on the device.
         most = {key: max(memory[key], taken[key]) for key in ("weights", "activations")}
@@ -101,7 +101,7 @@ def training_memory(
     layers: Sequence[str],
     latent: tuple[int, int, int],
     trainer: WanTrainer,
-    text_tokens: int = _TEXT,
+    text_tokens: int = T5_LENGTH,
 ) -> dict[str, int]:
     """Return part -> bytes of the memory that one device needs to train a LoRA.
 
@@ -155,7 +155,7 @@ def training_memory(
 
 
 def _steps(trainer: WanTrainer) -> int | None:
-    steps = trainer.steps or (_STEPS if trainer.epochs is None else None)
+    steps = trainer.steps or (STEPS if trainer.epochs is None else None)
     limits = [limit for limit in (steps, trainer.max_steps) if limit is not None]
     return min(limits, default=None)
 
