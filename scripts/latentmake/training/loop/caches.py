@@ -100,8 +100,8 @@ _AHEAD = 4  # batches read before they are needed, for each thread
 class CacheTensors(NamedTuple):
     """Tensors that a training reads from the cache files of a layout.
 
-    A tensor's name, without the shape and dtype that musubi-tuner appends, has the number of the
-    tensor's dimensions.
+    Both mappings go from the name of a tensor, without the shape and dtype that musubi-tuner
+    appends, to the number of its dimensions.
 
     Attributes:
         latents: tensors of a file of latents: first [channels, (frames,) height, width].

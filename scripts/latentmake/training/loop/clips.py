@@ -510,10 +510,9 @@ def following(
     if (lora := settings.lora) is not None:
         is_file = lora.endswith(".safetensors")
         if is_file and len(training.results) > 1:
+            what = f"{lora} is one file"
             hint = f"name a folder with {' and '.join(training.results)}"
-            raise TrainingError(
-                f"{lora} is one file", where=f"runs.{run_name}.generate.lora", hint=hint
-            )
+            raise TrainingError(what, where=f"runs.{run_name}.generate.lora", hint=hint)
         files = [lora] if is_file else [f"{lora}/{name}" for name in training.results]
         values |= {"lora": lora, "adapters": files}
     return GenerationOrder(**values)

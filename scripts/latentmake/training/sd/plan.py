@@ -48,7 +48,7 @@ class Sd(LoopBackend):
             TrainingError: settings name layers or parts that the UNet does not have.
         """
         key, trainer = facts.config.runs[run].model, facts.config.runs[run].trainer
-        model = facts.config.models[key]
+        model, where = facts.config.models[key], f"runs.{run}.trainer"
         assert isinstance(trainer, SdTrainer) and model.unet is not None
         config = None
         with suppress(ModelError):  # the digest will report the error
@@ -57,10 +57,9 @@ class Sd(LoopBackend):
             check_conditions(config, model.architecture, len(model.text), f"models.{key}.unet")
         names = parameter_names(model.unet)
         if names is not None:
-            check_names(trainer, names, f"runs.{run}.trainer")
-        where, read = f"runs.{run}.trainer", facts.memo.digest_of_file
+            check_names(trainer, names, where)
         try:
-            weights, chosen = start_of(model, trainer, where, read)
+            weights, chosen = start_of(model, trainer, where, facts.memo.digest_of_file)
         except ModelError as error:
             if str(error.where).startswith(where):
                 raise

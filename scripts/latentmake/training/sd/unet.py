@@ -207,7 +207,7 @@ KOHYA_WEIGHTS = "kohya.safetensors"
 def parameterization_of(
     model: Model, trainer: SdTrainer, where: str = "trainer"
 ) -> Parameterization | None:
-    """Return the prediction and the noise schedule of a model's UNet; None if they are on the hub.
+    """Return the prediction and the noise schedule of a model's UNet.
 
     `where` is the trainer's key in the configuration. See `models.parameterization`.
     """
