@@ -101,8 +101,8 @@ def by_bare_loop(training: Training) -> None:
     learner, random = training.learner, torch.Generator().manual_seed(0)
     for _ in range(training.steps):
         noise, timesteps = training.objective.draw(batch.latents.shape, random)
-        losses = training._losses(learner.network, batch, noise, timesteps)
-        training.accelerator.backward(losses.weighted.mean())
+        _, losses = training._losses(learner.network, batch, noise, timesteps)
+        training.accelerator.backward(losses.mean())
         learner.clip()
         learner.step()
 

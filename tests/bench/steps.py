@@ -87,10 +87,10 @@ def by_bare_loop(training: train.Training) -> None:
     random = torch.Generator().manual_seed(0)
     for _ in range(training.steps):
         noise, timesteps = training.objective.draw(batch.latents.shape, random)
-        losses = training.objective.losses(
+        _, losses = training.objective.losses(
             learner.denoiser, batch, noise, timesteps, device=cpu, dtype=torch.float32
         )
-        losses.weighted.mean().backward()
+        losses.mean().backward()
         torch.nn.utils.clip_grad_norm_(learner.parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

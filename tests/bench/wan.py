@@ -184,8 +184,9 @@ def steps(
     def step() -> None:
         noise, timesteps = objective.draw(items.latents.shape, random)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            losses = objective.losses(network, items, noise, timesteps, device=device, dtype=dtype)
-        losses.weighted.mean().backward()
+            given = items, noise, timesteps
+            _, losses = objective.losses(network, *given, device=device, dtype=dtype)
+        losses.mean().backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -96,7 +96,7 @@ def shown_by_sd(names: dict[str, int], regular: list[str], images: dict[str, lis
     rows = read_items(Path("runs/tiny/manifest.jsonl"))
     caches = Caches(rows, prior_loss_weight=WEIGHT)
     repeats = [each.repeats for each in caches.examples]
-    shapes = [each.shape for each in caches.examples]
+    shapes = [each.latents.shape for each in caches.examples]
     made = BatchOrder(shapes, repeats, batch_size=2, seed=0)
     seen: Seen = Counter()
     for indices in made.batches(0, 1, made.batches_per_epoch):

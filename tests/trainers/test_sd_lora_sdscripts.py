@@ -13,9 +13,9 @@ import torch
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.training.external.installation import Installation
-from latentmake.training.lora import lora_tensors
+from latentmake.training.lora import kohya_bytes, lora_tensors
 from latentmake.training.sd import network
-from latentmake.training.sd.network import write_lora
+from latentmake.training.sd.unet import places_of
 from safetensors.torch import load_file, save_file
 from trainer_world import TEXT_WIDTH, make_unet
 
@@ -92,9 +92,8 @@ def test_sd_scripts_applies_the_lora_that_we_trained(
     with torch.no_grad():
         for value in lora_tensors(denoiser.unet).values():
             value.copy_(0.2 * torch.randn(value.shape, generator=random))
-    (tmp_path / "lora").mkdir()
-    write_lora(denoiser.unet, tmp_path / "lora", {})
-    (tmp_path / "lora/kohya.safetensors").rename(tmp_path / "kohya.safetensors")
+    _, place, _ = places_of(denoiser.unet.config)
+    (tmp_path / "kohya.safetensors").write_bytes(kohya_bytes(denoiser.unet, place))
     (tmp_path / "apply.py").write_text(SCRIPT)
     subprocess.run(
         [scripts.python, "apply.py"], cwd=tmp_path, env=scripts.environment(), check=True

@@ -13,7 +13,7 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.pages.pictured import Pictured, index_of
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.product import Parts
-from latentmake.training.loop.order import INDEX, PictureIndex, Prompt, picture_name
+from latentmake.training.loop.order import INDEX, PictureIndex, Prompt
 from latentmake.training.order import Record
 from latentmake.training.sd.unet import SdOrder
 from PIL import Image
@@ -59,7 +59,8 @@ def make_run(
         trainer=SdTrainer(**{"kind": "sd", **settings}),
     )
     rows: dict[int, list[str]] = {
-        step: [picture_name(step, column) for column in range(len(prompts))] for step in steps
+        step: [f"step-{step:06d}_{column:02d}.png" for column in range(len(prompts))]
+        for step in steps
     }
     folder = Path("runs", name, "samples")
     for step in steps:

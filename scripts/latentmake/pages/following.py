@@ -32,13 +32,13 @@ from latentmake.plan.product import Difference, Made, Product, judge
 from latentmake.training.loop.clips import (
     EVALUATED,
     FOLDER,
-    INDEX,
     METRICS,
     GenerationIndex,
     Metrics,
     Result,
     evaluation_folder,
 )
+from latentmake.training.loop.order import INDEX
 from latentmake.training.order import Record
 
 PAGE = "index.html"

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from latentmake.pages.page import as_text
-from latentmake.training.loop.clips import FOLDER, INDEX, GenerationIndex
-from latentmake.training.loop.order import PictureIndex, read_index
+from latentmake.training.loop.clips import FOLDER, GenerationIndex
+from latentmake.training.loop.order import INDEX, PictureIndex
 from latentmake.training.order import COPIED, Record, parts_in
 
 _ALL_STEPS = "*"
@@ -98,7 +98,7 @@ class Pictured(NamedTuple):
 
 def index_of(folder: Path) -> PictureIndex | None:
     """Return the index of a result's pictures; None if no pictures belong to its weights."""
-    index = read_index(folder / "samples")
+    index = PictureIndex.read(folder / "samples" / INDEX)
     record = Record.read(folder / "training.json")
     if index is None or not index.prompts or not index.steps:
         return None

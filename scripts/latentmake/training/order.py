@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from latentmake.base import atomic, digest, state_file
 from latentmake.base.errors import CacheError, TrainingError, storage_error
 from latentmake.base.machine import duration
-from latentmake.base.state_file import is_damaged, read_state
+from latentmake.base.state_file import is_damaged
 from latentmake.formats.safetensors import read_head
 from latentmake.plan import earlier
 from latentmake.plan.estimates import Amount
@@ -37,7 +37,6 @@ VERSION = "version of the trainer"
 _RECEIPT = "trained.json"
 _FOLDERS = {"generate": "generated", "evaluate": "evaluation"}
 _PAGES = ("report", "captions", "compare", "evaluate")
-_VALUES = TypeAdapter(dict[str, Any])  # content of a receipt, see `finish`
 _Order = TypeVar("_Order", bound=BaseModel)
 
 
@@ -86,12 +85,11 @@ class Record(Made):
 
     @classmethod
     def _copy(cls, path: Path) -> Self | None:
-        content = read_state(path.with_name(_RECEIPT), _VALUES.validate_json)
+        copy = super().read(path.with_name(_RECEIPT))
+        files = copy.files.items() if copy else ()
         try:
-            copy = cls.model_validate(content)
-            files = copy.files.items()
             same = [digest.of_file(path.parent / name) == recorded for name, recorded in files]
-        except (OSError, ValueError):
+        except OSError:
             return None
         return copy if same and all(same) else None
 

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
-from functools import wraps
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
 
 from latentmake.base import atomic
 from latentmake.base.errors import storage_error
@@ -39,32 +37,23 @@ _MADE = (BASIS, SEEN, "trained.json", "generated.json", "generated", "evaluation
 # folder does not claim files that are still elsewhere.
 _COURSE = ("samples.png", "curves.png", "logs", "samples", "output")
 
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
-_OfFiles = Callable[Concatenate[RunFiles, _Given], _Result]
 
-
-def _moving(function: _OfFiles[_Given, _Result]) -> _OfFiles[_Given, _Result]:
-    """Wrap a function that moves files: first complete a move that was killed.
+@contextmanager
+def _moving(files: RunFiles) -> Iterator[None]:
+    """Complete a move that was killed, before other files are moved.
 
     An error of the disk becomes a StorageError.
     """
-
-    @wraps(function)
-    def wrapped(files: RunFiles, /, *given: _Given.args, **named: _Given.kwargs) -> _Result:
-        try:
-            if (files.output / LEAVING).is_dir():
-                _leave(files)
-            if (files.output / _RETURNING).is_dir():
-                _return(files)
-            return function(files, *given, **named)
-        except OSError as error:
-            raise storage_error(error, files.output) or error from None
-
-    return wrapped
+    try:
+        if (files.output / LEAVING).is_dir():
+            _leave(files)
+        if (files.output / _RETURNING).is_dir():
+            _return(files)
+        yield
+    except OSError as error:
+        raise storage_error(error, files.output) or error from None
 
 
-@_moving
 def begin(
     files: RunFiles, want: Parts, weights: Collection[str], continued: Collection[Parts] = ()
 ) -> None:
@@ -79,39 +68,39 @@ def begin(
         continued: parts of other trainings whose samples and logs this training continues.
     """
     kept, unfinished = (want, *continued), files.at(files.output / _UNFINISHED)
-    _leave_to(want, files, weights)
-    if _course(files) in kept:
-        return
-    if _course(unfinished) in kept:
-        unfinished.output.rename(files.output / _RETURNING)
-        _return(files)
-        return
-    _keep_unfinished(files, weights)
-    if _course(files.at(files.previous)) in continued:
-        for folder in (files.logs, files.samples):
-            _link(files.previous / folder.name, folder)
+    with _moving(files):
+        _leave_to(want, files, weights)
+        if _course(files) in kept:
+            return
+        if _course(unfinished) in kept:
+            unfinished.output.rename(files.output / _RETURNING)
+            _return(files)
+            return
+        _keep_unfinished(files, weights)
+        if _course(files.at(files.previous)) in continued:
+            for folder in (files.logs, files.samples):
+                _link(files.previous / folder.name, folder)
 
 
-@_moving
 def take_back(files: RunFiles, want: Parts) -> bool:
     """Exchange the present result for a previous one with the parts `want`.
 
     Returns:
         False if there is no such previous result.
     """
-    holder = files.holder(want)
-    if holder is None or holder is files:
-        return False
-    _leave_to(want, files, files.names)
-    _keep_unfinished(files, files.names)
-    holder = files.holder(want)  # it may have moved one folder down
-    assert holder is not None
-    holder.output.rename(files.output / _RETURNING)
-    _return(files)
-    return True
+    with _moving(files):
+        holder = files.holder(want)
+        if holder is None or holder is files:
+            return False
+        _leave_to(want, files, files.names)
+        _keep_unfinished(files, files.names)
+        holder = files.holder(want)  # it may have moved one folder down
+        assert holder is not None
+        holder.output.rename(files.output / _RETURNING)
+        _return(files)
+        return True
 
 
-@_moving
 def anew(files: RunFiles, want: Parts, planned: int, states: Iterable[Path] = ()) -> None:
     """Prepare a run's folder for a forced training, which begins from the start.
 
@@ -124,20 +113,20 @@ def anew(files: RunFiles, want: Parts, planned: int, states: Iterable[Path] = ()
         planned: time of its order, see `RunOrder`.
         states: checkpoints that the training could resume from; they are removed.
     """
-    mark = Forced(parts=want, planned=planned)
-    if Forced.read(files.forced) == mark:
-        return
-    if parts_in(files.record):
-        _leave(files)
-    unfinished = files.at(files.output / _UNFINISHED)
-    of_want = [place for place in (files, unfinished) if _course(place) == want]
-    course = [place.output / name for place in of_want for name in _COURSE]
-    removed = [*states, *course]
-    if unfinished in of_want:
-        removed.append(unfinished.output)
-    for path in removed:
-        atomic.remove(path)
-    mark.write(files.forced)  # last: a killed preparation is done again
+    mark, unfinished = Forced(parts=want, planned=planned), files.at(files.output / _UNFINISHED)
+    with _moving(files):
+        if Forced.read(files.forced) == mark:
+            return
+        if parts_in(files.record):
+            _leave(files)
+        of_want = [place for place in (files, unfinished) if _course(place) == want]
+        course = [place.output / name for place in of_want for name in _COURSE]
+        removed = [*states, *course]
+        if unfinished in of_want:
+            removed.append(unfinished.output)
+        for path in removed:
+            atomic.remove(path)
+        mark.write(files.forced)  # last: a killed preparation is done again
 
 
 def settle(files: RunFiles) -> None:

@@ -14,6 +14,7 @@ import world
 from diffusers import FlowMatchEulerDiscreteScheduler
 from huggingface_hub import constants
 from latentmake.backends import plan_training
+from latentmake.base import digest
 from latentmake.base.errors import ModelError, UserError
 from latentmake.config.root import parse
 from latentmake.config.trainers import SdTrainer
@@ -24,7 +25,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.training.order import read_order
 from latentmake.training.sd.recipe import load_noise_schedule
-from latentmake.training.sd.unet import SdOrder, parameter_names, shapes_of, training_digest
+from latentmake.training.sd.unet import SdOrder, parameter_names, shapes_of, start_of
 from safetensors.numpy import save_file
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -201,8 +202,13 @@ def test_a_network_on_the_hub_has_the_schedule_of_its_repository(
     project["models"]["micro"]["unet"] = hub
     order = plan(project)
     assert order.scheduler == ""
-    other = order.unet.model_copy(update={"revision": REVISION[::-1]})
-    assert training_digest(order.unet, "") != training_digest(other, "")
+    unet = order.unet.model_copy(update={"revision": REVISION[::-1]})
+    other = order.model.model_copy(update={"unet": unet})
+    digests = [
+        start_of(model, order.trainer, "trainer", digest.of_file)[0]
+        for model in (order.model, other)
+    ]
+    assert digests[0] == order.weights != digests[1]
     cache = tmp_path / "hub"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

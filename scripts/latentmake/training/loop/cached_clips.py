@@ -17,7 +17,7 @@ from latentmake.base.errors import DatasetError, SourceError
 from latentmake.formats import npz
 from latentmake.formats.safetensors import read_head
 from latentmake.models.files import T5_LENGTH
-from latentmake.training.loop.caches import FORM, WAN, Caches, TensorSpec, naming
+from latentmake.training.loop.caches import FORM, WAN, Caches, naming
 from latentmake.training.order import caption_in
 from latentmake.training.rows import rows_of
 
@@ -67,15 +67,11 @@ class CachedClipDataset(TorchDataset[dict[str, Any]]):
             what += f" and resolution={resolution!r}" if resolution else ""
             hint = "see the run's datasets, resolutions and `validation`"
             raise DatasetError(what, where=self.manifest, hint=hint)
-        if _names_in(Path(root, row.first_text)) != [spec.name for spec in WAN.text]:
+        if _names_in(Path(root, row.first_text)) != [*WAN.text]:
             what, hint = "is not the manifest of a Wan run", "name one whose model has a `task`"
             raise DatasetError(what, where=self.manifest, hint=hint)
-        more = [
-            TensorSpec(name, 4 if name.startswith("latents") else 2)
-            for name in _names_in(path)
-            if name != WAN.latents[0].name
-        ]
-        tensors = WAN._replace(latents=(*WAN.latents, *more))
+        latents = {name: 4 if name.startswith("latents") else 2 for name in _names_in(path)}
+        tensors = WAN._replace(latents={**WAN.latents, **latents})
         self._caches = Caches(rows, tensors, root=root, resolution=resolution)
         self._order = [
             number for number, row in enumerate(self._caches.rows) for _ in range(row.repeats)

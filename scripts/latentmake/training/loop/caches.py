@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -97,33 +97,11 @@ _CHUNK = 256  # files that a thread takes at a time
 _AHEAD = 4  # batches read before they are needed, for each thread
 
 
-class TensorSpec(NamedTuple):
-    """Description of a tensor in cache files.
-
-    Attributes:
-        name: its name, without the shape and dtype that musubi-tuner appends.
-        dimensions: number of its dimensions.
-    """
-
-    name: str
-    dimensions: int
-
-    def find(self, head: Head) -> tuple[str, tuple[int, ...]]:
-        """Return the tensor's name and shape in a file; a ValueError says why it does not fit."""
-        pattern = self.name + FORM
-        name = next((entry for entry in head.entries if re.fullmatch(pattern, entry)), None)
-        if name is None:
-            raise ValueError(f"has no tensor `{self.name}`")
-        dtype, shape, *_ = head.tensors[name]
-        if len(shape) != self.dimensions or 0 in shape:
-            raise ValueError(f"`{name}` has the shape {list(shape)}")
-        if dtype not in DTYPES or not DTYPES[dtype].exponent:
-            raise ValueError(f"`{name}` is stored as {dtype}")
-        return name, shape
-
-
 class CacheTensors(NamedTuple):
     """Tensors that a training reads from the cache files of a layout.
+
+    Both mappings go from the name of a tensor, without the shape and dtype that musubi-tuner
+    appends, to the number of its dimensions.
 
     Attributes:
         latents: tensors of a file of latents: first [channels, (frames,) height, width].
@@ -132,15 +110,15 @@ class CacheTensors(NamedTuple):
         scaled: whether the scale is read from the header of the latents.
     """
 
-    latents: tuple[TensorSpec, ...]
-    text: tuple[TensorSpec, ...]
+    latents: Mapping[str, int]
+    text: Mapping[str, int]
     scaled: bool = False
 
 
-PLAIN = CacheTensors((TensorSpec("latents", 3),), (TensorSpec(hidden_state(0), 2),), scaled=True)
-_SECOND = TensorSpec(hidden_state(1), 2), TensorSpec(f"{encoder_name(1)}.pooled", 1)
-SDXL = PLAIN._replace(text=(*PLAIN.text, *_SECOND))
-WAN = CacheTensors((TensorSpec("latents", 4),), (TensorSpec("varlen_t5", 2),))
+PLAIN = CacheTensors({"latents": 3}, {hidden_state(0): 2}, scaled=True)
+_SECOND = {hidden_state(1): 2, f"{encoder_name(1)}.pooled": 1}
+SDXL = PLAIN._replace(text={**PLAIN.text, **_SECOND})
+WAN = CacheTensors({"latents": 4}, {"varlen_t5": 2})
 """Tensors of musubi-tuner's caches. Their latents are already scaled for the network."""
 
 
@@ -205,11 +183,6 @@ class Example(NamedTuple):
     repeats: int
     weight: float = 1.0
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Channels, (frames,) height and width of the latents."""
-        return self.latents.shape
-
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
@@ -224,7 +197,20 @@ def naming(path: str) -> Iterator[None]:
         raise CacheError(what, where=path, hint=HINT) from None
 
 
-def inspect(path: str, specs: Iterable[TensorSpec], *, scaled: bool = False) -> CacheFile:
+def _find(head: Head, name: str, dimensions: int) -> tuple[str, tuple[int, ...]]:
+    """Return a tensor's name and shape in a file; a ValueError says why it does not fit."""
+    entry = next((entry for entry in head.entries if re.fullmatch(name + FORM, entry)), None)
+    if entry is None:
+        raise ValueError(f"has no tensor `{name}`")
+    dtype, shape, *_ = head.tensors[entry]
+    if len(shape) != dimensions or 0 in shape:
+        raise ValueError(f"`{entry}` has the shape {list(shape)}")
+    if dtype not in DTYPES or not DTYPES[dtype].exponent:
+        raise ValueError(f"`{entry}` is stored as {dtype}")
+    return entry, shape
+
+
+def inspect(path: str, wanted: Mapping[str, int], *, scaled: bool = False) -> CacheFile:
     """Read the header of a cache file and find tensors in it; if `scaled`, read their scale too.
 
     Raises:
@@ -232,7 +218,7 @@ def inspect(path: str, specs: Iterable[TensorSpec], *, scaled: bool = False) -> 
     """
     with naming(path):
         head = read_head(path)
-        tensors = tuple(spec.find(head) for spec in specs)
+        tensors = tuple(_find(head, *tensor) for tensor in wanted.items())
         stored = CacheFile(path, tensors, key=head.metadata.get(KEY, ""))
         if not scaled:
             return stored
@@ -257,14 +243,14 @@ def inspect(path: str, specs: Iterable[TensorSpec], *, scaled: bool = False) -> 
 
 
 def inspect_all(
-    paths: Iterable[str], specs: Collection[TensorSpec], *, scaled: bool = False
+    paths: Iterable[str], wanted: Mapping[str, int], *, scaled: bool = False
 ) -> dict[str, CacheFile]:
     """Return path -> cache file; headers are read in several threads. See `inspect`."""
     distinct = list(dict.fromkeys(paths))
     chunks = [distinct[start : start + _CHUNK] for start in range(0, len(distinct), _CHUNK)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="headers") as pool:
         files = pool.map(
-            lambda chunk: [inspect(path, specs, scaled=scaled) for path in chunk], chunks
+            lambda chunk: [inspect(path, wanted, scaled=scaled) for path in chunk], chunks
         )
         return {file.path: file for chunk in files for file in chunk}
 
@@ -286,7 +272,9 @@ def joined(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """
     states = [tensor for tensor in tensors if tensor.ndim == 2]
     named = {"text": torch.cat(states, dim=1) if states[1:] else states[0]}
-    return named | ({} if len(states) == len(tensors) else {"text_embeds": tensors[-1]})
+    if len(states) < len(tensors):
+        named["text_embeds"] = tensors[-1]
+    return named
 
 
 def read_text(path: str, tensors: CacheTensors) -> dict[str, torch.Tensor]:
@@ -349,7 +337,7 @@ class Caches:
         resolution: str | None = None,
         prior_loss_weight: float = 1.0,
     ) -> None:
-        self._names = [spec.name for spec in tensors.latents]
+        self._names = [*tensors.latents]
         self._sized = len(tensors.text) > 1
         self._checked: set[str] = set()
         named = [

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -53,13 +53,6 @@ class Progress(Made):
     interrupted: bool = False
 
 
-class Checkpoint(NamedTuple):
-    """A checkpoint folder and its progress."""
-
-    folder: Path
-    progress: Progress
-
-
 def folders(checkpoints: Path) -> list[tuple[int, Path]]:
     """Return step and folder of each checkpoint, newest first."""
     if not checkpoints.is_dir():
@@ -68,22 +61,22 @@ def folders(checkpoints: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), folder) for match, folder in matches if match), reverse=True)
 
 
-def find(checkpoints: Path, wanted: Parts) -> list[Checkpoint]:
-    """Return the checkpoints of the training with these parts, newest first."""
+def find(checkpoints: Path, wanted: Parts) -> list[tuple[Path, Progress]]:
+    """Return folder and progress of the checkpoints with these parts, newest first."""
     return _fitting(checkpoints, lambda progress: progress.parts == wanted)
 
 
-def _fitting(checkpoints: Path, fits: Callable[[Progress], bool]) -> list[Checkpoint]:
+def _fitting(checkpoints: Path, fits: Callable[[Progress], bool]) -> list[tuple[Path, Progress]]:
     fitting = []
     for step, folder in folders(checkpoints):
         progress = Progress.read(folder / PROGRESS)
         if progress is not None and progress.step == step and fits(progress):
-            fitting.append(Checkpoint(folder, progress))
+            fitting.append((folder, progress))
     return fitting
 
 
-def resumable(order: TrainingOrder, wanted: Parts) -> list[Checkpoint]:
-    """Return the checkpoints that a training can resume from, newest first.
+def resumable(order: TrainingOrder, wanted: Parts) -> list[tuple[Path, Progress]]:
+    """Return folder and progress of the checkpoints that a training can resume from, newest first.
 
     These are its own checkpoints, and those of shorter trainings that are otherwise equal.
     """

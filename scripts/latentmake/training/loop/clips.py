@@ -25,13 +25,12 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.orders import prompt_path, run_order
 from latentmake.plan.product import Difference, Made, Parts, Product, judge, short
-from latentmake.training.loop.order import CAPTIONS, ClipSettings, Prompt, TrainingOrder
+from latentmake.training.loop.order import CAPTIONS, INDEX, ClipSettings, Prompt, TrainingOrder
 from latentmake.training.order import caption_in, last_place, lock_of
 from latentmake.training.rows import rows_of
 
 FOLDER = "generated"
 """Folder of the clips of `generate` below that of their run."""
-INDEX = "index.json"
 METRICS = "metrics.json"
 Kind = Literal["real", "base", "adapter"]
 KINDS: tuple[Kind, ...] = ("real", "base", "adapter")
@@ -511,10 +510,8 @@ def following(
     if (lora := settings.lora) is not None:
         is_file = lora.endswith(".safetensors")
         if is_file and len(training.results) > 1:
-            what, hint = (
-                f"{lora} is one file",
-                f"name a folder with {' and '.join(training.results)}",
-            )
+            what = f"{lora} is one file"
+            hint = f"name a folder with {' and '.join(training.results)}"
             raise TrainingError(what, where=f"runs.{run_name}.generate.lora", hint=hint)
         files = [lora] if is_file else [f"{lora}/{name}" for name in training.results]
         values |= {"lora": lora, "adapters": files}

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_
 from latentmake.training.loop.clips import (
     CLIP_NAME,
     EVALUATION,
-    INDEX,
     KINDS,
     METRICS,
     TIMESTEPS,
@@ -46,16 +45,12 @@ from latentmake.training.loop.clips import (
     kept_and_missing,
     result_reasons,
 )
-from latentmake.training.loop.recipe import Painter, Recipe, item_losses, spread_timesteps
+from latentmake.training.loop.order import INDEX
+from latentmake.training.loop.recipe import Painter, Recipe
 from latentmake.training.order import caption_in
 
 _MADE: tuple[Kind, ...] = ("base", "adapter")
 _FINISHED = ".parts.json"  # losses and clips of an evaluation that has not ended
-
-
-def _drawn(painter: Painter, *options: Any) -> torch.Tensor:
-    with painter.autocast():
-        return painter.latents(*options)
 
 
 def _written(
@@ -109,8 +104,10 @@ def _draw(order: GenerationOrder, recipe: Recipe, missing: Sequence[Clip]) -> It
                 where = f"run {order.run}: {path.name} (`{shortened(clip.prompt)}`)"
                 seed = painter.noise_seed(clip.seed, clip.prompt)
                 options = texts[clip.prompt], seed, settings.size, progress.update, None
+                with painter.autocast():
+                    latents = painter.latents(*options)
                 try:
-                    _written(painter, path, _drawn(painter, *options), noun, where)
+                    _written(painter, path, latents, noun, where)
                 except TrainingError as error:
                     say(f"warning: {error}")
                     faulty.append(error)
@@ -185,8 +182,7 @@ def losses_of(
         TrainingError: the network's prediction is NaN or infinite.
     """
     losses: list[float] = []
-    timesteps = spread_timesteps(painter.objective, TIMESTEPS)
-    for loss in item_losses(painter.losses, caches, number, timesteps):
+    for loss in painter.item_losses(caches, number, TIMESTEPS):
         if not math.isfinite(loss):
             if damaged := find_not_finite(caches, [number]):
                 what = "holds values that are NaN or infinite"
@@ -317,7 +313,8 @@ class _Evaluation:
         else:
             seed = self.painter.noise_seed(self.order.seeds[0], caption_in(text.path))
             options = text.path, seed, self.sizes[item], done, batch
-            latents = _drawn(self.painter, *options)
+            with self.painter.autocast():
+                latents = self.painter.latents(*options)
         stem = self.caches.rows[item].stem
         path = self.folder / evaluated_name(stem, key, kind, self.order.suffix)
         name = name_of(self.caches, item)
@@ -348,7 +345,7 @@ class _Evaluation:
         items = f"{len(self.caches)} held out, {len(self.shown)} with {self.order.noun}s"
         return Metrics(
             run=self.order.run,
-            timesteps=spread_timesteps(self.painter.objective, TIMESTEPS).tolist(),
+            timesteps=self.painter.objective.spread(TIMESTEPS).tolist(),
             loss={kind: float(np.mean(values)) for kind, values in by_timestep.items()},
             loss_by_timestep=by_timestep,
             fps=self.order.settings.fps or 1,

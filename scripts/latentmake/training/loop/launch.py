@@ -58,7 +58,7 @@ def train(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")  # emptied in place, because the caller has it open
     if order.forced:
-        states = (checkpoint.folder for checkpoint in resumable(order, want))
+        states = (folder for folder, _ in resumable(order, want))
         previous.anew(files, want, order.planned, states)
     if files.trained(want) is not None:
         say(log, f"{order.run}: already trained on exactly this: {files.weights}")

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 Order = TypeVar("Order", bound="TrainingOrder")
 
 _LENGTHS = {"steps", "epochs", "max_steps"}
-_STEPS = 1000  # steps of a training that sets neither `steps` nor `epochs`
 _GONE = ({"attention": "flash"}, {"attention": "xformers"})  # settings that no longer exist
 
 
+STEPS = 1000
+"""Steps of a training that sets neither `steps` nor `epochs`."""
 CAPTIONS = 4
 """Number of items whose captions are prompts of pictures and clips if a run sets no prompts."""
 
@@ -153,7 +154,7 @@ class TrainingOrder(RunOrder):
     @property
     def from_hub(self) -> bool:
         """Whether weights may have to be downloaded."""
-        return bool(self.model.vae.hub)
+        return any(weights.hub for weights in (self.model.vae, self.model.unet) if weights)
 
     @property
     def trains_lora(self) -> bool:
@@ -176,7 +177,7 @@ class TrainingOrder(RunOrder):
     @property
     def length(self) -> float:
         """Epochs of the training if the settings give epochs, else its steps."""
-        return self.trainer.epochs or self.trainer.steps or _STEPS
+        return self.trainer.epochs or self.trainer.steps or STEPS
 
     def with_settings(self, **settings: object) -> Self:
         """Return a copy of the order with other values of these settings."""
@@ -269,6 +270,13 @@ def goes_on(order: TrainingOrder, want: Parts | None) -> bool:
     return same and not order.forced and all(path.is_file() for path in files.results)
 
 
+def lora_layers(targets: Iterable[str], parameters: Iterable[str]) -> list[str]:
+    """Return the layers with these names; as in peft, a target may be the last parts of a name."""
+    layers = [name.removesuffix(".weight") for name in parameters if name.endswith(".weight")]
+    ends = tuple(f".{target}" for target in targets)
+    return [layer for layer in layers if f".{layer}".endswith(ends)]
+
+
 def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
     """Return the steps after which a training draws sample pictures, from 0 to the last."""
     every = order.trainer.samples.every
@@ -338,13 +346,3 @@ class PictureIndex(Made):
                 "sample_size": [*order.sample_size],
             },
         )
-
-
-def picture_name(step: int, prompt: int, suffix: str = ".png") -> str:
-    """Return the name of the picture of a prompt (number from 0) after a step."""
-    return f"step-{step:06d}_{prompt:02d}{suffix}"
-
-
-def read_index(folder: Path) -> PictureIndex | None:
-    """Return the index in a folder of sample pictures; None if it is missing or damaged."""
-    return PictureIndex.read(folder / INDEX)

@@ -165,10 +165,3 @@ def draw_grid(
 
 def _wrapped(text: str, width: int, lines: int) -> list[str]:
     return textwrap.wrap(text, width, max_lines=lines, placeholder="…") or [""]
-
-
-def png_of(picture: Image.Image) -> bytes:
-    """Return the content of a PNG file with a picture."""
-    data = io.BytesIO()
-    picture.save(data, "PNG")
-    return data.getvalue()

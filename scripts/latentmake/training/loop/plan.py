@@ -138,7 +138,7 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
         if holder := RunFiles(order).holder(want):
             return "" if holder.output == Path(order.output) else taken_back(plan.name)
         checkpoints = resumable(order, want)
-        resumed = f"step {checkpoints[0].progress.step}" if checkpoints else None
+        resumed = f"step {checkpoints[0][1].step}" if checkpoints else None
     if resumed is None and goes_on(order, want):
         resumed = "the last weights"
     if resumed is not None:

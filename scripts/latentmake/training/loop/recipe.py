@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -126,38 +126,6 @@ def generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(seed_of(*parts))
 
 
-def epoch_batches(
-    shapes: Sequence[tuple[int, ...]],
-    repeats: Sequence[int],
-    batch_size: int,
-    seed: int,
-    epoch: int,
-) -> list[list[int]]:
-    """Return the shuffled batches of one epoch, as indices of examples.
-
-    All examples of a batch have one shape. The last batch of a shape may be shorter.
-
-    Args:
-        shapes: shape of each example.
-        repeats: how often the epoch shows each example.
-        batch_size: number of examples in a batch.
-        seed: seed of the training.
-        epoch: number of the epoch, from 0.
-    """
-    random = generator(seed, "order", epoch)
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, (shape, count) in enumerate(zip(shapes, repeats, strict=True)):
-        groups.setdefault(shape, []).extend([index] * count)
-    batches: list[list[int]] = []
-    for _, members in sorted(groups.items()):
-        order = torch.randperm(len(members), generator=random).tolist()
-        shuffled = [members[place] for place in order]
-        batches += [
-            shuffled[start : start + batch_size] for start in range(0, len(shuffled), batch_size)
-        ]
-    return [batches[place] for place in torch.randperm(len(batches), generator=random).tolist()]
-
-
 class BatchOrder:
     """Batches of each process in each optimizer step.
 
@@ -165,6 +133,15 @@ class BatchOrder:
     this sequence. A step takes the next `accumulation * processes` batches, so that all processes
     always have work, and no batch is shown twice or left out. If an example has `variants`, a batch
     shows one of them, chosen at random.
+
+    Args:
+        shapes: shape of each example.
+        repeats: how often an epoch shows each example.
+        batch_size: number of examples in a batch.
+        seed: seed of the training.
+        accumulation: batches of a process in a step.
+        processes: number of processes.
+        variants: index of an example -> indices of the examples with all variants of its text.
     """
 
     def __init__(
@@ -178,12 +155,29 @@ class BatchOrder:
         processes: int = 1,
         variants: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        self._epoch = lru_cache(maxsize=2)(
-            lambda epoch: epoch_batches(shapes, repeats, batch_size, seed, epoch)
-        )
+        self._repeats, self._batch_size, self._seed = repeats, batch_size, seed
+        self._shapes, self._variants = shapes, variants or {}
+        self._epoch = lru_cache(maxsize=2)(self.shuffled)
         self.batches_per_epoch = len(self._epoch(0))
         self.accumulation, self.processes = accumulation, processes
-        self._seed, self._variants = seed, variants or {}
+
+    def shuffled(self, epoch: int) -> list[list[int]]:
+        """Return the shuffled batches of an epoch (from 0), as indices of examples.
+
+        All examples of a batch have one shape. The last batch of a shape may be shorter.
+        """
+        random = generator(self._seed, "order", epoch)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, (shape, count) in enumerate(zip(self._shapes, self._repeats, strict=True)):
+            groups.setdefault(shape, []).extend([index] * count)
+        batches: list[list[int]] = []
+        size = self._batch_size
+        for _, members in sorted(groups.items()):
+            order = torch.randperm(len(members), generator=random).tolist()
+            shuffled = [members[place] for place in order]
+            batches += [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+        order = torch.randperm(len(batches), generator=random).tolist()
+        return [batches[place] for place in order]
 
     def _batch(self, number: int) -> list[int]:
         epoch, place = divmod(number, self.batches_per_epoch)
@@ -212,19 +206,6 @@ class BatchOrder:
 
 
 _HELD_OUT = 4  # number of timesteps of a held-out item's loss
-
-
-class Losses(NamedTuple):
-    """Losses of the examples of a batch.
-
-    Attributes:
-        raw: mean squared errors, [batch], float32.
-        weighted: the same, multiplied by the weights of their timesteps and, for regularisation
-            images, by `prior_loss_weight`.
-    """
-
-    raw: torch.Tensor
-    weighted: torch.Tensor
 
 
 Part = tuple[Batch, torch.Tensor, torch.Tensor]
@@ -265,6 +246,10 @@ class Objective:
         """Return the target of the network's prediction, of the latents' shape."""
         return noise - latents
 
+    def spread(self, count: int) -> torch.Tensor:
+        """Return timesteps [count]: the middles of equal parts of the way into the noise."""
+        return self.at((torch.arange(count) + 0.5) / count)
+
     def in_turns(self, parts: Iterable[Part], step: int) -> Iterable[Part]:
         """Return the micro-batches of a step in the order in which they are to be computed."""
         return parts
@@ -282,8 +267,8 @@ class Objective:
         *,
         device: torch.device,
         dtype: torch.dtype,
-    ) -> Losses:
-        """Return the losses of the examples of a batch.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the losses of the examples of a batch, float32.
 
         Args:
             network: network that is trained.
@@ -292,6 +277,10 @@ class Objective:
             timesteps: timesteps [batch].
             device: device of the network.
             dtype: dtype of the network's inputs.
+
+        Returns:
+            Mean squared errors [batch]; and the same errors, multiplied by the weights of their
+            timesteps and, for regularisation images, by `prior_loss_weight`.
         """
         latents, noise = copied(batch.latents, device), copied(noise, device)
         there = copied(timesteps, device)
@@ -304,70 +293,7 @@ class Objective:
         for weights in (self.weights(there), batch.weights):
             if weights is not None:
                 weighted = weighted * copied(weights, device)
-        return Losses(raw, weighted)
-
-
-LossesOf = Callable[[Batch, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function from batch, noise and timesteps [batch] to the loss of each example."""
-
-
-def probe_loss(
-    losses: LossesOf, caches: Caches, *, objective: Objective, seed: int, size: int = 64
-) -> float:
-    """Return the mean loss over a fixed set of examples, noises and timesteps.
-
-    The timesteps are spread evenly over the schedule, because the loss depends more on them than on
-    the example. The examples of a small dataset occur several times.
-
-    `seed` fixes the set, which has `size` members.
-    """
-    random = generator(seed, "probe")
-    order = torch.randperm(len(caches), generator=random).tolist()
-    shuffled = torch.randperm(size, generator=random)
-    spread = spread_timesteps(objective, size)[shuffled]
-    total = 0.0
-    with torch.no_grad():
-        for probe in range(size):
-            batch = caches.batch([order[probe % len(order)]])
-            noise = torch.randn(batch.latents.shape, generator=generator(seed, "probe", probe))
-            total += float(losses(batch, noise, spread[probe : probe + 1]))
-    return total / size
-
-
-def item_losses(
-    losses: LossesOf, caches: Caches, index: int, timesteps: torch.Tensor
-) -> Iterator[float]:
-    """Yield the loss of a held-out item at each of some timesteps.
-
-    The noise follows from the key of the item's latents. It is the same for every network, and does
-    not depend on the other held-out items.
-    """
-    batch, key = caches.batch([index]), caches.examples[index].latents.key
-    for number, timestep in enumerate(timesteps):
-        random = generator("evaluation", key, number)
-        noise = torch.randn(batch.latents.shape, generator=random)
-        yield float(losses(batch, noise, timestep[None]))
-
-
-def held_out_losses(losses: LossesOf, caches: Caches, objective: Objective) -> dict[str, float]:
-    """Return the mean loss of all held-out items, as `validation_loss`.
-
-    After it come the mean losses of the groups, as `validation_loss/NAME`, see `Row.group`. All
-    items have the same timesteps.
-    """
-    timesteps = spread_timesteps(objective, _HELD_OUT)
-    by_name: dict[str, list[float]] = {"validation_loss": []}
-    for index, row in enumerate(caches.rows):
-        values = [*item_losses(losses, caches, index, timesteps)]
-        by_name["validation_loss"] += values
-        if group := row.group:
-            by_name.setdefault(f"validation_loss/{group}", []).extend(values)
-    return {name: sum(values) / len(values) for name, values in by_name.items()}
-
-
-def spread_timesteps(objective: Objective, count: int) -> torch.Tensor:
-    """Return timesteps [count]: the middles of equal parts of the way into the noise."""
-    return objective.at((torch.arange(count) + 0.5) / count)
+        return raw, weighted
 
 
 Network: TypeAlias = Any  # a torch.nn.Module that only its recipe knows how to call
@@ -432,7 +358,55 @@ class Painter:
         """Return the unweighted loss of each example of a micro-batch, see `Part`."""
         device, dtype = self.device, self.dtype
         with self.autocast():
-            return self.objective.losses(self.network, *part, device=device, dtype=dtype).raw
+            raw, _ = self.objective.losses(self.network, *part, device=device, dtype=dtype)
+        return raw
+
+    def probe_loss(self, caches: Caches) -> float:
+        """Return the mean loss over a fixed set of examples, noises and timesteps.
+
+        The timesteps are spread evenly over the schedule, because the loss depends more on them
+        than on the example. The examples of a small dataset occur several times. The seed of the
+        training fixes the set.
+        """
+        seed, size = self.recipe.order.trainer.seed, int(self.recipe.probes)
+        random = generator(seed, "probe")
+        order = torch.randperm(len(caches), generator=random).tolist()
+        timesteps = self.objective.spread(size)[torch.randperm(size, generator=random)]
+        total = 0.0
+        for probe in range(size):
+            batch = caches.batch([order[probe % len(order)]])
+            noise = torch.randn(batch.latents.shape, generator=generator(seed, "probe", probe))
+            total += float(self.losses(batch, noise, timesteps[probe : probe + 1]))
+        return total / size
+
+    def item_losses(
+        self, caches: Caches, index: int, count: int, pause: Callable[[], object] = lambda: None
+    ) -> Iterator[float]:
+        """Yield the losses of a held-out item at `count` timesteps; call `pause` before each.
+
+        The noise follows from the key of the item's latents. It is the same for every network, and
+        does not depend on the other held-out items.
+        """
+        batch, key = caches.batch([index]), caches.examples[index].latents.key
+        for number, timestep in enumerate(self.objective.spread(count)):
+            pause()
+            random = generator("evaluation", key, number)
+            noise = torch.randn(batch.latents.shape, generator=random)
+            yield float(self.losses(batch, noise, timestep[None]))
+
+    def held_out_losses(self, caches: Caches, pause: Callable[[], object]) -> dict[str, float]:
+        """Return the mean loss of all held-out items, as `validation_loss`.
+
+        After it come the mean losses of the groups, as `validation_loss/NAME`, see `Row.group`. All
+        items have the same timesteps. `pause` is called before each loss.
+        """
+        by_name: dict[str, list[float]] = {"validation_loss": []}
+        for index, row in enumerate(caches.rows):
+            values = [*self.item_losses(caches, index, _HELD_OUT, pause)]
+            by_name["validation_loss"] += values
+            if group := row.group:
+                by_name.setdefault(f"validation_loss/{group}", []).extend(values)
+        return {name: sum(values) / len(values) for name, values in by_name.items()}
 
     def write(self, path: Path, latents: torch.Tensor) -> NDArray[np.uint8] | None:
         """Write a clip as MP4 or a picture as PNG.

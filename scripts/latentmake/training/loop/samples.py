@@ -27,10 +27,8 @@ from latentmake.training.loop.order import (
     INDEX,
     PictureIndex,
     TrainingOrder,
-    picture_name,
-    read_index,
 )
-from latentmake.training.loop.pictures import curves_png, draw_grid, png_of
+from latentmake.training.loop.pictures import curves_png, draw_grid
 from latentmake.training.loop.recipe import Painter
 from latentmake.training.order import RunFiles
 
@@ -58,7 +56,7 @@ class Samples:
         self._shown = -_PAUSE
         self._events: Any = None
         self.rows: dict[int, list[str | None]] = {}
-        folder, index = self._files.samples, read_index(self._files.samples)
+        folder, index = self._files.samples, PictureIndex.read(self._files.samples / INDEX)
         if index is None or index.parts not in kept:
             for path in (self._files.grid, self._files.curves):
                 path.unlink(missing_ok=True)
@@ -86,7 +84,7 @@ class Samples:
             return
         row: list[str | None] = []
         for number, latents in enumerate(draw()):
-            name = picture_name(step, number, self._order.picture_suffix)
+            name = f"step-{step:06d}_{number:02d}{self._order.picture_suffix}"
             fault = ""
             try:
                 if painter.write(self._files.samples / name, latents) is None:
@@ -114,7 +112,8 @@ class Samples:
         ]
         if rows:
             grid = draw_grid(rows, [prompt.prompt for prompt in self._order.prompts])
-            atomic.write(self._files.grid, png_of(grid))
+            with atomic.replacing(self._files.grid) as temporary:
+                grid.save(temporary, "PNG")
         if curves := curves_png(self._files.logs, title=self._order.run):
             atomic.write(self._files.curves, curves)
         self._shown = time.monotonic()

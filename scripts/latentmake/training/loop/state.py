@@ -21,15 +21,11 @@ from latentmake.config.trainers import LoopTrainer
 from latentmake.plan.product import Parts
 from latentmake.training.loop.checkpoint import (
     PROGRESS,
-    Checkpoint,
     Progress,
     find,
     folders,
-    resumable,
 )
-from latentmake.training.loop.order import TrainingOrder
 from latentmake.training.loop.recipe import Network, Recipe
-from latentmake.training.order import RunFiles
 
 State: TypeAlias = tuple[dict[str, torch.Tensor], dict[str, Any]]
 """Trained weights by name, and the state of optimizer, LR scheduler, EMA and scaler."""
@@ -271,40 +267,14 @@ def rate_of(step: int, settings: LoopTrainer, steps: int) -> float:
     return least + (1 - least) * share
 
 
-def newest(
-    order: TrainingOrder, wanted: Parts, steps: int, say: Callable[[str], None]
-) -> tuple[Checkpoint, State] | None:
-    """Return the newest undamaged checkpoint that a training can resume from, and its state.
-
-    Args:
-        order: order of the training.
-        wanted: parts of the training.
-        steps: number of its steps. On more devices, the same epochs have fewer steps, so a
-            checkpoint of a shorter training may have more; it is skipped.
-        say: shows a line about each damaged checkpoint.
-    """
-    for _, folder in folders(RunFiles(order).checkpoints):
-        if Progress.read(folder / PROGRESS) is None:
-            say(f"{folder} is damaged and skipped")
-    for checkpoint in resumable(order, wanted):
-        if checkpoint.progress.parts != wanted and checkpoint.progress.step > steps:
-            continue
-        state = load(checkpoint)
-        if state is not None:
-            return checkpoint, state
-        say(f"{checkpoint.folder} is damaged and skipped")
-    return None
-
-
-def load(checkpoint: Checkpoint) -> State | None:
+def load(folder: Path, progress: Progress) -> State | None:
     """Return the state in a checkpoint, or None if its files are damaged."""
     try:
-        for name, recorded in checkpoint.progress.files.items():
-            if digest.of_file(checkpoint.folder / name) != recorded:
+        for name, recorded in progress.files.items():
+            if digest.of_file(folder / name) != recorded:
                 return None
-        weights = load_file(checkpoint.folder / _WEIGHTS)
-        file = checkpoint.folder / _STATE
-        return weights, torch.load(file, map_location="cpu", weights_only=True)
+        weights = load_file(folder / _WEIGHTS)
+        return weights, torch.load(folder / _STATE, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling a damaged file may raise nearly any error
         if isinstance(error, MemoryError) or is_out_of_memory(str(error)):
             raise
@@ -330,7 +300,7 @@ def prune(checkpoints: Path, wanted: Parts, keep: int, *, others: bool = False) 
 
     With `others`, checkpoints of other trainings and incomplete ones are removed too.
     """
-    ours = [checkpoint.folder for checkpoint in find(checkpoints, wanted)]
+    ours = [folder for folder, _ in find(checkpoints, wanted)]
     removed = ours[keep:]
     if others:
         removed += [folder for _, folder in folders(checkpoints) if folder not in ours]

@@ -32,19 +32,16 @@ from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite
 from latentmake.training.loop.order import goes_on, sample_steps, wanted
 from latentmake.training.loop.recipe import (
     BatchOrder,
-    Losses,
     Network,
     Part,
     Recipe,
     generator,
-    held_out_losses,
     make_accelerator,
-    probe_loss,
     reseed,
     seed_of,
 )
 from latentmake.training.loop.samples import Samples
-from latentmake.training.loop.state import Learner, newest, prune, save
+from latentmake.training.loop.state import Learner, load, prune, save
 from latentmake.training.order import (
     COPIED,
     Record,
@@ -114,7 +111,7 @@ class Training:
             self.held_out = Caches(read_items(manifest, held_out=True), recipe.tensors)
         examples = caches.examples[: len(caches)]
         self.batch_order = BatchOrder(
-            [example.shape for example in examples],
+            [example.latents.shape for example in examples],
             [example.repeats for example in examples],
             batch_size=settings.train_batch_size,
             seed=settings.seed,
@@ -179,11 +176,23 @@ class Training:
         self.accelerator.end_training()
 
     def _resume(self) -> list[TrainedParts]:
-        """Resume from the newest checkpoint that fits; return the parts of its training."""
-        if resumed := newest(self.order, self.wanted, self.steps, say):
-            (folder, progress), state = resumed
-            self.learner.restore(state, folder)
+        """Resume from the newest undamaged checkpoint that fits; return the parts of its training.
+
+        On more devices, the same epochs have fewer steps, so a checkpoint of a shorter training may
+        have more steps than this training; it is skipped.
+        """
+        for _, folder in checkpoint.folders(self.files.checkpoints):
+            if checkpoint.Progress.read(folder / checkpoint.PROGRESS) is None:
+                say(f"{folder} is damaged and skipped")
+        for folder, progress in checkpoint.resumable(self.order, self.wanted):
             own = progress.parts == self.wanted
+            if not own and progress.step > self.steps:
+                continue
+            state = load(folder, progress)
+            if state is None:
+                say(f"{folder} is damaged and skipped")
+                continue
+            self.learner.restore(state, folder)
             self.step, self.seconds = progress.step, progress.seconds
             self.loss_start = progress.loss_start
             self.saved = self.step if own else 0
@@ -362,11 +371,11 @@ class Training:
             last = number == count
             # Only the last micro-batch synchronizes the gradients of all processes.
             with nullcontext() if last else accelerator.no_sync(learner.network):
-                losses = self._losses(learner.network, batch, noise, timesteps)
-                loss = losses.weighted.sum() / items
+                raw, weighted = self._losses(learner.network, batch, noise, timesteps)
+                loss = weighted.sum() / items
                 accelerator.backward(loss * accelerator.num_processes)
-            total[:2] += torch.stack([loss.detach(), losses.raw.detach().sum() / items])
-            seen.append((batch, losses.raw.detach()))
+            total[:2] += torch.stack([loss.detach(), raw.detach().sum() / items])
+            seen.append((batch, raw.detach()))
         total = accelerator.reduce(total, reduction="sum")
         scalars = {"loss": total[0], "raw_loss": total[1], "stops": total[2], **learner.clip()}
         learner.step()
@@ -398,7 +407,7 @@ class Training:
         faulty = [index for index, finite in losses if not finite]
         files = [self.caches.examples[index].latents.path for index in faulty or indices]
         kept = checkpoint.find(self.files.checkpoints, self.wanted)
-        state = f"; the checkpoint of step {kept[0].progress.step} is kept" if kept else ""
+        state = f"; the checkpoint of step {kept[0][1].step} is kept" if kept else ""
         precision = "set `mixed_precision` to bf16 or " if self.dtype == torch.float16 else ""
         raise TrainingError(
             f"the {'loss' if faulty else 'gradient'} is NaN or infinite at step {step}, for "
@@ -413,7 +422,7 @@ class Training:
             more = f"; so does {_listed(files[1:])}" if len(files) > 1 else ""
             raise CacheError(f"holds NaN or infinite values{more}", where=files[0], hint=HINT)
 
-    def _losses(self, model: Network, *part: Any) -> Losses:
+    def _losses(self, model: Network, *part: Any) -> tuple[torch.Tensor, torch.Tensor]:
         device = self.accelerator.device
         with self.accelerator.autocast():
             return self.objective.losses(model, *part, device=device, dtype=self.dtype)
@@ -421,28 +430,14 @@ class Training:
     def _validate(self, writer: Any) -> None:
         """Write the loss of the held-out items, if there are any, in the main process."""
         if (held_out := self.held_out) is not None:
-            losses, objective = self.painter.losses, self.objective
-
-            def interruptible(*part: Any) -> Any:
-                self._pause()
-                return losses(*part)
-
             means = self.learner.outside_training(
-                lambda: held_out_losses(interruptible, held_out, objective)
+                lambda: self.painter.held_out_losses(held_out, self._pause)
             )
             _add_scalars(writer, self.step, means)
 
     def _probe(self) -> float:
         """Return the mean loss over a fixed set of examples, with the network as it is now."""
-        return self.learner.outside_training(
-            lambda: probe_loss(
-                self.painter.losses,
-                self.caches,
-                objective=self.objective,
-                seed=self.settings.seed,
-                size=self.recipe.probes,
-            )
-        )
+        return self.learner.outside_training(lambda: self.painter.probe_loss(self.caches))
 
     def _draw_samples(self) -> None:
         self.painter.is_trained = self.step > 0

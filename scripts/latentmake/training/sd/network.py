@@ -14,7 +14,7 @@ SDXL in the UNet of the original release.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -57,6 +57,7 @@ from latentmake.training.sd.unet import (
     SdOrder,
     check_conditions,
     check_names,
+    describe,
     parameters_of,
     places_of,
 )
@@ -164,12 +165,6 @@ def load_denoiser(order: SdOrder, channels: int, text_width: int) -> Denoiser:
     return Denoiser(unet, layer)
 
 
-def parts_of(unet: UNet, parts: Iterable[str]) -> set[str]:
-    """Return the names of all parameters in these parts of a UNet, such as `cross_attention`."""
-    names = [name for name, _ in unet.named_parameters()]
-    return set[str]().union(*(parameters_of(part, names) for part in parts))
-
-
 def adapt(
     denoiser: Denoiser, trainer: SdTrainer, frozen: torch.dtype, begun: Iterable[Path] = ()
 ) -> None:
@@ -188,10 +183,11 @@ def adapt(
         TrainingError: a name in `target_modules`, `parts` or `reinitialize` fits no layer.
     """
     unet = denoiser.unet
-    check_names(trainer, [name for name, _ in unet.named_parameters()], "trainer")
+    names = [name for name, _ in unet.named_parameters()]
+    check_names(trainer, names, "trainer")
     if trainer.gradient_checkpointing:
         unet.enable_gradient_checkpointing()
-    new = parts_of(unet, trainer.reinitialize)
+    new = parameters_of(trainer.reinitialize, names)
     for path, module in unet.named_modules():
         if any(f"{path}.{name}" in new for name, _ in module.named_parameters(recurse=False)):
             module.reset_parameters()
@@ -206,40 +202,38 @@ def adapt(
         for file in begun:
             begin_lora(unet, file, places_of(unet.config))
         return
-    chosen = parts_of(unet, ["unet"] if trainer.adapter == "full" else trainer.parts) | new
+    trained = ["unet"] if trainer.adapter == "full" else trainer.parts
+    chosen = parameters_of(trained, names) | new
     for name, parameter in unet.named_parameters():
         parameter.requires_grad_(name in chosen)
 
 
-def write_lora(unet: Any, folder: Path, described: Mapping[str, str]) -> None:
-    """Write the LoRA of a UNet into a folder as two files; the same LoRA gives the same bytes.
-
-    `described` is further metadata for the file in kohya's format, see `describe`.
-    """
-    config = unet.peft_config[ADAPTER]
-    sizes = {"ss_network_dim": str(config.r), "ss_network_alpha": str(float(config.lora_alpha))}
-    kohya = kohya_bytes(unet, places_of(unet.config)[1], {**described, **sizes})
-    atomic.write(folder / LORA_WEIGHTS, lora_bytes(unet, PREFIX))
-    atomic.write(folder / KOHYA_WEIGHTS, kohya)
-
-
-def write_denoiser(denoiser: Denoiser, folder: Path, described: Mapping[str, str] | None) -> None:
+def write_copy(denoiser: Denoiser, folder: Path, order: SdOrder, prediction: str | None) -> None:
     """Write a UNet or its LoRA, and the projection if there is one; replace the folder.
 
-    `described` is the metadata for `write_lora`; None to write the UNet.
+    A LoRA has two files; the same LoRA gives the same bytes. `prediction` is that of the UNet, for
+    the metadata.
     """
+    unet = denoiser.unet
     with atomic.replacing_folder(folder) as new:
-        if described is not None:
-            write_lora(denoiser.unet, new, described)
+        if order.trains_lora:
+            adapter = unet.peft_config[ADAPTER]
+            described = {
+                **describe(order, unet.config, prediction),
+                "ss_network_dim": str(adapter.r),
+                "ss_network_alpha": str(float(adapter.lora_alpha)),
+            }
+            atomic.write(new / LORA_WEIGHTS, lora_bytes(unet, PREFIX))
+            kohya = kohya_bytes(unet, places_of(unet.config)[1], described)
+            atomic.write(new / KOHYA_WEIGHTS, kohya)
         else:
-            unet = new / UNET_FOLDER
-            denoiser.unet.save_pretrained(unet, safe_serialization=True, max_shard_size="1TB")
+            unet.save_pretrained(new / UNET_FOLDER, safe_serialization=True, max_shard_size="1TB")
         if denoiser.text_projection is not None:
             write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
 
 
-def read_denoiser(denoiser: Denoiser, file: Path, strength: float = 1.0, *, lora: bool) -> None:
-    """Load the weights that `write_denoiser` wrote.
+def read_copy(denoiser: Denoiser, file: Path, strength: float = 1.0, *, lora: bool) -> None:
+    """Load the weights that `write_copy` wrote.
 
     Args:
         denoiser: network, changed in place. If its UNet has no LoRA, one with the file's sizes is

@@ -11,14 +11,12 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.models.files import network_config
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.loop.order import CAPTIONS
+from latentmake.training.loop.order import CAPTIONS, lora_layers
 from latentmake.training.loop.plan import LoopBackend, order_values
 from latentmake.training.sd.unet import (
-    PLACES,
     SdOrder,
     check_conditions,
     check_names,
-    lora_layers,
     made_of,
     parameter_names,
     parameterization_of,
@@ -50,7 +48,7 @@ class Sd(LoopBackend):
             TrainingError: settings name layers or parts that the UNet does not have.
         """
         key, trainer = facts.config.runs[run].model, facts.config.runs[run].trainer
-        model = facts.config.models[key]
+        model, where = facts.config.models[key], f"runs.{run}.trainer"
         assert isinstance(trainer, SdTrainer) and model.unet is not None
         config = None
         with suppress(ModelError):  # the digest will report the error
@@ -59,15 +57,17 @@ class Sd(LoopBackend):
             check_conditions(config, model.architecture, len(model.text), f"models.{key}.unet")
         names = parameter_names(model.unet)
         if names is not None:
-            check_names(trainer, names, f"runs.{run}.trainer")
-        where, read = f"runs.{run}.trainer", facts.memo.digest_of_file
+            check_names(trainer, names, where)
         try:
-            weights, trainer = start_of(model, trainer, where, read)
+            weights, chosen = start_of(model, trainer, where, facts.memo.digest_of_file)
         except ModelError as error:
             if str(error.where).startswith(where):
                 raise
             what = f"{error.where}: {error.what}"
             raise ModelError(what, where=f"models.{key}.unet", hint=error.hint) from None
+        if chosen is not None:
+            # Facts in the scheduler's own file set no key: its digest covers them already.
+            trainer = trainer.model_copy(update=chosen.told)
         order = SdOrder(
             weights=weights,
             captions=0 if trainer.samples.prompts else CAPTIONS,
@@ -78,8 +78,7 @@ class Sd(LoopBackend):
         shapes = shapes_of(model.unet)
         targets = lora_layers(trainer.target_modules, shapes or names or ())
         layers = {layer: shapes.get(f"{layer}.weight", ()) for layer in targets} or None
-        places = PLACES if config is None else places_of(config)
-        return order.begun(facts.memo.digest_of_file, [layers], places)
+        return order.begun(facts.memo.digest_of_file, [layers], places_of(config))
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         """Plan a training; note the prediction and schedule that come from the network's files."""
@@ -103,8 +102,7 @@ class Sd(LoopBackend):
         """Return a UNet's prediction in words, if it differs from its scheduler's file; else ""."""
         trainer, model = config.runs[run].trainer, config.models[config.runs[run].model]
         assert isinstance(trainer, SdTrainer)
-        start_of(model, trainer, f"runs.{run}.trainer", lambda _: "")
-        chosen = parameterization_of(model, trainer)
+        _, chosen = start_of(model, trainer, f"runs.{run}.trainer", lambda _: "")
         return str(chosen) if chosen and chosen.told else ""
 
     def check(self, order: SdOrder, *, current: bool) -> Iterator[Finding]:

@@ -37,9 +37,8 @@ from latentmake.models.parameterization import (
     parameterization,
 )
 from latentmake.training.loop.caches import PLAIN, SDXL, Batch, CacheFile, copied, pad, read_text
-from latentmake.training.loop.order import ClipSettings
-from latentmake.training.loop.recipe import Network, Painter, Recipe, set_up
 from latentmake.training.loop.recipe import Objective as LoopObjective
+from latentmake.training.loop.recipe import Painter, Recipe, set_up
 from latentmake.training.sd import network
 from latentmake.training.sd.unet import (
     KOHYA_WEIGHTS,
@@ -48,7 +47,6 @@ from latentmake.training.sd.unet import (
     UNET_FOLDER,
     XL,
     SdOrder,
-    describe,
 )
 
 NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
@@ -100,25 +98,6 @@ def load_noise_schedule(
     return _Diffusion.from_config(config, **changes)
 
 
-def predict(
-    network: Any, batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return the UNet's prediction; see the loop's `Objective`.
-
-    `batch.more` contains SDXL's further conditions, under diffusers' names.
-    """
-    device = noisy.device
-    predicted: torch.Tensor = network(
-        noisy.to(dtype),
-        copied(timesteps, device),
-        copied(batch.text, device, dtype),
-        encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
-        added_cond_kwargs={name: copied(tensor, device) for name, tensor in batch.more.items()},
-        return_dict=False,
-    )[0]
-    return predicted
-
-
 class Objective(LoopObjective):
     """Noise, timesteps and losses of a training.
 
@@ -130,8 +109,6 @@ class Objective(LoopObjective):
         noise_offset: factor of additional noise that is constant over a channel
             (https://www.crosslabs.org/blog/diffusion-with-offset-noise).
     """
-
-    predict = staticmethod(predict)
 
     def __init__(
         self, schedule: NoiseSchedule, *, snr_gamma: float | None = None, noise_offset: float = 0.0
@@ -196,56 +173,31 @@ class Objective(LoopObjective):
             return least / (snr + 1)
         return torch.where(snr > 0, least / snr, 1.0)  # 1 is the limit for pure noise
 
+    def predict(
+        self,
+        network: Any,
+        batch: Batch,
+        noisy: torch.Tensor,
+        timesteps: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return the UNet's prediction; see the loop's `Objective`.
+
+        `batch.more` contains SDXL's further conditions, under diffusers' names.
+        """
+        device = noisy.device
+        predicted: torch.Tensor = network(
+            noisy.to(dtype),
+            copied(timesteps, device),
+            copied(batch.text, device, dtype),
+            encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
+            added_cond_kwargs={name: copied(tensor, device) for name, tensor in batch.more.items()},
+            return_dict=False,
+        )[0]
+        return predicted
+
 
 _PIXELS = 8.0  # default width of a latent in pixels, as in all versions of Stable Diffusion
-
-
-@torch.no_grad()
-def sample_latents(
-    network: Network,
-    schedule: NoiseSchedule,
-    texts: Sequence[Mapping[str, torch.Tensor]],
-    noise: torch.Tensor,
-    settings: ClipSettings,
-    *,
-    dtype: torch.dtype,
-    done: Callable[[], object] = lambda: None,
-) -> torch.Tensor:
-    """Sample the latents of a picture, [channels, height, width], in the network's scale.
-
-    Args:
-        network: UNet with its projection.
-        schedule: noise schedule of the training.
-        texts: embedding of the prompt, and of the negative prompt if there is guidance. Each
-            contains `text` [tokens, width], and SDXL's further conditions.
-        noise: noise of the latents' shape, with a standard deviation of 1 for all schedules.
-        settings: number of steps and scale of the guidance.
-        dtype: dtype of the network's inputs.
-        done: function that is called after each step.
-    """
-    config, device = schedule.config, noise.device
-    flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
-    schedule = (_Flow if flow else _Ddim).from_config(config)
-    schedule.set_timesteps(min(settings.num_inference_steps, int(config.num_train_timesteps)))
-    more = {
-        name: torch.stack([tensors[name] for tensors in texts]).to(device)
-        for name in texts[0]
-        if name != "text"
-    }
-    embeddings, mask = pad([tensors["text"] for tensors in texts])
-    mask = None if mask is None else mask.to(device)
-    latents = noise[None]
-    batch = Batch(latents, embeddings.to(device, dtype), mask, more=more)
-    for timestep in schedule.timesteps:
-        inputs = latents.expand(len(texts), *noise.shape)
-        timesteps = timestep.to(device).expand(len(inputs))
-        predicted = predict(network, batch, inputs, timesteps, dtype).float()
-        if len(texts) > 1:
-            with_text, without = predicted.chunk(2)
-            predicted = without + settings.guidance_scale * (with_text - without)
-        latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
-        done()
-    return latents[0].float()
 
 
 class Decoder:
@@ -285,11 +237,48 @@ class SdPainter(Painter):
         pixels = pixels_of(stored, order.model.vae)
         shape = stored.shape[0], *(max(1, round(side / pixels)) for side in (height, width))
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
-        schedule = cast(Objective, self.objective).schedule
-        drawn = sample_latents(
-            self.network, schedule, texts, noise, self.settings, dtype=self.dtype, done=done
-        )
-        return drawn.cpu() / stored.scaling + stored.shift
+        return self.sample(texts, noise, done).cpu() / stored.scaling + stored.shift
+
+    @torch.no_grad()
+    def sample(
+        self,
+        texts: Sequence[Mapping[str, torch.Tensor]],
+        noise: torch.Tensor,
+        done: Callable[[], object] = lambda: None,
+    ) -> torch.Tensor:
+        """Sample the latents of a picture, [channels, height, width], in the network's scale.
+
+        Args:
+            texts: embedding of the prompt, and of the negative prompt if there is guidance. Each
+                contains `text` [tokens, width], and SDXL's further conditions.
+            noise: noise of the latents' shape, with a standard deviation of 1 for all schedules.
+            done: function that is called after each step.
+        """
+        objective, device = cast(Objective, self.objective), noise.device
+        schedule, settings = objective.schedule, self.settings
+        config = schedule.config
+        schedule = (_Flow if objective.flow else _Ddim).from_config(config)
+        schedule.set_timesteps(min(settings.num_inference_steps, int(config.num_train_timesteps)))
+        more = {
+            name: torch.stack([tensors[name] for tensors in texts]).to(device)
+            for name in texts[0]
+            if name != "text"
+        }
+        embeddings, mask = pad([tensors["text"] for tensors in texts])
+        mask = None if mask is None else mask.to(device)
+        latents = noise[None]
+        batch = Batch(latents, embeddings.to(device, self.dtype), mask, more=more)
+        for timestep in schedule.timesteps:
+            inputs = latents.expand(len(texts), *noise.shape)
+            timesteps = timestep.to(device).expand(len(inputs))
+            arguments = self.network, batch, inputs, timesteps, self.dtype
+            predicted = objective.predict(*arguments).float()
+            if len(texts) > 1:
+                with_text, without = predicted.chunk(2)
+                predicted = without + settings.guidance_scale * (with_text - without)
+            latents = schedule.step(predicted, timestep, latents, return_dict=False)[0]
+            done()
+        return latents[0].float()
 
     def load_vae(self) -> Decoder:
         """Load the VAE."""
@@ -345,15 +334,11 @@ class SdRecipe(Recipe):
 
     def write_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
         """Write the LoRA or UNet, and the projection if there is one."""
-        described = None
-        if self.order.trains_lora:
-            schedule = self.make_objective().schedule.config
-            prediction = schedule.get("prediction_type")
-            described = describe(self.order, denoiser.unet.config, prediction)
-        network.write_denoiser(denoiser, folder, described)
+        prediction = self.make_objective().schedule.config.get("prediction_type")
+        network.write_copy(denoiser, folder, self.order, prediction)
 
     def read_copy(
         self, denoiser: network.Denoiser, files: Sequence[Path], strength: float = 1.0
     ) -> None:
         """Load the LoRA or UNet, and the projection if there is one."""
-        network.read_denoiser(denoiser, files[0], strength, lora=self.order.trains_lora)
+        network.read_copy(denoiser, files[0], strength, lora=self.order.trains_lora)

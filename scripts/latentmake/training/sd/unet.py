@@ -31,7 +31,7 @@ from latentmake.models.recipe import (
     projection_digest,
     weights_digest,
 )
-from latentmake.training.loop.order import TrainingOrder
+from latentmake.training.loop.order import TrainingOrder, lora_layers
 
 if TYPE_CHECKING:
     from latentmake.training.init_lora import Place
@@ -104,32 +104,27 @@ def check_conditions(
     raise ModelError(what, where=where, hint=hint)
 
 
-def parameters_of(part: str, names: Iterable[str]) -> set[str]:
-    """Return the names that belong to the parameters of a part of a UNet."""
-    pattern = re.compile(_PARTS.get(part, rf"^{re.escape(part)}\."))
-    return {name for name in names if pattern.search(name)}
+def parameters_of(parts: Iterable[str], names: Iterable[str]) -> set[str]:
+    """Return the names that belong to the parameters of some parts of a UNet."""
+    patterns = [re.compile(_PARTS.get(part, rf"^{re.escape(part)}\.")) for part in parts]
+    return {name for name in names if any(pattern.search(name) for pattern in patterns)}
 
 
-def kohya_place(layer: str) -> str:
-    """Convert a layer's name in diffusers to its name in kohya's LoRA files."""
-    return f"lora_unet_{layer.replace('.', '_')}"
+def places_of(config: Mapping[str, Any] | None) -> Sequence[Place]:
+    """Return functions from a layer's name in diffusers to the prefix of its matrices in files.
 
-
-PLACES: Sequence[Place] = (lambda layer: f"{PREFIX}.{layer}", kohya_place, str)
-"""Functions from a layer's name in diffusers to its name in files of diffusers, of kohya's scripts,
-and of the oldest versions of diffusers."""
-
-
-def places_of(config: Mapping[str, Any]) -> Sequence[Place]:
-    """Return the functions from a layer's name to the prefix of its matrices in each format.
-
-    `config` is the UNet's configuration. See `PLACES` for the formats.
+    They are for files of diffusers, of kohya's scripts, and of the oldest versions of diffusers.
+    `config` is the UNet's configuration, if it is known.
     """
-    if not is_xl(config):
-        return PLACES
-    from latentmake.models.tensors import original_unet_layer
 
-    return PLACES[0], lambda layer: kohya_place(original_unet_layer(layer, config)), PLACES[2]
+    def kohya_place(layer: str) -> str:
+        if config is not None and is_xl(config):
+            from latentmake.models.tensors import original_unet_layer
+
+            layer = original_unet_layer(layer, config)
+        return f"lora_unet_{layer.replace('.', '_')}"
+
+    return lambda layer: f"{PREFIX}.{layer}", kohya_place, str
 
 
 def shapes_of(unet: Weights) -> dict[str, tuple[int, ...]]:
@@ -139,13 +134,6 @@ def shapes_of(unet: Weights) -> dict[str, tuple[int, ...]]:
     with suppress(ModelError, LookupError, TypeError, ValueError):  # the loader reports it
         return tensors.unet(network_config(unet) or {}) or {}
     return {}
-
-
-def lora_layers(targets: Iterable[str], parameters: Iterable[str]) -> set[str]:
-    """Return the layers with these names; as in peft, a target may be the last parts of a name."""
-    layers = {name.removesuffix(".weight") for name in parameters if name.endswith(".weight")}
-    ends = tuple(f".{target}" for target in targets)
-    return {layer for layer in layers if f".{layer}".endswith(ends)}
 
 
 def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> None:
@@ -169,29 +157,30 @@ def check_names(trainer: SdTrainer, parameters: Collection[str], where: str) -> 
                 raise TrainingError(what, where=f"{where}.target_modules", hint=hint)
     for key in ("parts", "reinitialize"):
         for part in getattr(trainer, key):
-            if not parameters_of(part, parameters):
+            if not parameters_of([part], parameters):
                 hint = "see how many blocks its config.json has; the first is 0"
                 raise TrainingError(f"this UNet has no `{part}`", where=f"{where}.{key}", hint=hint)
 
 
-def training_digest(
-    unet: Weights,
-    scheduler: str,
-    file_digest: FileDigest = digest.of_file,
-    *,
-    text_projection: str | None = None,
-) -> str:
-    """Return the digest of the network at the start of a training, with its noise schedule.
+def start_of(
+    model: Model, trainer: SdTrainer, where: str, file_digest: FileDigest
+) -> tuple[str, Parameterization | None]:
+    """Return the digest of a training's start, and the network's prediction and noise schedule.
+
+    The digest is that of the network, its noise schedule and a projection of the text.
 
     Args:
-        unet: weights of the network.
-        scheduler: result of `schedule_of`.
+        model: model with the network.
+        trainer: settings of the training.
+        where: the trainer's key in the configuration.
         file_digest: digest of a file; the planner passes its memo's.
-        text_projection: path of the projection, `new`, or None if there is none.
 
     Raises:
-        ModelError: files are missing or cannot be read.
+        ModelError: files are missing or cannot be read, or see `parameterization`.
     """
+    unet, projection = model.unet, model.text_projection
+    assert unet is not None
+    scheduler = schedule_of(unet, model.scheduler)
     parts = [weights_digest(unet, file_digest)]
     schedule = Path(scheduler) / SCHEDULE_FILE
     if not scheduler:
@@ -201,27 +190,10 @@ def training_digest(
     else:
         hint = "name the folder of a diffusers scheduler as the model's `scheduler`"
         raise ModelError("this noise schedule does not exist", where=schedule, hint=hint)
-    if text_projection is not None:
-        new = text_projection == NEW
-        parts.append(NEW if new else projection_digest(text_projection, file_digest))
-    return digest.of_value(parts)
-
-
-def start_of(
-    model: Model, trainer: SdTrainer, where: str, file_digest: FileDigest
-) -> tuple[str, SdTrainer]:
-    """Return the digest of a training's start, and the trainer's settings with facts from files.
-
-    Facts in the scheduler's own file set no key: its digest covers them already.
-
-    Raises:
-        ModelError: as for `training_digest` and `parameterization`.
-    """
-    assert model.unet is not None
-    scheduler, projection = schedule_of(model.unet, model.scheduler), model.text_projection
-    weights = training_digest(model.unet, scheduler, file_digest, text_projection=projection)
-    chosen = parameterization_of(model, trainer, where)
-    return weights, trainer.model_copy(update=chosen.told) if chosen else trainer
+    if projection is not None:
+        new = projection == NEW
+        parts.append(NEW if new else projection_digest(projection, file_digest))
+    return digest.of_value(parts), parameterization_of(model, trainer, where)
 
 
 LORA_WEIGHTS = "pytorch_lora_weights.safetensors"  # diffusers' own name
@@ -233,20 +205,16 @@ KOHYA_WEIGHTS = "kohya.safetensors"
 
 
 def parameterization_of(
-    model: Model,
-    trainer: SdTrainer,
-    where: str = "trainer",
-    config: Mapping[str, Any] | None = None,
+    model: Model, trainer: SdTrainer, where: str = "trainer"
 ) -> Parameterization | None:
     """Return the prediction and the noise schedule of a model's UNet.
 
-    `where` is the trainer's key in the configuration, and `config` the configuration of a schedule
-    on the hub. See `models.parameterization`.
+    `where` is the trainer's key in the configuration. See `models.parameterization`.
     """
     assert model.unet is not None
     given = Given(trainer.prediction_type, trainer.zero_terminal_snr, where)
     scheduler = schedule_of(model.unet, model.scheduler)
-    return parameterization(model.unet, scheduler, model.spec, given, config)
+    return parameterization(model.unet, scheduler, model.spec, given)
 
 
 class SdOrder(TrainingOrder):
@@ -270,11 +238,6 @@ class SdOrder(TrainingOrder):
     def results(self) -> list[str]:
         """Path of the LoRA, or of the UNet's weights, relative to `output`."""
         return [LORA_WEIGHTS if self.trains_lora else f"{UNET_FOLDER}/{UNET_WEIGHTS}"]
-
-    @property
-    def from_hub(self) -> bool:
-        """Whether the UNet or the VAE is in a repository on the hub."""
-        return bool(self.unet.hub) or super().from_hub
 
     def described(self) -> dict[str, JsonValue]:
         """Return the paths or hub ids of UNet, VAE and noise schedule."""

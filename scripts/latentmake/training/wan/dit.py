@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from pydantic import JsonValue
 
@@ -26,7 +26,7 @@ from latentmake.models.files import config_file, network_config, refuse_missing,
 from latentmake.models.headers import kinds_of, one
 from latentmake.models.recipe import FileDigest, files_digest, make, weights_digest
 from latentmake.models.tensors import misfit, wan_dit
-from latentmake.training.loop.order import ClipSettings, TrainingOrder
+from latentmake.training.loop.order import ClipSettings, TrainingOrder, lora_layers
 
 HINT = (
     "name the folder of a WanTransformer3DModel or of its pipeline, or a .safetensors file in "
@@ -50,25 +50,12 @@ _USUAL = "the usual ones are to_q, to_k, to_v, to_out.0, ffn.net.0.proj, ffn.net
 _KEYS = {"in_dim": "in_channels", "out_dim": "out_channels", "num_heads": "num_attention_heads"}
 
 
-class Dit(NamedTuple):
-    """Header and configuration of a Wan DiT.
-
-    Attributes:
-        tensors: tensors by their names in diffusers.
-        config: diffusers' configuration; if the DiT has none, it is derived from the shapes.
-    """
-
-    tensors: dict[str, Tensor]
-    config: dict[str, Any]
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors by name."""
-        return {name: tensor.shape for name, tensor in self.tensors.items()}
-
-
-def read_dit(path: str) -> Dit:
+def read_dit(path: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the headers of a Wan DiT.
+
+    Returns:
+        Tensors by their names in diffusers, and diffusers' configuration; if the DiT has none, it
+        is derived from the shapes.
 
     Raises:
         ModelError: the path is missing, damaged, no complete Wan DiT, or has other number formats.
@@ -93,13 +80,18 @@ def read_dit(path: str) -> Dit:
                 bits = "fp8" if tensor.dtype.startswith("F8") else tensor.dtype
                 needs = "the trainer wan needs weights in bf16, fp16 or float32"
                 raise ValueError(f"holds {name} in {bits}; {needs}")
-        sizes = _config({name: tensor.shape for name, tensor in tensors.items()}, config)
+        sizes = _config(shapes_of(tensors), config)
         if fault := misfit(dict(wan_dit(sizes)), tensors, strict=True):
             raise ValueError(fault)
     except ValueError as error:
         raise ModelError(str(error), where=path, hint=HINT) from None
     own = config if named == _CLASSES[0] else {k: v for k, v in config.items() if k == "eps"}
-    return Dit(tensors, {**own, **sizes})
+    return tensors, {**own, **sizes}
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors by name."""
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _files(weights: Weights) -> list[Path]:
@@ -196,17 +188,17 @@ def trained_networks(model: Model) -> Iterator[ModelFile]:
         yield ModelFile("dit", "", fault="is not set: there is no network to train")
     for key, path in paths.items():
         try:
-            dit = read_dit(path)
+            tensors, config = read_dit(path)
         except ModelError as error:
             yield ModelFile(key, error.where or path, fault=error.what)
             continue
-        fault = model.task is not None and other_task(model.task, dit.tensors)
-        takes = dit.config["image_dim"] is not None
+        fault = model.task is not None and other_task(model.task, tensors)
+        takes = config["image_dim"] is not None
         if not fault and takes != model.needs_clip:
             words = ("takes", "needs none") if takes else ("does not take", "needs it")
             output = f"a CLIP image encoder's output; {model.task} {words[1]}"
             fault = f"is a {DIT} that {words[0]} {output}"
-        yield ModelFile(key, path, dit.tensors, fault or "", description=DIT)
+        yield ModelFile(key, path, tensors, fault or "", description=DIT)
 
 
 def check_networks(
@@ -229,8 +221,7 @@ def check_networks(
         if file.fault:
             fault = f"{file.place}: {file.fault}" if file.place else file.fault
             raise ModelError(fault, where=f"models.{model_name}.{file.key}", hint=HINT)
-        shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-        layers.append(check_targets(targets, shapes, where))
+        layers.append(check_targets(targets, shapes_of(file.tensors), where))
     return layers
 
 
@@ -251,17 +242,14 @@ def check_targets(
     Raises:
         TrainingError: a target fits no layer, or a layer that cannot have a LoRA.
     """
-    ending = ".weight"
-    weights = [name for name in shapes if name.endswith(ending)]
-    layers = {name.removesuffix(ending): len(shapes[name]) for name in weights}
     chosen: set[str] = set()
     for target in targets:
-        fit = [layer for layer in layers if layer == target or layer.endswith("." + target)]
+        fit = lora_layers([target], shapes)
         if not fit:
             what = f"no layer of the DiT is named `{target}`"
             raise TrainingError(what, where=where, hint=_USUAL)
         for layer in fit:
-            if layers[layer] != 2 or not (IN_BLOCK.match(layer) or layer == LAST):
+            if len(shapes[f"{layer}.weight"]) != 2 or not (IN_BLOCK.match(layer) or layer == LAST):
                 what = f"`{target}` fits {layer}, which is no linear layer of a block"
                 raise TrainingError(what, where=where, hint=_USUAL)
         chosen |= set(fit)
@@ -343,34 +331,26 @@ def original_layer(layer: str) -> str:
     return f"{block}{_LAYERS[layer.removeprefix(block)]}"
 
 
-def musubi_place(layer: str) -> str:
-    """Convert a layer's name in diffusers to its name in musubi-tuner's LoRA files."""
-    return f"lora_unet_{original_layer(layer).replace('.', '_')}"
-
-
-def comfyui_place(layer: str) -> str:
-    """Convert a layer's name in diffusers to its name in ComfyUI's LoRA files."""
-    return f"diffusion_model.{original_layer(layer)}"
-
-
 PREFIX = "transformer"
 """Name of the network in LoRA files of diffusers, for both networks of Wan 2.2."""
-PLACES = (lambda layer: f"{PREFIX}.{layer}", musubi_place, comfyui_place)
-"""Functions from a layer's name in diffusers to its name in the LoRA files of each program."""
+PLACES = (
+    lambda layer: f"{PREFIX}.{layer}",
+    lambda layer: f"lora_unet_{original_layer(layer).replace('.', '_')}",
+    lambda layer: f"diffusion_model.{original_layer(layer)}",
+)
+"""Functions from a layer's name in diffusers to its name in LoRA files: those of diffusers, of
+musubi-tuner and of ComfyUI."""
 
 
-class LoraNames(NamedTuple):
-    """Names of the LoRA files of one network, by the program that reads them."""
+def lora_names(*, high_noise: bool = False) -> tuple[str, str, str]:
+    """Return the names of a network's LoRA files: for diffusers, musubi-tuner and ComfyUI.
 
-    diffusers: str = "pytorch_lora_weights.safetensors"
-    musubi: str = "musubi.safetensors"
-    comfyui: str = "comfyui.safetensors"
-
-
-def lora_names(*, high_noise: bool = False) -> LoraNames:
-    """Return the file names for a network; with a prefix for Wan 2.2's network for high noise."""
-    names = LoraNames()
-    return LoraNames(*(f"high_noise_{name}" for name in names)) if high_noise else names
+    With `high_noise`, the names have a prefix, for the second network of Wan 2.2.
+    """
+    prefix = "high_noise_" if high_noise else ""
+    names = ("pytorch_lora_weights", "musubi", "comfyui")
+    diffusers, musubi, comfyui = (f"{prefix}{name}.safetensors" for name in names)
+    return diffusers, musubi, comfyui
 
 
 class WanOrder(TrainingOrder):
@@ -392,7 +372,7 @@ class WanOrder(TrainingOrder):
     def results(self) -> list[str]:
         """Paths of the networks' LoRA files in diffusers' format, relative to `output`."""
         trained = ((self.model.dit, False), (self.model.dit_high_noise, True))
-        return [lora_names(high_noise=high).diffusers for path, high in trained if path is not None]
+        return [lora_names(high_noise=high)[0] for path, high in trained if path is not None]
 
     def described(self) -> dict[str, JsonValue]:
         """Return the paths or hub ids of the networks and the VAE."""

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from latentmake.base.machine import Need, duration, human
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.config.trainers import WanTrainer
 from latentmake.geometry.buckets import Size
+from latentmake.models.files import T5_LENGTH
 from latentmake.plan.manifest import result_folder, run_folder
+from latentmake.training.loop.order import STEPS
 from latentmake.training.order import Record
-from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit
+from latentmake.training.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit, shapes_of
 
 _CONTEXT = 500_000_000  # bytes of the CUDA context
-_TEXT = 512  # tokens of a padded text
 _IMAGE = 257  # tokens of the CLIP image encoder
 _SIDE, _FRAMES = 8, 4  # width in pixels, and frames, of a latent
 _FILES = 3  # LoRA files: for diffusers, musubi-tuner and ComfyUI
 _NUMBER = 4  # bytes of a trained number
-_STEPS = 1000  # default if neither `steps` nor `epochs` is set
 # Parts of the names of weights in float32: the network's `_keep_in_fp32_modules` in diffusers.
 _EXACT = {"time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"}
 # Optimizer -> bytes of its state for a trained number; 8 bytes are two moments in float32.
@@ -32,33 +32,25 @@ _TEXT_SIDE = ("attn2.to_k", "attn2.to_v", "attn2.add_k_proj", "attn2.add_v_proj"
 _FEED_FORWARD = ("ffn.net.0.proj", "ffn.net.2")
 
 
-class TrainingEstimate(NamedTuple):
-    """Memory and disk of a training.
+def estimate_training(config: Config, name: str, model: Model) -> tuple[dict[str, int], Need, str]:
+    """Estimate a run's training; its networks must exist and have been checked.
 
-    Attributes:
-        memory: part of the memory of one device -> bytes.
-        need: disk space for the results and the checkpoints.
-        note: memory and disk in words, and the time if the run has been trained before.
+    Returns:
+        Part of the memory of one device -> bytes; disk space for the results and the checkpoints;
+        memory and disk in words, and the time if the run has been trained before.
     """
-
-    memory: dict[str, int]
-    need: Need
-    note: str
-
-
-def estimate_training(config: Config, name: str, model: Model) -> TrainingEstimate:
-    """Return the estimate of a run; its networks must exist and have been checked."""
     run, folder = config.runs[name], run_folder(name)
     trainer = run.trainer
     assert isinstance(trainer, WanTrainer)
     where = f"runs.{name}.trainer.target_modules"
     latent, numbers = largest_latent(config, run), 0
     memory = {"weights": 0, "LoRA": 0, "optimizer": 0, "activations": 0}
-    for dit in map(read_dit, paths_of(model).values()):
-        layers = check_targets(trainer.target_modules, dit.shapes, where)
-        numbers += lora_numbers(dit.shapes, layers, trainer.rank)
-        tokens = _TEXT + (_IMAGE if model.needs_clip else 0)
-        taken = training_memory(dit.shapes, dit.config, layers, latent, trainer, tokens)
+    for tensors, dit in map(read_dit, paths_of(model).values()):
+        shapes = shapes_of(tensors)
+        layers = check_targets(trainer.target_modules, shapes, where)
+        numbers += lora_numbers(shapes, layers, trainer.rank)
+        tokens = T5_LENGTH + (_IMAGE if model.needs_clip else 0)
+        taken = training_memory(shapes, dit, layers, latent, trainer, tokens)
         # With two networks, only the one in use is on the device.
         most = {key: max(memory[key], taken[key]) for key in ("weights", "activations")}
         memory = {key: memory[key] + taken[key] for key in memory} | most
@@ -73,7 +65,7 @@ def estimate_training(config: Config, name: str, model: Model) -> TrainingEstima
         time = f"{duration(steps * pace / 60)} at " if steps else ""
         note += f"; {time}{pace:.2g} s a step, as in the last training"
     need = Need(f"results and checkpoints of {name}", str(folder), disk)
-    return TrainingEstimate(memory, need, note)
+    return memory, need, note
 
 
 def longest_clip(config: Config, run: Run) -> int:
@@ -109,7 +101,7 @@ def training_memory(
     layers: Sequence[str],
     latent: tuple[int, int, int],
     trainer: WanTrainer,
-    text_tokens: int = _TEXT,
+    text_tokens: int = T5_LENGTH,
 ) -> dict[str, int]:
     """Return part -> bytes of the memory that one device needs to train a LoRA.
 
@@ -163,7 +155,7 @@ def training_memory(
 
 
 def _steps(trainer: WanTrainer) -> int | None:
-    steps = trainer.steps or (_STEPS if trainer.epochs is None else None)
+    steps = trainer.steps or (STEPS if trainer.epochs is None else None)
     limits = [limit for limit in (steps, trainer.max_steps) if limit is not None]
     return min(limits, default=None)
 

@@ -70,8 +70,8 @@ class Wan(LoopBackend):
         super().plan(facts, plan, train=train)
         if plan.training_order is not None:
             model = facts.config.models[facts.config.runs[plan.name].model]
-            estimate = estimate_training(facts.config, plan.name, model)
-            plan.forecast, plan.needs = estimate.note, [estimate.need]
+            _, need, plan.forecast = estimate_training(facts.config, plan.name, model)
+            plan.needs = [need]
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check the networks, the images, and the needs of the trainer's settings."""

@@ -35,7 +35,7 @@ from latentmake.base.progress import say
 from latentmake.config.weights import Weights
 from latentmake.encode.encoders.local_state import fill, local_state, refusing, without_weights
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.caches import WAN, Batch, CacheFile, TensorSpec, copied
+from latentmake.training.loop.caches import WAN, Batch, CacheFile, copied
 from latentmake.training.loop.recipe import Part, Recipe, seed_of, set_up
 from latentmake.training.lora import begin_lora, kohya_bytes, load_lora, lora_bytes, new_adapter
 from latentmake.training.wan.dit import (
@@ -45,9 +45,7 @@ from latentmake.training.wan.dit import (
     PLACES,
     PREFIX,
     WanOrder,
-    comfyui_place,
     lora_names,
-    musubi_place,
     read_dit,
     to_diffusers,
 )
@@ -65,7 +63,7 @@ def load_transformer(path: str, *, dtype: torch.dtype = torch.bfloat16) -> Trans
     once. Layers in diffusers' `_keep_in_fp32_modules` stay float32 for every dtype. See `read_dit`
     for the path.
     """
-    config, weights = read_dit(path).config, Weights(path=path)
+    (_, config), weights = read_dit(path), Weights(path=path)
     with refusing(weights, "Wan's DiT", HINT):
         state = {
             to_diffusers(name): value
@@ -183,12 +181,11 @@ def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = Fal
 
     The same LoRA gives the same bytes.
     """
-    names = lora_names(high_noise=high_noise)
-    atomic.write(folder / names.diffusers, lora_bytes(transformer, PREFIX))
-    atomic.write(folder / names.musubi, kohya_bytes(transformer, musubi_place))
+    diffusers, musubi, comfyui = (folder / name for name in lora_names(high_noise=high_noise))
+    atomic.write(diffusers, lora_bytes(transformer, PREFIX))
+    atomic.write(musubi, kohya_bytes(transformer, PLACES[1]))
     # diffusers reads this file, too, and refuses an alpha for the layer LAST.
-    comfyui = kohya_bytes(transformer, comfyui_place, scaled=LAST)
-    atomic.write(folder / names.comfyui, comfyui)
+    atomic.write(comfyui, kohya_bytes(transformer, PLACES[2], scaled=LAST))
 
 
 _LEAST = 1e-5  # smallest share: at 0 and 1, the normal quantile is infinite
@@ -289,32 +286,25 @@ class Objective(loop.Objective):
         timesteps: torch.Tensor,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the velocity that the network predicts; see the loop's `Objective`."""
-        inputs = inputs_of(batch, noisy, timesteps, dtype)
-        predicted: torch.Tensor = network(**inputs, high=self.high(timesteps))[0]
+        """Return the velocity that the network predicts; see the loop's `Objective`.
+
+        As in diffusers' pipelines of Wan, the text is padded with zeros, without a mask. For
+        image-to-video, the channels of the first frame follow those of the noisy latents [batch,
+        channels, frames, height, width].
+        """
+        device, seen = noisy.device, batch.more.get(CLIP)
+        hidden = noisy.to(dtype)
+        if FIRST_FRAME in batch.more:
+            hidden = torch.cat([hidden, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
+        predicted: torch.Tensor = network(
+            hidden_states=hidden,
+            timestep=copied(timesteps, device),
+            encoder_hidden_states=padded(copied(batch.text, device, dtype)),
+            encoder_hidden_states_image=None if seen is None else copied(seen, device, dtype),
+            return_dict=False,
+            high=self.high(timesteps),
+        )[0]
         return predicted
-
-
-def inputs_of(
-    batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor, dtype: torch.dtype
-) -> dict[str, Any]:
-    """Return the arguments of Wan's network, as in diffusers' pipelines of Wan.
-
-    The text is padded with zeros, without a mask. For image-to-video, the channels of the first
-    frame follow the channels of the noisy latents [batch, channels, frames, height, width].
-    """
-    device = noisy.device
-    hidden = noisy.to(dtype)
-    if FIRST_FRAME in batch.more:
-        hidden = torch.cat([hidden, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
-    seen = batch.more.get(CLIP)
-    return {
-        "hidden_states": hidden,
-        "timestep": copied(timesteps, device),
-        "encoder_hidden_states": padded(copied(batch.text, device, dtype)),
-        "encoder_hidden_states_image": None if seen is None else copied(seen, device, dtype),
-        "return_dict": False,
-    }
 
 
 class WanRecipe(Recipe):
@@ -329,9 +319,12 @@ class WanRecipe(Recipe):
     def __init__(self, order: WanOrder) -> None:
         super().__init__(order)
         self.several = None not in (order.model.dit, order.model.dit_high_noise)
-        first = (TensorSpec(FIRST_FRAME, 4),) if order.model.image_to_video else ()
-        clip = (TensorSpec(CLIP, 2),) if order.model.needs_clip else ()
-        self.tensors = WAN._replace(latents=(*WAN.latents, *first, *clip))
+        latents = dict(WAN.latents)
+        if order.model.image_to_video:
+            latents[FIRST_FRAME] = 4
+        if order.model.needs_clip:
+            latents[CLIP] = 2
+        self.tensors = WAN._replace(latents=latents)
 
     def make_objective(self) -> Objective:
         """Return the objective of the order's shifted timesteps."""
@@ -358,21 +351,17 @@ class WanRecipe(Recipe):
                 transformer = load_transformer(path, dtype=dtype)
                 _check(transformer, channels, text_width, path)
                 if not plain:
-                    self._begin(transformer, dtype, next(files, None))
+                    new_adapter(transformer, settings, dtype)
+                    if (file := next(files, None)) is not None:
+                        begin_lora(transformer, file, PLACES)
+                    if settings.gradient_checkpointing:
+                        transformer.enable_gradient_checkpointing()
             networks.append(transformer)
         set_up(settings)
         if plain and order.boundary is not None and None in networks:
             say(f"{order.run}: one of Wan 2.2's two networks is named, which draws all steps")
         low, high = networks
         return Denoiser(low, high, 1.0 if order.boundary is None else order.boundary)
-
-    def _begin(self, transformer: Transformer, dtype: torch.dtype, file: Path | None) -> None:
-        settings = self.order.trainer
-        new_adapter(transformer, settings, dtype)
-        if file is not None:
-            begin_lora(transformer, file, PLACES)
-        if settings.gradient_checkpointing:
-            transformer.enable_gradient_checkpointing()
 
     def place(self, network: Denoiser, device: torch.device, *, lend: bool = False) -> None:
         """Put the networks on a device; if they do not fit, or with `lend`, only while in use."""

@@ -6,7 +6,7 @@ same noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,7 +24,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.models.files import T5_LENGTH
 from latentmake.training.loop.caches import WAN, Batch, read_text
 from latentmake.training.loop.clips import GenerationOrder
-from latentmake.training.loop.order import ClipSettings
 from latentmake.training.loop.recipe import Painter
 
 FIRST_FRAME = "latents_image"
@@ -80,84 +79,6 @@ def condition_of(order: GenerationOrder, device: torch.device) -> dict[str, torc
     return {**condition, CLIP: seen.float().cpu()}
 
 
-def sample_latents(
-    network: Any,
-    text: torch.Tensor,
-    negative: torch.Tensor | None,
-    noise: torch.Tensor,
-    settings: ClipSettings,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    condition: Mapping[str, torch.Tensor] | None = None,
-    done: Callable[[], object] = lambda: None,
-) -> torch.Tensor:
-    """Sample the normalised latents of one clip, [16, f, h, w], float32, on the CPU.
-
-    Args:
-        network: `Denoiser` in evaluation mode, on the device or lent to it.
-        text: embedding of the prompt, [T, D].
-        negative: embedding of the negative prompt, [T, D]; None without guidance.
-        noise: result of `noise_of`.
-        settings: steps, guidance and scheduler.
-        device: device of the network.
-        dtype: dtype of the network's inputs.
-        condition: result of `condition_of`.
-        done: function that is called after each step.
-    """
-
-    def conditioned(_module: object, args: Any, inputs: dict[str, Any]) -> Any:
-        tensors = {name: tensor.to(device, dtype) for name, tensor in (condition or {}).items()}
-        hidden = torch.cat([inputs["hidden_states"], tensors[FIRST_FRAME]], dim=1)
-        seen = {"encoder_hidden_states_image": tensors[CLIP]} if CLIP in tensors else {}
-        return args, inputs | {"hidden_states": hidden} | seen
-
-    def stepped(*_: object) -> dict[str, torch.Tensor]:
-        done()
-        return {}
-
-    texts = [text] if negative is None else [text, negative]
-    embeds = [padded(embedding[None].to(device, dtype)) for embedding in texts]
-    networks = [part for part in (network.high, network.low) if part is not None]
-    network.bring(networks[0])  # the pipeline computes on the device of this network
-    two = {"transformer_2": networks[1], "boundary_ratio": network.boundary} if networks[1:] else {}
-    pipeline = _Pipeline(
-        tokenizer=None,
-        text_encoder=None,
-        vae=None,
-        scheduler=_scheduler(settings),
-        transformer=networks[0],
-        **two,
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    with ExitStack() as hooks:
-        for part in networks:
-            if condition:
-                hook = part.register_forward_pre_hook(conditioned, with_kwargs=True)
-                hooks.enter_context(hook)
-            # Guidance and steps are computed in float32, for every dtype of the network.
-            hook = part.register_forward_hook(lambda module, args, output: (output[0].float(),))
-            hooks.enter_context(hook)
-        latents = pipeline(
-            prompt_embeds=embeds[0],
-            negative_prompt_embeds=None if negative is None else embeds[1],
-            latents=noise[None],
-            num_inference_steps=settings.num_inference_steps,
-            guidance_scale=1.0 if negative is None else settings.guidance_scale,
-            callback_on_step_end=stepped,
-            output_type="latent",
-        ).frames
-    clip: torch.Tensor = latents[0].float().cpu()
-    return clip
-
-
-def _scheduler(settings: ClipSettings) -> Any:
-    shift = settings.flow_shift
-    if settings.scheduler == "euler":
-        return _Euler(shift=shift)
-    return _UniPc(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
-
-
 class WanPainter(Painter):
     """Samples clips with Wan's networks."""
 
@@ -185,20 +106,74 @@ class WanPainter(Painter):
         done: Callable[[], object],
         batch: Batch | None,
     ) -> torch.Tensor:
-        """Sample the latents of a clip; see `Painter` and `sample_latents`."""
-        drawn = sample_latents(
-            self.network,
-            read_text(text, WAN)["text"],
-            None if self.negative is None else read_text(self.negative, WAN)["text"],
-            noise_of(seed, *size),
-            self.settings,
-            device=self.device,
-            dtype=self.dtype,
-            condition=self._condition if batch is None else batch.more,
-            done=done,
-        )
+        """Sample the latents of a clip; see `Painter`."""
+        files = [text] if self.negative is None else [text, self.negative]
+        texts = [read_text(file, WAN)["text"] for file in files]
+        condition = self._condition if batch is None else batch.more
+        drawn = self.sample(texts, noise_of(seed, *size), condition, done)
         self.network.withdraw()  # make room for the VAE
         return drawn
+
+    def sample(
+        self,
+        texts: Sequence[torch.Tensor],
+        noise: torch.Tensor,
+        condition: Mapping[str, torch.Tensor],
+        done: Callable[[], object] = lambda: None,
+    ) -> torch.Tensor:
+        """Sample the normalised latents of one clip, [16, f, h, w], float32, on the CPU.
+
+        Args:
+            texts: embedding [T, D] of the prompt, and of the negative prompt if there is guidance.
+            noise: result of `noise_of`.
+            condition: result of `condition_of`.
+            done: function that is called after each step.
+        """
+        device, dtype, settings = self.device, self.dtype, self.settings
+
+        def conditioned(_module: object, args: Any, inputs: dict[str, Any]) -> Any:
+            tensors = {name: tensor.to(device, dtype) for name, tensor in condition.items()}
+            hidden = torch.cat([inputs["hidden_states"], tensors[FIRST_FRAME]], dim=1)
+            seen = {"encoder_hidden_states_image": tensors[CLIP]} if CLIP in tensors else {}
+            return args, inputs | {"hidden_states": hidden} | seen
+
+        def stepped(*_: object) -> dict[str, torch.Tensor]:
+            done()
+            return {}
+
+        scheduler = _Euler(shift=settings.flow_shift)
+        if settings.scheduler != "euler":
+            flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+            scheduler = _UniPc(**flow, flow_shift=settings.flow_shift)
+        embeds = [padded(text[None].to(device, dtype)) for text in texts]
+        guided, denoiser = len(texts) > 1, self.network
+        networks = [part for part in (denoiser.high, denoiser.low) if part is not None]
+        denoiser.bring(networks[0])  # the pipeline computes on the device of this network
+        two = {}
+        if len(networks) > 1:
+            two = {"transformer_2": networks[1], "boundary_ratio": denoiser.boundary}
+        empty = dict.fromkeys(("tokenizer", "text_encoder", "vae"))
+        pipeline = _Pipeline(**empty, scheduler=scheduler, transformer=networks[0], **two)
+        pipeline.set_progress_bar_config(disable=True)
+        with ExitStack() as hooks:
+            for part in networks:
+                if condition:
+                    hook = part.register_forward_pre_hook(conditioned, with_kwargs=True)
+                    hooks.enter_context(hook)
+                # Guidance and steps are computed in float32, for every dtype of the network.
+                hook = part.register_forward_hook(lambda module, args, output: (output[0].float(),))
+                hooks.enter_context(hook)
+            latents = pipeline(
+                prompt_embeds=embeds[0],
+                negative_prompt_embeds=embeds[1] if guided else None,
+                latents=noise[None],
+                num_inference_steps=settings.num_inference_steps,
+                guidance_scale=settings.guidance_scale if guided else 1.0,
+                callback_on_step_end=stepped,
+                output_type="latent",
+            ).frames
+        clip: torch.Tensor = latents[0].float().cpu()
+        return clip
 
     def load_vae(self) -> WanVae:
         """Load the VAE as a decoder."""

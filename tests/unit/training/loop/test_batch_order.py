@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.recipe import BatchOrder, epoch_batches
+from latentmake.training.loop.recipe import BatchOrder
 from safetensors.torch import load_file
 from trainer_world import make_manifest, make_text
 
@@ -29,7 +29,7 @@ def test_an_epoch_shows_each_example_as_often_as_it_repeats_one_shape_a_batch(
 ) -> None:
     shapes = [(4, side, 8) for side, _ in members]
     repeats = [count for _, count in members]
-    batches = epoch_batches(shapes, repeats, batch_size, 5, epoch)
+    batches = BatchOrder(shapes, repeats, batch_size=batch_size, seed=5).shuffled(epoch)
     shown = Counter(index for batch in batches for index in batch)
     assert shown == dict(enumerate(repeats))
     for batch in batches:
@@ -38,12 +38,15 @@ def test_an_epoch_shows_each_example_as_often_as_it_repeats_one_shape_a_batch(
     for side in {shape[1] for shape in shapes}:
         short = [b for b in batches if shapes[b[0]][1] == side and len(b) < batch_size]
         assert len(short) <= 1
-    assert batches == epoch_batches(shapes, repeats, batch_size, 5, epoch)
+    assert batches == BatchOrder(shapes, repeats, batch_size=batch_size, seed=5).shuffled(epoch)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     shapes, repeats = [(4, 8, 8)] * 30, [1] * 30
-    orders = [epoch_batches(shapes, repeats, 2, *which) for which in ((0, 0), (0, 1), (1, 0))]
+    orders = [
+        BatchOrder(shapes, repeats, batch_size=2, seed=seed).shuffled(epoch)
+        for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
@@ -61,7 +64,7 @@ def test_processes_share_the_batches_of_epochs_without_gap_or_double(
     expected: list[list[int]] = []
     epoch = 0
     while len(expected) < len(together):
-        expected += epoch_batches(SHAPES, REPEATS, 2, 3, epoch)
+        expected += BatchOrder(SHAPES, REPEATS, batch_size=2, seed=3).shuffled(epoch)
         epoch += 1
     assert together == expected[: len(together)]
     assert sum(schedule.items(step) for step in range(1, steps + 1)) == sum(map(len, together))
@@ -96,7 +99,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Caches:
 def variants(caches: Caches, seed: int = 0, *, several: bool = True) -> BatchOrder:
     examples = caches.examples[: len(caches)]
     return BatchOrder(
-        [each.shape for each in examples],
+        [each.latents.shape for each in examples],
         [each.repeats for each in examples],
         batch_size=2,
         seed=seed,

@@ -23,7 +23,7 @@ from latentmake.training.loop.caches import (
 from safetensors.torch import load_file, save_file
 from trainer_world import SCALING, SHIFT, make_latents, make_manifest, make_text
 
-HIDDEN_STATE = PLAIN.text[0].name
+(HIDDEN_STATE,) = PLAIN.text
 
 ORDER = [[0, 2], [1, 3], [4, 0], [5], [2, 2]]
 METADATA = {"scaling_factor": str(SCALING), "shift_factor": str(SHIFT)}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.order import read_index, wanted
+from latentmake.training.loop.order import INDEX, PictureIndex, wanted
 from latentmake.training.loop.samples import Samples
 from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdPainter, SdRecipe
@@ -59,7 +59,7 @@ def test_each_picture_is_a_file_that_the_index_names(order: SdOrder) -> None:
     draw(order)
     layout, files = RunFiles(order), pngs(order)
     assert sorted(files) == NAMES
-    index = read_index(layout.samples)
+    index = PictureIndex.read(layout.samples / INDEX)
     assert index is not None
     assert (index.run, index.steps, index.seed) == ("tiny", list(STEPS), 0)
     assert index.prompts == ["a shape 0", "a shape 1"]
@@ -84,7 +84,7 @@ def test_pictures_of_an_earlier_training_go(order: SdOrder, tmp_path: Path) -> N
     foreign.write_bytes(b"not ours")
     assert draw(later, (0, 50)) == [0, 50]
     assert sorted(pngs(later)) == ["mine.png", *NAMES[:4]]
-    after = read_index(layout.samples)
+    after = PictureIndex.read(layout.samples / INDEX)
     assert after is not None
     assert (after.steps, after.parts) == ([0, 50], wanted(later))
 

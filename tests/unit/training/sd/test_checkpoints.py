@@ -13,7 +13,7 @@ from latentmake.base.errors import TrainingError
 from latentmake.data.memo import Memo
 from latentmake.pages.plan_report import report
 from latentmake.plan.run_plan import Plan, RunPlan
-from latentmake.training.loop.order import read_index, sample_steps, wanted
+from latentmake.training.loop.order import INDEX, PictureIndex, sample_steps, wanted
 from latentmake.training.loop.train import Training
 from latentmake.training.order import Record, RunFiles
 from latentmake.training.sd.plan import Sd
@@ -71,7 +71,7 @@ def test_a_longer_training_goes_on_from_the_last_state_of_the_shorter_one(
     assert weights(further) == weights(at_once)
     assert record(further)["loss_end"] == record(at_once)["loss_end"]
     # The pictures of the shorter one are shown with its own.
-    index, total = read_index(RunFiles(further).samples), record(further)["steps"]
+    index, total = PictureIndex.read(RunFiles(further).samples / INDEX), record(further)["steps"]
     assert index is not None
     assert set(index.steps) == sample_steps(first, steps) | sample_steps(further, total)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from latentmake.encode.encoders.vae import load_vae
 from latentmake.training.loop.order import ClipSettings
 from latentmake.training.loop.pictures import draw_grid
 from latentmake.training.loop.recipe import generator
-from latentmake.training.sd.recipe import Decoder, load_noise_schedule, sample_latents
+from latentmake.training.sd.recipe import Decoder, Objective, SdPainter, load_noise_schedule
 from PIL import Image
 from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae
 
@@ -33,14 +34,14 @@ def _sampled(
     network: Any, schedule: Any, *texts: torch.Tensor, shape: tuple[int, ...], **settings: Any
 ) -> torch.Tensor:
     size = {"width": 16, "height": 16}
-    return sample_latents(
-        network,
-        schedule,
-        [{"text": text} for text in texts],
-        torch.randn(shape, generator=generator(3, 0)),
-        ClipSettings(**size, **settings),
+    painter: Any = SimpleNamespace(
+        network=network,
+        objective=Objective(schedule),
+        settings=ClipSettings(**size, **settings),
         dtype=torch.float32,
     )
+    noise = torch.randn(shape, generator=generator(3, 0))
+    return SdPainter.sample(painter, [{"text": text} for text in texts], noise)
 
 
 def _texts(*tokens: int) -> list[torch.Tensor]:

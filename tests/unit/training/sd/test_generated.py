@@ -15,13 +15,13 @@ from latentmake.base.errors import TrainingError
 from latentmake.formats import cachefile
 from latentmake.formats.safetensors import read_head
 from latentmake.training.loop.clips import (
-    INDEX,
     EvaluationOrder,
     GenerationIndex,
     GenerationOrder,
     clip_name,
     clip_reasons,
 )
+from latentmake.training.loop.order import INDEX
 from latentmake.training.loop.recipe import generator
 from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdRecipe

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from latentmake.base.errors import ModelError
 from latentmake.training.loop.caches import Batch, Caches, read_items
-from latentmake.training.loop.recipe import generator, probe_loss
+from latentmake.training.loop.recipe import Painter, generator
 from latentmake.training.sd.network import Denoiser
 from latentmake.training.sd.recipe import Objective, load_noise_schedule
 from trainer_world import TEXT_WIDTH, make_manifest, make_scheduler, make_unet
@@ -79,7 +81,7 @@ def test_padding_changes_no_loss(folder: Path) -> None:
     objective = Objective(load_noise_schedule(folder / "scheduler", None))
     denoiser = Denoiser(unet)
     caches = Caches(read_items(folder / "manifest.jsonl"))
-    same_shape = [i for i, each in enumerate(caches.examples) if each.shape == (4, 8, 8)]
+    same_shape = [i for i, each in enumerate(caches.examples) if each.latents.shape == (4, 8, 8)]
     assert {len(caches.batch([i]).text[0]) for i in same_shape} == {4, 7}
     batch = caches.batch(same_shape)
     assert batch.mask is not None
@@ -87,11 +89,11 @@ def test_padding_changes_no_loss(folder: Path) -> None:
 
     def losses(batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            found = objective.losses(
+            raw, weighted = objective.losses(
                 denoiser, batch, noise, timesteps, device=CPU, dtype=torch.float32
             )
-            assert found.raw is found.weighted
-            return found.raw
+            assert raw is weighted
+            return raw
 
     together = losses(batch, noise, timesteps)
     alone = [
@@ -114,14 +116,16 @@ def test_the_loss_at_start_and_end_is_over_a_fixed_set(folder: Path) -> None:
         seen.extend(zip(found.tolist(), timesteps.tolist(), strict=True))
         return found
 
-    first = probe_loss(losses, caches, objective=objective, seed=1)
+    recipe = SimpleNamespace(order=SimpleNamespace(trainer=SimpleNamespace(seed=1)), probes=64)
+    painter: Any = SimpleNamespace(losses=losses, objective=objective, recipe=recipe)
+    first = Painter.probe_loss(painter, caches)
     set_of_first = sorted(seen)
     assert len(seen) == 64
     assert first == pytest.approx(sum(value for value, _ in seen) / 64)
     # One timestep in each sixty-fourth of the schedule.
     assert sorted(timestep * 64 // 1000 for _, timestep in seen) == list(range(64))
     seen.clear()
-    assert probe_loss(losses, caches, objective=objective, seed=1) == first
+    assert Painter.probe_loss(painter, caches) == first
     assert sorted(seen) == set_of_first
 
 
@@ -135,5 +139,5 @@ def test_the_weight_of_an_example_multiplies_its_loss_and_not_its_raw_loss(folde
         objective.losses(network, each, noise, timesteps, device=CPU, dtype=torch.float32)
         for each in (batch, batch._replace(weights=factors))
     )
-    assert torch.equal(weighted.raw, plain.raw)
-    assert torch.equal(weighted.weighted, plain.weighted * factors)
+    assert torch.equal(weighted[0], plain[0])
+    assert torch.equal(weighted[1], plain[1] * factors)

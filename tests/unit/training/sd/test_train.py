@@ -220,8 +220,8 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     layout = RunFiles(order)
     killed = _run("-c", KILLED, str(path))
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    (kept,) = checkpoint.find(layout.checkpoints, wanted(order))
-    assert kept.progress.step == 6
+    ((_, kept),) = checkpoint.find(layout.checkpoints, wanted(order))
+    assert kept.step == 6
     assert not layout.weights.exists()
     assert not layout.record.exists()
 
@@ -301,10 +301,10 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: 
     order = make_order(tmp_path, steps=30, checkpointing_steps=1, learning_rate=1000)
     with pytest.raises(TrainingError, match="is NaN or infinite at step") as error:
         make_training(order).run()
-    (newest, *_) = checkpoint.find(RunFiles(order).checkpoints, wanted(order))
-    assert f"at step {newest.progress.step + 1}, for " in str(error.value)
-    assert f"the checkpoint of step {newest.progress.step} is kept" in str(error.value)
-    loaded = state.load(newest)
+    ((folder, newest), *_) = checkpoint.find(RunFiles(order).checkpoints, wanted(order))
+    assert f"at step {newest.step + 1}, for " in str(error.value)
+    assert f"the checkpoint of step {newest.step} is kept" in str(error.value)
+    loaded = state.load(folder, newest)
     assert loaded is not None
     assert all(torch.isfinite(value).all() for value in loaded[0].values())
     assert not RunFiles(order).weights.exists()
@@ -323,7 +323,7 @@ def test_few_checkpoints_are_kept(tmp_path: Path) -> None:
 
     state.prune(tmp_path, ours, 2, others=False)
     assert names() == ["step-000005", "step-000015", "step-000020", "step-000030"]
-    assert [each.progress.step for each in checkpoint.find(tmp_path, ours)] == [20, 15]
+    assert [progress.step for _, progress in checkpoint.find(tmp_path, ours)] == [20, 15]
     (tmp_path / ".step-000025.latentmake-partial").mkdir()
     state.prune(tmp_path, ours, 1, others=True)
     assert names() == ["step-000020"]
@@ -370,7 +370,7 @@ def test_each_item_of_a_step_counts_the_same_in_full_and_short_batches(tmp_path:
     for part in cut:
         batch = training.caches.batch(part)
         noise, timesteps = training.objective.draw(batch.latents.shape, random)
-        losses.append(training._losses(training.learner.network, batch, noise, timesteps).raw)
+        losses.append(training._losses(training.learner.network, batch, noise, timesteps)[0])
     expected = torch.cat(losses).mean()
     named = training.learner.denoiser.named_parameters()
     trained = {name: each for name, each in named if each.requires_grad}

@@ -22,7 +22,6 @@ from latentmake.training.loop.draw import (
     name_of,
 )
 from latentmake.training.loop.launch import read
-from latentmake.training.loop.recipe import spread_timesteps
 from latentmake.training.order import RunFiles
 from latentmake.training.wan.dit import WanOrder
 from latentmake.training.wan.recipe import WanRecipe
@@ -106,7 +105,7 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
         for prefix, path in files.items()
         if path is not None
     }
-    for number, timestep in enumerate(spread_timesteps(objective, 10)):
+    for number, timestep in enumerate(objective.spread(10)):
         hidden, target = noisy(latents[None], example.latents.key, number, float(timestep) / 1000)
         hidden = hidden if first is None else torch.cat([hidden, first], dim=1)
         high = order.boundary is not None and float(timestep) >= 875

@@ -18,7 +18,6 @@ from latentmake.encode.encoders.wan import load_wan_vae
 from latentmake.formats.video import spread_frames, write_mp4
 from latentmake.training.loop import recipe as loop
 from latentmake.training.loop.clips import (
-    INDEX,
     Clip,
     GenerationIndex,
     GenerationOrder,
@@ -26,6 +25,7 @@ from latentmake.training.loop.clips import (
     clip_name,
     clip_reasons,
 )
+from latentmake.training.loop.order import INDEX
 from latentmake.training.wan.sampling import CLIP, FIRST_FRAME, condition_of
 from PIL import Image
 from safetensors import safe_open

@@ -16,7 +16,7 @@ from latentmake.training.wan.recipe import write_lora
 from wan_world import tiny_umt5, tiny_wan_vae, write_umt5
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
-NAMES = lora_names()
+DIFFUSERS, MUSUBI, COMFYUI = lora_names()
 FILES = ["comfyui.safetensors", "musubi.safetensors", "pytorch_lora_weights.safetensors"]
 
 
@@ -99,7 +99,7 @@ def test_a_lora_of_the_last_layer_does_the_same_in_diffusers(tmp_path: Path, alp
     write_lora(ours, tmp_path)
     given, loader = inputs(ours), WanPipeline
     expected = ours(**given).sample
-    for name in (lora_names().diffusers, lora_names().comfyui):
+    for name in (DIFFUSERS, COMFYUI):
         state, metadata = loader.lora_state_dict(
             tmp_path, weight_name=name, return_lora_metadata=True
         )
@@ -117,7 +117,7 @@ def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
     torch.manual_seed(7)
     drawn = torch.randn(2)
     torch.manual_seed(7)
-    load_lora(fresh, tmp_path / lora_names().diffusers, PREFIX)
+    load_lora(fresh, tmp_path / DIFFUSERS, PREFIX)
     assert torch.equal(torch.randn(2), drawn)
     assert torch.equal(fresh(**given).sample, expected)
     fresh.disable_adapters()
@@ -125,7 +125,7 @@ def test_a_lora_that_is_read_back_does_what_it_did(tmp_path: Path) -> None:
     fresh.enable_adapters()
     assert torch.equal(fresh(**given).sample, expected)
     other = trained(tiny_dit(), alpha=3.5, seed=8)
-    load_lora(other, tmp_path / lora_names().diffusers, PREFIX)
+    load_lora(other, tmp_path / DIFFUSERS, PREFIX)
     assert torch.equal(other(**given).sample, expected)
 
 
@@ -142,14 +142,14 @@ def test_a_training_begins_with_what_a_lora_of_any_names_does(tmp_path: Path, na
 
 
 def test_a_lora_that_a_training_cannot_begin_from_is_refused_in_one_line(tmp_path: Path) -> None:
-    file = tmp_path / NAMES.musubi
+    file = tmp_path / MUSUBI
     write_lora(trained(tiny_dit()), tmp_path)
     write_lora(trained(tiny_dit(head=10)), tmp_path / "wide")
     for path, rank, targets, fault in (
         (file, 4, [*TARGETS, "proj_out"], "only the network has lora_unet_head_head.lora_A.weight"),
         (file, 4, ["to_q"], "only the file has lora_unet_blocks_0_cross_attn_k."),
         (file, 8, TARGETS, "it has the rank 4 in place of 8"),
-        (tmp_path / "wide" / NAMES.comfyui, 4, TARGETS, "size of tensor"),
+        (tmp_path / "wide" / COMFYUI, 4, TARGETS, "size of tensor"),
         (tmp_path / "none", 4, TARGETS, "No such file"),
     ):
         network = tiny_dit()
@@ -163,7 +163,7 @@ def test_a_lora_that_a_training_cannot_begin_from_is_refused_in_one_line(tmp_pat
 
 def test_a_lora_of_another_network_is_refused_in_one_line(tmp_path: Path) -> None:
     write_lora(trained(tiny_dit()), tmp_path)
-    file = tmp_path / NAMES.diffusers
+    file = tmp_path / DIFFUSERS
     whole = file.read_bytes()
     for content, network, fault in (
         (whole, tiny_dit(num_layers=3), "only the network has transformer.blocks.2."),
@@ -172,7 +172,7 @@ def test_a_lora_of_another_network_is_refused_in_one_line(tmp_path: Path) -> Non
         (whole, trained(tiny_dit(), targets=["to_q"]), "only the file has transformer.blocks.0."),
         (whole[:-1], tiny_dit(), "is cut short"),
         (
-            (tmp_path / NAMES.comfyui).read_bytes(),
+            (tmp_path / COMFYUI).read_bytes(),
             tiny_dit(),
             "Target modules",
         ),
@@ -183,7 +183,7 @@ def test_a_lora_of_another_network_is_refused_in_one_line(tmp_path: Path) -> Non
         if content is not None:
             file.write_bytes(content)
         with pytest.raises(TrainingError) as caught:
-            load_lora(network, tmp_path / lora_names().diffusers, PREFIX)
+            load_lora(network, tmp_path / DIFFUSERS, PREFIX)
         line = str(caught.value)
         assert "\n" not in line and line.startswith(f"{file}: these trained weights cannot be read")
         assert fault in line
@@ -198,8 +198,8 @@ def test_the_loras_of_two_networks_load_by_name_into_a_pipeline_of_two(tmp_path:
         [*FILES, *(f"high_noise_{name}" for name in FILES)]
     )
     high, low = tiny_dit(), tiny_dit()
-    load_lora(high, folder / lora_names(high_noise=True).diffusers, PREFIX)
-    load_lora(low, folder / lora_names().diffusers, PREFIX)
+    load_lora(high, folder / lora_names(high_noise=True)[0], PREFIX)
+    load_lora(low, folder / DIFFUSERS, PREFIX)
     expected = generated(pipeline(tmp_path, high, low))
     assert torch.allclose(
         expected,
@@ -207,11 +207,9 @@ def test_the_loras_of_two_networks_load_by_name_into_a_pipeline_of_two(tmp_path:
     )
     plain = pipeline(tmp_path, tiny_dit(), tiny_dit())
     base = generated(plain)
+    plain.load_lora_weights(folder, weight_name=f"high_noise_{DIFFUSERS}", adapter_name="high")
     plain.load_lora_weights(
-        folder, weight_name=f"high_noise_{NAMES.diffusers}", adapter_name="high"
-    )
-    plain.load_lora_weights(
-        folder, weight_name=NAMES.diffusers, adapter_name="low", load_into_transformer_2=True
+        folder, weight_name=DIFFUSERS, adapter_name="low", load_into_transformer_2=True
     )
     found = generated(plain)
     assert (found - base).abs().max() > 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from latentmake.config.weights import Weights
 from latentmake.encode.encoders.wan import load_wan_vae
 from latentmake.training.loop.order import ClipSettings
 from latentmake.training.wan.recipe import Denoiser
-from latentmake.training.wan.sampling import FIRST_FRAME, noise_of, sample_latents
+from latentmake.training.wan.sampling import FIRST_FRAME, WanPainter, noise_of
 from wan_world import shuffled, tiny_wan_vae
 
 CPU = torch.device("cpu")
@@ -64,11 +65,14 @@ def sampled(
     )  # fmt: skip
 
 
-def drawn(networks: Denoiser, sampling: ClipSettings, **others: Any) -> torch.Tensor:
-    return sample_latents(
-        networks, text(1), text(2, 3), noise_of(3, 5, 32, 48), sampling,
-        device=CPU, dtype=torch.float32, **others,
-    )  # fmt: skip
+def drawn(
+    networks: Denoiser, sampling: ClipSettings, condition: Any = None, **others: Any
+) -> torch.Tensor:
+    painter: Any = SimpleNamespace(
+        network=networks, settings=sampling, device=CPU, dtype=torch.float32
+    )
+    texts, noise = [text(1), text(2, 3)], noise_of(3, 5, 32, 48)
+    return WanPainter.sample(painter, texts, noise, condition or {}, **others)
 
 
 def by_pipeline(networks: Denoiser, sampling: ClipSettings) -> Any:

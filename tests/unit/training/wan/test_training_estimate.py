@@ -16,7 +16,7 @@ from dit_world import tiny_dit
 from latentmake.config.root import parse
 from latentmake.training.lora import add_adapter
 from latentmake.training.order import Record
-from latentmake.training.wan.dit import check_targets, read_dit
+from latentmake.training.wan.dit import check_targets, read_dit, shapes_of
 from latentmake.training.wan.estimate import estimate_training, largest_latent, training_memory
 from latentmake.training.wan.recipe import load_transformer, write_lora
 from memory_world import Living, Sizes
@@ -56,23 +56,23 @@ def test_of_the_real_network_and_81_frames(tmp_path: Path) -> None:
     write_header(tmp_path / "dit.safetensors", SMALL)
     settings = config("dit.safetensors", max_steps=50)
     assert largest_latent(settings, settings.runs["r"]) == (21, 60, 104)
-    found = estimate_training(settings, "r", settings.models["m"])
-    assert sum(found.memory.values()) == pytest.approx(10.8e9, rel=0.05)
-    assert found.memory["weights"] == pytest.approx(2.84e9, rel=0.02)
-    assert found.note.startswith("about 10.8 GB of GPU memory (weights 2.8 GB, LoRA ")
-    assert found.note.endswith(" GB of disk")
+    memory, need, note = estimate_training(settings, "r", settings.models["m"])
+    assert sum(memory.values()) == pytest.approx(10.8e9, rel=0.05)
+    assert memory["weights"] == pytest.approx(2.84e9, rel=0.02)
+    assert note.startswith("about 10.8 GB of GPU memory (weights 2.8 GB, LoRA ")
+    assert note.endswith(" GB of disk")
     larger = config("dit.safetensors", gradient_checkpointing=False, rank=64)
-    other = estimate_training(larger, "r", larger.models["m"])
-    assert other.memory["activations"] > 8 * found.memory["activations"]
-    assert other.need.size == 2 * found.need.size
+    more, other, _ = estimate_training(larger, "r", larger.models["m"])
+    assert more["activations"] > 8 * memory["activations"]
+    assert other.size == 2 * need.size
 
 
 def test_of_two_networks_the_one_in_use_is_on_the_device(tmp_path: Path) -> None:
     write_header(tmp_path / "dit.safetensors", LARGE)
     settings = config("dit.safetensors", "dit.safetensors", rank=32)
-    found = estimate_training(settings, "r", settings.models["m"])
-    assert found.memory["weights"] == pytest.approx(28.6e9, rel=0.01)
-    assert sum(found.memory.values()) == pytest.approx(57.7e9, rel=0.01)
+    memory, *_ = estimate_training(settings, "r", settings.models["m"])
+    assert memory["weights"] == pytest.approx(28.6e9, rel=0.01)
+    assert sum(memory.values()) == pytest.approx(57.7e9, rel=0.01)
 
 
 def test_time_is_that_of_the_last_training(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_time_is_that_of_the_last_training(tmp_path: Path) -> None:
     settings = config("dit.safetensors", steps=600)
     record = Record(parts={"dataset": "d"}, steps=10, seconds=42.0, loss_start=1, loss_end=1)
     record.write(tmp_path / "runs/r/training.json")
-    found = estimate_training(settings, "r", settings.models["m"])
-    assert found.note.endswith("; 42 min at 4.2 s a step, as in the last training")
+    *_, note = estimate_training(settings, "r", settings.models["m"])
+    assert note.endswith("; 42 min at 4.2 s a step, as in the last training")
     (tmp_path / "runs/r/training.json").write_text("{")
-    assert estimate_training(settings, "r", settings.models["m"]).note.endswith("of disk")
+    assert estimate_training(settings, "r", settings.models["m"])[-1].endswith("of disk")
 
 
 def test_disk_is_that_of_the_files(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_disk_is_that_of_the_files(tmp_path: Path) -> None:
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
     checkpoint = 4 * sum(map(torch.Tensor.numel, weights)) + (tmp_path / "state.pt").stat().st_size
-    found = estimate_training(settings, "r", settings.models["m"])
-    assert found.need.size == pytest.approx(5 * results + 2 * checkpoint, rel=0.05)
+    _, need, _ = estimate_training(settings, "r", settings.models["m"])
+    assert need.size == pytest.approx(5 * results + 2 * checkpoint, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,8 @@ def test_a_step_takes_the_memory_that_was_told(
     frozen = [each for each in network.parameters() if not each.requires_grad]
     assert all(each.grad is None for each in frozen)
     assert {each.dtype for each in frozen} == {torch.bfloat16, torch.float32}
-    read = read_dit(str(tmp_path / "dit"))
-    layers = check_targets(order.trainer.target_modules, read.shapes, "targets")
-    told = training_memory(read.shapes, read.config, layers, LATENT, order.trainer)
+    tensors, settings = read_dit(str(tmp_path / "dit"))
+    shapes = shapes_of(tensors)
+    layers = check_targets(order.trainer.target_modules, shapes, "targets")
+    told = training_memory(shapes, settings, layers, LATENT, order.trainer)
     assert living.peak == pytest.approx(sum(told.values()), rel=0.1)

@@ -81,7 +81,7 @@ def test_every_form_passes_planning_and_gives_the_same_network(tmp_path: Path, m
         check(planned)
         (file,) = trained_networks(planned)
         assert model_finding(file).verdict == "ok"
-        assert read_dit(str(path)).config["num_layers"] == 2
+        assert read_dit(str(path))[1]["num_layers"] == 2
         if ("folder" in kind and "original" not in kind) or kind == "diffusers file":
             (musubi,) = networks(planned)
             assert "is in diffusers' names, which musubi-tuner cannot read" in musubi.fault

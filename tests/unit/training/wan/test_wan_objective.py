@@ -14,7 +14,8 @@ from dit_world import tiny_dit
 from latentmake.training.loop.caches import Batch
 from latentmake.training.loop.recipe import generator
 from latentmake.training.lora import add_adapter
-from latentmake.training.wan.recipe import Denoiser, Objective, inputs_of
+from latentmake.training.wan.recipe import Denoiser, Objective
+from latentmake.training.wan.sampling import padded
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU = torch.device("cpu")
@@ -80,24 +81,23 @@ def test_an_example_is_predicted_by_the_network_of_its_timestep() -> None:
     for network in (low, high):
         add_adapter(network, rank=2, target_modules=["to_q"])
     both, given = Denoiser(low, high, 0.9), batch()
+    objective = Objective(3.0, boundary=0.9, high=True)
     for timesteps in ([100.0, 899.0], [900.0, 999.0]):
         t = torch.tensor(timesteps)
-        inputs = inputs_of(given, given.latents, t, torch.float32)
-        (found,) = both(**inputs, high=bool(t[0] >= 900))
+        found = objective.predict(both, given, given.latents, t, torch.float32)
         with torch.no_grad():
             expected = [
                 (high if each >= 900 else low)(
-                    hidden_states=inputs["hidden_states"][n : n + 1],
+                    hidden_states=given.latents[n : n + 1],
                     timestep=t[n : n + 1],
-                    encoder_hidden_states=inputs["encoder_hidden_states"][n : n + 1],
+                    encoder_hidden_states=padded(given.text)[n : n + 1],
                 ).sample[0]
                 for n, each in enumerate(timesteps)
             ]
         torch.testing.assert_close(found.detach(), torch.stack(expected), rtol=0, atol=1e-5)
     both.zero_grad()
     high_noise = torch.tensor([950.0, 990.0])
-    objective = Objective(3.0, boundary=0.9, high=True)
-    losses(objective, both, torch.zeros(SHAPE), high_noise).raw.sum().backward()
+    losses(objective, both, torch.zeros(SHAPE), high_noise)[0].sum().backward()
     assert all(each.grad is None for each in low.parameters())
     assert any(each.grad is not None for each in high.parameters())
 

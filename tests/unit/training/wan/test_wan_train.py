@@ -96,7 +96,7 @@ def test_images_and_clips_are_mixed_but_not_in_a_batch(tmp_path: Path) -> None:
     order = make_order(tmp_path, train_batch_size=4, epochs=2)
     training = make_training(order)
     batches = list(training.batch_order.batches(0, 1, training.steps))
-    shapes = [{training.caches.examples[index].shape for index in each} for each in batches]
+    shapes = [{training.caches.examples[index].latents.shape for index in each} for each in batches]
     assert all(len(each) == 1 for each in shapes)
     assert {each.pop() for each in shapes} == {(16, 1, 4, 6), (16, 3, 4, 4)}
     assert len(training.caches) == 4  # the held-out clip is not among them
@@ -183,5 +183,5 @@ def test_a_training_with_a_higher_bound_of_its_steps_goes_on(
     progress = checkpoint.Progress(**values, course=course, length=length)
     progress.write(RunFiles(order).checkpoints / "step-000004/progress.json")
     other = make_order(tmp_path, steps=None, epochs=9, **longer)
-    steps = [each.progress.step for each in checkpoint.resumable(other, wanted(other))]
+    steps = [progress.step for _, progress in checkpoint.resumable(other, wanted(other))]
     assert steps == found
