@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, islice, product
 from pathlib import Path
-from typing import Self
 
 from latentmake.base import digest
-from latentmake.base.digest import SourceStat
 from latentmake.base.errors import SourceError, unreadable
 from latentmake.base.paths import is_remote
 from latentmake.base.regular import read_regular
@@ -117,7 +114,7 @@ def read_text(path: str) -> str:
     return decode_text(data, path)
 
 
-def joined(item: Item, contents: Sequence[str]) -> str:
+def joined(item: Item, contents: Sequence[str], text: str | None = None) -> str:
     """Return the digest of an item's inputs.
 
     Texts count as they are encoded, whether they come from a caption file or not.
@@ -125,28 +122,13 @@ def joined(item: Item, contents: Sequence[str]) -> str:
     Args:
         item: inputs of one target.
         contents: digests of the files that the inputs read, in the order of `Item.read`.
+        text: digest to use in place of that of the text.
     """
     if item.source is None:
-        contents = [digest.of_bytes(encoded(item.text or "").encode()), *contents]
-    return _joined(item, contents)
-
-
-def formerly(item: Item, text: str, contents: Sequence[str]) -> list[str]:
-    """Return digests that releases before 0.3 may have computed in place of `joined`.
-
-    They digested the bytes of a caption file, not the text as it is encoded.
-
-    Args:
-        item: inputs of one target.
-        text: text of the inputs as it is encoded.
-        contents: digests of the files that the inputs read, in the order of `Item.read`.
-    """
-    others = contents if item.source is None else contents[1:]
-    own = [digest.of_bytes(item.text.encode())] if item.text else []
-    return [_joined(item, [content, *others]) for content in (*own, *former_digests(text))]
-
-
-def _joined(item: Item, contents: Sequence[str]) -> str:
+        text = text or digest.of_bytes(encoded(item.text or "").encode())
+        contents = [text, *contents]
+    elif text is not None:
+        contents = [text, *contents[1:]]
     if len(contents) == 1:
         return contents[0]
     last = 1 + len(item.controls)
@@ -154,35 +136,43 @@ def _joined(item: Item, contents: Sequence[str]) -> str:
     return digest.of_lines([*contents[:last], *layers])
 
 
-@dataclass
+def formerly(item: Item, text: str, contents: Sequence[str]) -> list[str]:
+    """Return digests that releases before 0.3 may have computed in place of `joined`.
+
+    They digested the bytes of a caption file, not the text as it is encoded. `text` is the latter;
+    for `contents`, see `joined`.
+    """
+    own = [digest.of_bytes(item.text.encode())] if item.text else []
+    return [joined(item, contents, former) for former in (*own, *former_digests(text))]
+
+
 class Contents:
     """Digests of the inputs of a dataset's targets; captions count by their text as encoded.
 
     A file is read at most once, and only if its stat is new. Image sizes are looked up by the
     digest of the file, in the memo or in the header of a target that was made from it.
 
-    Attributes:
+    Args:
+        items: items or inputs whose files the memo is asked about.
+        memo: index of files that were read earlier; it gets new entries.
         settings: the dataset's section of the configuration; None for prompts.
+
+    Attributes:
         unreadable: stem -> fault of an input that was read and cannot be used.
     """
 
-    _memo: Memo
-    settings: Dataset | None
-    # Path -> stat with which the file was read, and its digest or, for a caption, its text.
-    _digests: dict[str, tuple[SourceStat, str]]
-    _texts: dict[str, tuple[SourceStat, str]] = field(default_factory=dict)
-    unreadable: dict[str, Fault] = field(default_factory=dict)
-    # (Size in bytes, property, its value) -> digests of files in the memo that have both.
-    _lookalikes: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
-    _sizes: dict[str, Size] = field(default_factory=dict)
-
-    @classmethod
-    def of_items(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None) -> Self:
-        """Return the contents of these items' inputs, with the digests and texts in the memo."""
+    def __init__(self, items: Iterable[Item], memo: Memo, settings: Dataset | None) -> None:
         captions, others = set[str](), set[str]()
         for file in chain.from_iterable(item.files for item in items):
             (captions if file.role == CAPTION else others).add(file.path)
-        return cls(memo, settings, memo.sources.look_up(others), memo.texts.look_up(captions))
+        self.unreadable: dict[str, Fault] = {}
+        self._memo, self._settings = memo, settings
+        self._upright = settings is not None and settings.exif_rotation
+        # Path -> stat with which the file was read, and its digest or, for a caption, its text.
+        self._digests, self._texts = memo.sources.look_up(others), memo.texts.look_up(captions)
+        # (Size in bytes, property, its value) -> digests of files in the memo that have both.
+        self._lookalikes: dict[tuple[int, str, int], set[str]] = {}
+        self._sizes: dict[str, Size] = {}
 
     # -- digests ------------------------------------------------------------------------------
 
@@ -224,7 +214,7 @@ class Contents:
         if (text := self._cached(file)) is None:
             text = read_text(file.path)
             self._store(file, text)
-        return caption_of(text, file.path, self.settings)
+        return caption_of(text, file.path, self._settings)
 
     def _cached(self, file: File) -> str | None:
         """Return the digest of a file, or the text of a caption; None if its stat is new."""
@@ -258,7 +248,7 @@ class Contents:
             return digest.of_bytes(self._caption(file).encode())
         if (content := self._cached(file)) is not None:
             return content
-        if self.settings is None or not self.settings.video:
+        if self._settings is None or not self._settings.video:
             check_length(path, stat.size)
         try:
             if is_remote(path):
@@ -276,8 +266,7 @@ class Contents:
 
     def prepare_sizes(self, contents: Iterable[str]) -> None:
         """Look up the sizes of images by their digests, in one query."""
-        upright = self.settings is not None and self.settings.exif_rotation
-        self._sizes |= self._memo.pictures(contents, upright=upright)
+        self._sizes |= self._memo.pictures(contents, upright=self._upright)
 
     def size(self, item: Item, content: str, header: Header | None = None) -> Size | None:
         """Return the size of an item's image or video, or None if it is not known.
@@ -290,11 +279,10 @@ class Contents:
         if item.media is not None:
             return Size(item.media.width, item.media.height)
         size = self._sizes.get(content)
-        if size is None and header is not None and header.source == content:
-            picture = header.picture
-            upright = self.settings is not None and self.settings.exif_rotation
-            if picture is not None and picture.upright == upright:
-                size = self._sizes[content] = Size(picture.width, picture.height)
+        if size is None and header and header.picture and header.source == content:
+            width, height, upright = header.picture
+            if upright == self._upright:
+                size = self._sizes[content] = Size(width, height)
         return size
 
     # -- presumptions -------------------------------------------------------------------------

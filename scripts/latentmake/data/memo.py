@@ -24,7 +24,6 @@ from latentmake.base import digest
 from latentmake.base.digest import SourceStat, TargetStat, source_stat, target_stat
 from latentmake.base.errors import CacheError, first_line
 from latentmake.base.paths import is_text
-from latentmake.formats.cachefile import Picture
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
 
@@ -230,9 +229,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
             self.make_anew(error)
             return {}
 
-    def learn_picture(self, content: str, picture: Picture) -> None:
+    def learn_picture(self, content: str, width: int, height: int, upright: bool) -> None:
         """Remember the size of an image by the digest of its file."""
-        width, height, upright = picture.width, picture.height, picture.upright
         self._pictures.learn(f"{upright:d}{content}", None, f"{width} {height}")
 
     def remembered(self, question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:

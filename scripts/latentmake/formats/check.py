@@ -14,7 +14,6 @@ from latentmake.formats import npz
 from latentmake.formats.cachefile import FOREIGN, KEY, Header, parse_header, recipe_of
 from latentmake.formats.safetensors import (
     CHECKSUM,
-    DTYPES,
     HEADER_CHECKSUM,
     checksum,
     is_sealed,
@@ -23,6 +22,14 @@ from latentmake.formats.safetensors import (
 )
 
 _SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids|latents_clean")  # these may be zero
+
+FLOATS = {
+    "F64": (8, 0x7FF << 52),
+    "F32": (4, 0x7F8 << 20),
+    "BF16": (2, 0x7F80),
+    "F16": (2, 0x7C00),
+}
+"""Name in safetensors -> size in bytes, and mask of the exponent: all set in NaN and infinity."""
 
 _Bytes = bytes | memoryview
 
@@ -138,9 +145,9 @@ def largest(dtype: str, data: bytes | memoryview) -> int | None:
     """
     import numpy as np  # imported late: planning only reads headers
 
-    if dtype not in DTYPES or not DTYPES[dtype].exponent:
+    if dtype not in FLOATS:
         return 1
-    _, size, exponent, _ = DTYPES[dtype]
+    size, exponent = FLOATS[dtype]
     if len(data) % size:
         return None
     bits = np.frombuffer(data, f"<u{size}")

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from latentmake.base.regular import open_regular
-from latentmake.formats.safetensors import DTYPES, filled, sealed
+from latentmake.formats.safetensors import filled, sealed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,15 @@ _ARRAY = re.compile(
 _HEADER_OF_ARRAY = 256  # bytes, more than the header of an array takes
 # numpy parses headers with Python's ast module, which fails now and then in several threads.
 _READING = threading.Lock()
-_NAMES = {dtype.numpy.encode(): name for name, dtype in DTYPES.items() if dtype.numpy}
+# numpy's name of a dtype -> safetensors' name
+_NAMES = {
+    b"<i8": "I64",
+    b"<f8": "F64",
+    b"<f4": "F32",
+    b"<i4": "I32",
+    b"<f2": "F16",
+    b"|b1": "BOOL",
+}
 
 
 def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:

@@ -320,7 +320,7 @@ def _text_digests(facts: Facts, run: Run, name: str, lock: Lock) -> tuple[str, d
     if any(parsed(other).kind == "text" for other in part_names(facts.config, run, name)):
         return part, {}
     items = facts.wanted_items(name, run.model)
-    contents = Contents.of_items(items, facts.memo, facts.config.datasets[name])
+    contents = Contents(items, facts.memo, facts.config.datasets[name])
     texts = {
         item.stem: item.texts or ([contents.text(item)] if item.caption else []) for item in items
     }

@@ -88,7 +88,7 @@ def header_of(memo: Memo, path: str) -> Header:
     """Read the header of a cache file; the memo learns the size of its picture."""
     header = read_header(path)
     if header.picture is not None:
-        memo.learn_picture(header.source, header.picture)
+        memo.learn_picture(header.source, *header.picture)
     return header
 
 
@@ -122,7 +122,7 @@ class Judge:
     @classmethod
     def of(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None, **others: Any) -> Self:
         """Return the judge of the targets of some items."""
-        contents = Contents.of_items(items, memo, settings)
+        contents = Contents(items, memo, settings)
         return cls(_memo=memo, settings=settings, contents=contents, **others)
 
     # -- one target ---------------------------------------------------------------------------

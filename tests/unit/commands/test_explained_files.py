@@ -221,7 +221,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, says: bool = Tru
     stamp = cachefile.stamp(key=key, source=content, recipe=recipe, view=placing)
     said = plain_latents_metadata(1.0, 0.0, SIZE, (256, 256))
     atomic.write(Path(target.path), cachefile.serialize({"x": torch.ones(1)}, said | stamp))
-    contents = Contents(Memo(None), today, {})
+    contents = Contents([], Memo(None), today)
     judge = Judge(Memo(None), ("cats", "tiny"), today, layout, {target.part: ""}, contents, {})
     return [*map(str, placing_differences(judge, item, target))]
 

@@ -12,7 +12,6 @@ from file_clock import await_another_time
 from latentmake.base import digest
 from latentmake.base.digest import SourceStat, TargetStat, source_stat, target_stat
 from latentmake.data.memo import Memo
-from latentmake.formats.cachefile import Picture
 from latentmake.geometry.clips import Media
 
 SOURCE = SourceStat(1, 2, 3, 4)
@@ -135,7 +134,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
         memo.sources.forget(["data/3", "data/gone"])
         memo.sources.learn("data/4", SOURCE, "new")
         memo.snapshots.learn("row", None, b"bytes")
-        memo.learn_picture("digest", Picture(60, 40, True))
+        memo.learn_picture("digest", 60, 40, True)
         memo.learn_media("a.mp4", SOURCE, Media(64, 48, 9, "1/24:1x9", 90))
         memo.rates.learn("latents tiny", None, "{}")
         before = everything(memo)
@@ -338,7 +337,7 @@ def test_a_damaged_row_or_table_is_named_and_the_memo_made_anew(
     with Memo(place) as memo:
         memo.sources.learn("a", SOURCE, "digest")
         memo.learn_media("a", SOURCE, Media(1, 2, 3))
-        memo.learn_picture("digest", Picture(4, 8, True))
+        memo.learn_picture("digest", 4, 8, True)
         memo.remembered("question", lambda: ("fact", []))
     with contextlib.closing(sqlite3.connect(place)) as database, database:
         database.execute(damage)

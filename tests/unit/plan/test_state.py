@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import inputs_of, plain_path
 from latentmake.base import atomic, digest
-from latentmake.base.digest import SourceStat, source_stat
+from latentmake.base.digest import source_stat
 from latentmake.base.errors import CacheError
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
@@ -109,7 +109,7 @@ class World:
                 for part, values in self.recipes.items()
             },
             settings=SETTINGS,
-            known=memo.sources.below(str(self.root / "data")),
+            items=[self.item(stem, part) for stem in self.stems() for part in ("64", "text")],
         )
 
 
@@ -119,10 +119,10 @@ def judge_of(
     recipes: dict[str, str],
     *,
     settings: Dataset | None = None,
-    known: dict[str, tuple[SourceStat, str]] | None = None,
+    items: Sequence[Item] = (),
 ) -> Judge:
     cached = memo.targets.below(f"cache/{'/'.join(place)}")
-    contents = Contents(memo, settings, known or {})
+    contents = Contents(items, memo, settings)
     return Judge(memo, place, settings, layout_of("plain"), recipes, contents, cached)
 
 
