@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from latentmake.base.errors import SourceError
 from latentmake.config.architectures import ARCHITECTURES, WAN, ArchitectureName, ClipOutput
@@ -20,7 +20,7 @@ from latentmake.geometry.buckets import (
     shrink,
     widths,
 )
-from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips, sections
+from latentmake.geometry.clips import WAN_FPS, Clip, Media, Span, clips, sections
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """Name of a latents cache without its ending, in layouts whose names contain an image size."""
@@ -31,31 +31,19 @@ _PLACE = r"(?:_\d{5}\d*-\d{3}\d*(?:-\d{4}\d*)?)?_\d{4}\d*x\d{4}\d*"
 It avoids `{4,}`, which Snakemake cannot read in the pattern of a wildcard.
 """
 
-_RESOLUTION = re.compile(r"(\d+)(?:x(\d+))?")
+_RESOLUTION = re.compile(r"(?:text[^@]*@)?(\d+)(?:x(\d+))?")
 
 
-class PartName(NamedTuple):
-    """Parsed name of a part, such as `64`, `512x768`, `text`, `text.1` or `text.1@512x768`.
-
-    Attributes:
-        kind: `latents` or `text`.
-        text: name of the text variant, such as `text` or `text.1`; "" for latents.
-        size: resolution of the latents, or of the latents beside which the texts lie.
-    """
-
-    kind: str
-    text: str
-    size: Size | None
+def kind_of(part: str) -> str:
+    """Return the kind of a part, `latents` or `text`, by its name: `text`, `text.1@512x768`, ..."""
+    return "text" if part.startswith("text") else "latents"
 
 
 @lru_cache(maxsize=256)
-def parsed(part: str) -> PartName:
-    """Parse the name of a part."""
-    is_text = part.startswith("text")
-    text, _, resolution = part.partition("@") if is_text else ("", "", part)
-    sides = _RESOLUTION.fullmatch(resolution)
-    size = Size(int(sides[1]), int(sides[2] or sides[1])) if sides else None
-    return PartName("text" if is_text else "latents", text, size)
+def resolution_of(part: str) -> Size | None:
+    """Return the resolution of latents, or of the latents beside which the texts lie."""
+    sides = _RESOLUTION.fullmatch(part)
+    return Size(int(sides[1]), int(sides[2] or sides[1])) if sides else None
 
 
 class Layout:
@@ -148,7 +136,7 @@ class Layout:
         media: Media | None,
         settings: Dataset | None,
         span: Span | None = None,
-    ) -> Sequence[tuple[str, AnyClip | None]]:
+    ) -> Sequence[tuple[str, Clip | None]]:
         """Return the cache files of an item in a part.
 
         Args:
@@ -162,23 +150,22 @@ class Layout:
         Returns:
             Pairs of a path and the clip or section in it; None for images and texts.
         """
-        name, (kind, _, resolution) = f"{folder}/{self.base(stem)}", parsed(part)
-        if kind == "text":
+        name = f"{folder}/{self.base(stem)}"
+        if kind_of(part) == "text":
             return [(f"{name}{self.text_ending}", None)]
         if not self.external:
             return [(f"{name}{self.latents_ending}", None)]
         assert media is not None
         size = Size(media.width, media.height)
-        places: list[tuple[str, AnyClip | None]] = [("", None)]
+        places: list[tuple[str, Clip | None]] = [("", None)]
         if settings is not None and settings.video:
+            resolution, cut = resolution_of(part), self.clips(media, settings, span)
             assert resolution is not None
-            size, window = self.size(size, resolution, settings), settings.fp_latent_window_size
-            cut = self.clips(media, settings, span)
+            size = self.size(size, resolution, settings)
             if self.sections:
-                pieces = [section for clip in cut for section in sections(clip, window)]
-                places = [(_place(piece), piece) for piece in pieces]
-            else:
-                places = [(_place(clip), clip) for clip in cut]
+                window = settings.fp_latent_window_size
+                cut = [section for clip in cut for section in sections(clip, window)]
+            places = [(_place(clip), clip) for clip in cut]
         ending = f"_{size.width:04d}x{size.height:04d}{self.latents_ending}"
         return [(f"{name}{place}{ending}", clip) for place, clip in places]
 
@@ -250,7 +237,7 @@ class Layout:
         settings: Dataset,
         *,
         is_text: bool = False,
-        clip: AnyClip | None = None,
+        clip: Clip | None = None,
         span: Span | None = None,
         rotation: int = 0,
         controls: Sequence[Size] = (),
@@ -297,9 +284,10 @@ class Layout:
         view = usual
         if clip is not None:
             start, (first, _, stride, _) = clip.start, span or Span()
+            section = "" if clip.section is None else f"#{clip.section}"
             if settings.source_fps is None:
                 start, first = first + start * stride, 0
-            view += f":{start}-{clip.frames}" + "".join(f"#{number}" for number in clip[2:])
+            view += f":{start}-{clip.frames}{section}"
             if stride > 1:
                 view += f"x{stride}"
             if first > 0:
@@ -326,8 +314,9 @@ class Layout:
         latents: dict[str, list[str]] = {}
         texts: dict[str, dict[str, str]] = {}
         for part, paths in targets.items():
-            if text := parsed(part).text:
-                texts.setdefault(text, {})[part.partition("@")[2]] = paths[0]
+            if kind_of(part) == "text":
+                text, _, resolution = part.partition("@")
+                texts.setdefault(text, {})[resolution] = paths[0]
             else:
                 latents[part] = list(paths)
         row: dict[str, Any] = {"text": texts.get("text", {})}
@@ -345,8 +334,8 @@ def _name(size: Size) -> str:
     return f"{size.width}x{size.height}"
 
 
-def _place(clip: AnyClip) -> str:
-    section = "".join(f"-{number:04d}" for number in clip[2:])
+def _place(clip: Clip) -> str:
+    section = "" if clip.section is None else f"-{clip.section:04d}"
     return f"_{clip.start:05d}-{clip.frames:03d}{section}"
 
 

@@ -9,7 +9,7 @@ from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.config.models import Model
 from latentmake.formats.cachefile import CAPTION, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import AnyClip
+from latentmake.geometry.clips import Clip
 
 
 def plain_latents_metadata(
@@ -82,7 +82,7 @@ def text_metadata(caption: str) -> dict[str, str]:
     }
 
 
-def frames_and_sides(model: Model, size: Size, clip: AnyClip | None) -> tuple[str, str]:
+def frames_and_sides(model: Model, size: Size, clip: Clip | None) -> tuple[str, str]:
     """Return frames and sides of an item's latents, as names of tensors contain them.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 from latentmake.base.errors import UserError
 from latentmake.base.machine import human
 from latentmake.formats.cachefile import arrays_in
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.models.files import vae_factor
 from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
@@ -77,7 +77,7 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
     sizes: Counter[tuple[str, str, int, int, int]] = Counter()
     for item in members(facts, run, {}, {}):
         for part, targets in item.targets.items():
-            if parsed(part).kind == _LATENTS:
+            if kind_of(part) == _LATENTS:
                 present = filter(None, (_size(path) for path, _ in targets))
                 sizes.update((item.dataset, part, *size) for size in present)
     most = max(sizes.values(), default=1)

@@ -12,7 +12,7 @@ from latentmake.config.root import Config
 from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.models import files, recipe
 from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import (
@@ -97,7 +97,7 @@ class Facts(Datasets):
         """Return whether an item's content is the same as when a job noted its fault."""
         dataset, kind = fault["dataset"], fault.get("kind", "")
         texts = text_parts(self.config.datasets[dataset])
-        parts = [part for part in ("latents", *texts) if kind in ("", parsed(part).kind)]
+        parts = [part for part in ("latents", *texts) if kind in ("", kind_of(part))]
         if (dataset, model) not in self._by_stem:
             items = self.items(dataset, model)[0]
             self._by_stem[dataset, model] = {item.stem: item for item in items}
@@ -131,7 +131,7 @@ class Facts(Datasets):
         forced = {path for path in self.forced if path.startswith(f"cache/{dataset}/{model}/")}
         for name, run in self.config.runs.items() if self.forced else ():
             for part in parts_of(self.config, run, generated=True):
-                kind = parsed(part.name).kind
+                kind = kind_of(part.name)
                 if part[:2] == (dataset, model) and f"{kind}_{name}" in self.forced:
                     forced.add(part.name)
         return forced
@@ -152,7 +152,7 @@ class Facts(Datasets):
         folder, cached = f"cache/{dataset}/{model}", self.memo.targets
         before = {}
         for part in parts:
-            former, tokens = recipe.before_readings(self.recipe(dataset, model, parsed(part).kind))
+            former, tokens = recipe.before_readings(self.recipe(dataset, model, kind_of(part)))
             if tokens:
                 before[part] = digest.of_value(former), tokens
         return Judge.of(
@@ -161,7 +161,7 @@ class Facts(Datasets):
             settings=self.config.datasets.get(dataset),
             place=(dataset, model),
             layout=self.layout(model),
-            recipes={part: self.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
+            recipes={part: self.recipe_digest(dataset, model, kind_of(part)) for part in parts},
             before=before,
             forced=self.forced_of(dataset, model),
             _cached=cached.below(folder) if paths is None else cached.look_up(paths),

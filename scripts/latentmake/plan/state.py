@@ -24,7 +24,7 @@ from latentmake.data.contents import Contents
 from latentmake.data.item import CAPTION, IMAGE, Fault, Item
 from latentmake.data.memo import Listing, Memo
 from latentmake.formats.cachefile import Header, read_header, target_key
-from latentmake.layouts.layout import Layout, parsed
+from latentmake.layouts.layout import Layout, kind_of
 from latentmake.plan.orders import Part, Target, Work, targets_of, view_of
 
 FORCED = "forced"  # the target is fresh, but the command encodes it again; its key stays the same
@@ -172,7 +172,7 @@ class Judge:
         """
         if self.needed(item, target, content) == present:
             return content, present, None
-        is_text = parsed(target.part).kind == "text"
+        is_text = kind_of(target.part) == "text"
         for earlier in self.contents.formerly(item) if is_text else ():
             if self.needed(item, target, earlier) == present:
                 return earlier, present, None
@@ -256,7 +256,7 @@ class Judge:
                 for file in item.files[:1]
                 if file.role in (IMAGE, CAPTION)
             )
-        if parsed(part).kind == "latents" and listing:
+        if kind_of(part) == "latents" and listing:
             self.contents.prepare_sizes(filter(None, map(self.contents.known_digest, items)))
         for item, targets in self.targets(part, items):
             stale: list[Target] = []

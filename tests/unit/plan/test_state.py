@@ -24,7 +24,7 @@ from latentmake.data.item import Item
 from latentmake.data.memo import Folder, Memo
 from latentmake.formats import cachefile
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import layout_of, parsed
+from latentmake.layouts.layout import layout_of, resolution_of
 from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.plan.manifest import keys_digest
 from latentmake.plan.state import UNKNOWN, Contents, Judge, State
@@ -66,7 +66,7 @@ class World:
     def make(self, stem: str, part: str) -> None:
         """Write a target as a job would."""
         source = digest.of_file(self.source(stem, part))
-        size = parsed(part).size
+        size = resolution_of(part)
         variant = layout_of("plain").view(Size(80, 60), size, SETTINGS)[0] if size else ""
         recipe = self.recipes[part]
         key = cachefile.target_key(source, digest.of_value(recipe), variant)
