@@ -15,11 +15,12 @@ from latentmake.base.errors import SourceError, unreadable
 from latentmake.base.paths import is_remote
 from latentmake.base.regular import read_regular
 from latentmake.config.datasets import Dataset
-from latentmake.data.item import CAPTION, Fault, File, Item, fault_of, text_fault
+from latentmake.data.item import CAPTION, TAGS, Fault, File, Item, fault_of, text_fault
 from latentmake.data.memo import Memo
 from latentmake.formats.cachefile import Header
 from latentmake.geometry.buckets import Size
 
+_TEXTS = (CAPTION, TAGS)  # roles of files whose texts count, not their bytes
 _SMALL = 16_384  # bytes; smaller files, such as captions, are read instead of guessed
 _LARGEST = 1 << 32  # bytes of an image; the complete file is read into memory
 _MOST_LOOKALIKES = 2  # most digests to guess for one unread file
@@ -94,9 +95,9 @@ def newlines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_caption(path: str) -> str:
-    """Return the caption in a file on disk or at a URL, as it is encoded; raises SourceError."""
-    return encoded(read_text(path))
+def read_caption(path: str | None) -> str:
+    """Return the caption in a file as it is encoded, "" without a file; see `read_text`."""
+    return encoded(read_text(path)) if path else ""
 
 
 def read_text(path: str) -> str:
@@ -153,7 +154,7 @@ class Contents:
     digest of the file, in the memo or in the header of a target that was made from it.
 
     Args:
-        items: items or inputs whose files the memo is asked about.
+        files: files that may be read; the memo is asked about all of them at once.
         memo: index of files that were read earlier; it gets new entries.
         settings: the dataset's section of the configuration; None for prompts.
 
@@ -161,15 +162,15 @@ class Contents:
         unreadable: stem -> fault of an input that was read and cannot be used.
     """
 
-    def __init__(self, items: Iterable[Item], memo: Memo, settings: Dataset | None) -> None:
-        captions, others = set[str](), set[str]()
-        for file in chain.from_iterable(item.files for item in items):
-            (captions if file.role == CAPTION else others).add(file.path)
+    def __init__(self, files: Iterable[File], memo: Memo, settings: Dataset | None) -> None:
+        texts, others = set[str](), set[str]()
+        for file in files:
+            (texts if file.role in _TEXTS else others).add(file.path)
         self.unreadable: dict[str, Fault] = {}
         self._memo, self._settings = memo, settings
         self._upright = settings is not None and settings.exif_rotation
-        # Path -> stat with which the file was read, and its digest or, for a caption, its text.
-        self._digests, self._texts = memo.sources.look_up(others), memo.texts.look_up(captions)
+        # Path -> stat with which the file was read, and its text or, for an image, its digest.
+        self._texts, self._digests = memo.texts.look_up(texts), memo.sources.look_up(others)
         # (Size in bytes, property, its value) -> digests of files in the memo that have both.
         self._lookalikes: dict[tuple[int, str, int], set[str]] = {}
         self._sizes: dict[str, Size] = {}
@@ -210,20 +211,24 @@ class Contents:
         """Return digests that caches of releases before 0.3 may hold for the same text."""
         return formerly(item, self.text(item), [*map(self._file, item.read)])
 
-    def _caption(self, file: File) -> str:
+    def read(self, file: File) -> str:
+        """Return the text of a file of captions or tags as it is written; raises SourceError."""
         if (text := self._cached(file)) is None:
             text = read_text(file.path)
             self._store(file, text)
-        return caption_of(text, file.path, self._settings)
+        return text
+
+    def _caption(self, file: File) -> str:
+        return caption_of(self.read(file), file.path, self._settings)
 
     def _cached(self, file: File) -> str | None:
-        """Return the digest of a file, or the text of a caption; None if its stat is new."""
-        entry = (self._texts if file.role == CAPTION else self._digests).get(file.path)
+        """Return the digest of an image, or the text of another file; None if its stat is new."""
+        entry = (self._texts if file.role in _TEXTS else self._digests).get(file.path)
         return entry[1] if entry is not None and entry[0] == file.stat else None
 
     def _store(self, file: File, value: str) -> None:
         entries, memo = self._digests, self._memo.sources
-        if file.role == CAPTION:
+        if file.role in _TEXTS:
             entries, memo = self._texts, self._memo.texts
         entries[file.path] = (file.stat, value)
         memo.learn(file.path, file.stat, value)
@@ -233,14 +238,14 @@ class Contents:
         from latentmake.data import remote
 
         remote_files = {file.path: file for file in files if is_remote(file.path)}
-        new = [file for file in remote_files.values() if self._cached(file) is None]
-        captions = [file for file in new if file.role == CAPTION]
-        others = [file for file in new if file.role != CAPTION]
-        for several, *value in (others,), (captions, decode_text):
-            contents = remote.contents([file.path for file in several], *value)
-            for file, content in zip(several, contents, strict=True):
-                if content is not None:  # else `_file` reads it again and reports the error
-                    self._store(file, content)
+        new = {path: file for path, file in remote_files.items() if self._cached(file) is None}
+
+        def value(data: bytes, path: str) -> str:
+            return decode_text(data, path) if new[path].role == CAPTION else digest.of_bytes(data)
+
+        for path, content in zip(new, remote.contents([*new], value), strict=True):
+            if content is not None:  # else `_file` reads it again and reports the error
+                self._store(new[path], content)
 
     def _file(self, file: File) -> str:
         role, path, stat = file

@@ -27,8 +27,6 @@ from latentmake.data.item import (
 )
 from latentmake.data.lists import columns_of
 from latentmake.formats.media import VIDEO_EXTENSIONS
-from latentmake.geometry.buckets import Size, control_size, refuse_odd
-from latentmake.geometry.clips import Media
 from latentmake.layouts.layout import Layout
 
 ControlsOf = Callable[[Item], Sequence[File]]
@@ -140,40 +138,3 @@ def _controls_in_row(item: Item, root: str, stats: Mapping[str, SourceStat]) -> 
     except ValueError as error:
         raise SourceError(str(error), hint="correct the row") from None
     return [File(CONTROL, path, stats[path]) for path in paths]
-
-
-def sizes_of(
-    files: Sequence[File],
-    settings: Dataset,
-    model: Model,
-    measure: Callable[[Sequence[File]], Mapping[str, Media | SourceError]],
-) -> tuple[Size, ...]:
-    """Return the sizes of an item's controls, or () if their scaling does not depend on them.
-
-    Args:
-        files: controls of the item.
-        settings: the dataset's section of the configuration.
-        model: model of the caches.
-        measure: function that returns sizes of files, by path; a SourceError for unreadable ones.
-
-    Raises:
-        SourceError: a control cannot be read, or has a size that the model cannot take.
-    """
-    keeps, most = settings.no_resize_control, settings.control_resolution
-    if settings.video or not files or not (keeps or most):
-        return ()
-    sizes: list[Size] = []
-    step, scripts = model.spec.side, model.spec.scripts
-    area = most.width * most.height if most else None
-    cut = 7 if scripts and scripts.latents.files else 0  # pixels that a VAE may ignore
-    measured = measure(files)
-    for _, path, _ in files:
-        try:
-            if isinstance(media := measured[path], SourceError):
-                raise media
-            sizes.append(Size(media.width, media.height))
-            refuse_odd(control_size(sizes[-1], area, step, keeps=keeps), step, cut)
-        except SourceError as error:
-            what = f"has a control {path}, which {error.what}"
-            raise SourceError(what, hint=error.hint) from None
-    return tuple(sizes)

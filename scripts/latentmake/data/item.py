@@ -148,9 +148,8 @@ class Item(NamedTuple):
         """
         if kind_of(part) == "latents":
             files = tuple(file for file in self.files if file.role in _LATENTS_ROLES)
-            sizes = self.control_sizes
-            made = Item(self.stem, files, None, self.media, self.span, control_sizes=sizes)
-            return made if self.place is None else made._replace(place=self.place)
+            sizes, place = self.control_sizes, self.place
+            return Item(self.stem, files, None, self.media, self.span, None, sizes, place)
         files, texts = (), self.texts
         if texts is None:
             files = tuple(file for file in self.files if file.role == CAPTION)

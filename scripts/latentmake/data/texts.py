@@ -22,13 +22,12 @@ from posixpath import splitext
 from latentmake.base.errors import SourceError
 from latentmake.base.progress import Progress
 from latentmake.config.datasets import Captions, Dataset
-from latentmake.data.contents import EMPTY, newlines, read_text
+from latentmake.data.contents import EMPTY, Contents, newlines
 from latentmake.data.item import (
     CAPTION,
     NO_FILE,
     TAGS,
     Fault,
-    File,
     Item,
     Row,
     Scan,
@@ -220,9 +219,6 @@ def marked(names: Collection[str]) -> Iterator[str]:
 
 # -- texts of items -------------------------------------------------------------------------------
 
-_Read = Callable[[File | None], str]
-"""Function that returns the text of a file; "" for None."""
-
 _NO_CHANGES = Captions()
 _FOLDER = "{folder}"  # in class_tokens, prefix and suffix: the name of the image's folder
 _EMPTY_FIRST_LINE = (
@@ -248,7 +244,8 @@ def with_texts(
     if settings.metadata_file is not None:
         rows, faults = _rows_of_items(name, settings, scan, items)
     reads = settings.composed or like_sdscripts
-    read = _reader(memo, items if reads else ())
+    files_of_texts = [file for item in items for file in item.files if file.role in (CAPTION, TAGS)]
+    contents = Contents(files_of_texts if reads else (), memo, settings)
     complete: list[Item] = []
     for item in Progress(items, desc="captions", unit="item") if reads else items:
         row = rows.get(item.stem)
@@ -260,7 +257,7 @@ def with_texts(
                     raise SourceError(missing_file(path), where=place, hint="repair or remove it")
             if not (files or row or settings.class_tokens) and settings.missing_caption == "error":
                 raise SourceError("has no caption file", hint=_hint(settings, item))
-            texts = _texts(settings, read, item, row, like_sdscripts=like_sdscripts)
+            texts = _texts(settings, contents, item, row, like_sdscripts=like_sdscripts)
         except SourceError as error:
             error.where = error.where or (files[0].path if files else "")
             faults.append(fault_of(item, error))
@@ -320,24 +317,6 @@ def _rows_of_items(
     return rows, [*faults, Fault(place, f"({file})", what, hint)]
 
 
-def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
-    """Return a function that reads text files of these items, each only if its stat is new."""
-    paths = {file.path for item in items for file in item.files if file.role in (CAPTION, TAGS)}
-    entries = memo.texts.look_up(paths)
-
-    def read(file: File | None) -> str:
-        if file is None:
-            return ""
-        _, path, stat = file
-        if (entry := entries.get(path)) is not None and entry[0] == stat:
-            return entry[1]
-        text = read_text(path)
-        memo.texts.learn(path, stat, text)
-        return text
-
-    return read
-
-
 def _hint(settings: Dataset, item: Item) -> str:
     endings = filter(None, (settings.caption_extension, settings.tags_extension))
     ways = " or ".join(f"{splitext(item.image)[0]}{ending}" for ending in endings)
@@ -355,7 +334,7 @@ def _with_folder(text: str | None, item: Item) -> str | None:
 
 
 def _texts(
-    settings: Dataset, read: _Read, item: Item, row: Row | None, *, like_sdscripts: bool
+    settings: Dataset, contents: Contents, item: Item, row: Row | None, *, like_sdscripts: bool
 ) -> list[str] | None:
     """Return the variants of an item's text, or None if the text is the content of its file.
 
@@ -371,12 +350,12 @@ def _texts(
     if plain and not (like_sdscripts and (files[0] or "\n" in class_caption.strip())):
         return [class_caption] if class_caption and not files[0] else None
     captions = _with_folders(settings.captions or _NO_CHANGES, item)
-    contents = [read(file) for file in files]
+    raw = [contents.read(file) if file else "" for file in files]
     if not (any(files) or row):
-        contents[0] = class_caption
+        raw[0] = class_caption
     entries = (row.caption, row.tags if settings.composed else None) if row else (None, None)
     texts = list[str]()
-    for file, content, entry in zip(files, contents, entries, strict=True):
+    for file, content, entry in zip(files, raw, entries, strict=True):
         own, listed = _of_file(content, captions, like_sdscripts), _of_row(entry, captions)
         if own and listed and clean(content) != clean(listed):
             if row and file and settings.metadata_captions is None:
@@ -388,10 +367,10 @@ def _texts(
         texts.append(listed or own)
     caption, tags = texts
     if not (caption or tags) and (any(files) or row) and settings.empty_caption == "error":
-        what, hint = _EMPTY_FIRST_LINE if "".join(contents).strip() else EMPTY
+        what, hint = _EMPTY_FIRST_LINE if "".join(raw).strip() else EMPTY
         raise SourceError(what if any(files) else "has an empty caption", hint=hint)
     result = variants(item.stem, caption, tags, captions, like_sdscripts=like_sdscripts)
-    return None if plain and files[0] and result == [contents[0].strip()] else result
+    return None if plain and files[0] and result == [raw[0].strip()] else result
 
 
 def _with_folders(captions: Captions, item: Item) -> Captions:

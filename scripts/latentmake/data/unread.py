@@ -12,7 +12,7 @@ from posixpath import abspath, basename, splitext
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import IMAGE_EXTENSIONS, PREVIEWS
-from latentmake.formats.media import RENAMED, UNREAD_IMAGES, UNREAD_VIDEOS, VIDEO_EXTENSIONS
+from latentmake.formats.media import UNREAD, VIDEO_EXTENSIONS
 
 _CAPTIONS = frozenset({".txt", ".text", ".caption", ".captions", ".cap", ".tags"})
 _LISTS = frozenset({".json", ".jsonl", ".csv", ".tsv", ".parquet"})
@@ -97,12 +97,8 @@ def unread(settings: Dataset, others: Sequence[Dataset], paths: Collection[str])
             if (kind in VIDEO_EXTENSIONS) in kinds:
                 continue
             hint = "images" if settings.video else "videos"
-        elif kind in RENAMED and not faulty:
-            hint = f"rename to {RENAMED[kind]}"
-        elif kind in UNREAD_IMAGES and not faulty:
-            hint = "convert to PNG or JPEG"
-        elif kind in UNREAD_VIDEOS and not faulty:
-            hint = "convert to MP4"
+        elif kind in UNREAD and not faulty:
+            hint = UNREAD[kind]
         elif kind in _CAPTIONS and stem in stems:
             hint = "captions: see caption_extension"
         elif kind in _LISTS and f"{root}/{path}" not in listed:

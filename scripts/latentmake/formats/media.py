@@ -36,25 +36,22 @@ IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
 Pillow tries no other format, whatever the file's ending: it would start Ghostscript for PostScript.
 """
 
-RENAMED = {".jfif": ".jpg", ".jpe": ".jpg", ".jif": ".jpg", ".mpo": ".jpg", ".apng": ".png"}
-"""Other endings of readable images -> ending to rename them to. Trainers ignore these, too."""
-
-UNREAD_IMAGES = frozenset(
-    (
-        *(".heic", ".heif", ".hif", ".jxl", ".jp2", ".j2k", ".jpf", ".jpx", ".tga", ".ico"),
-        *(".icns", ".psd", ".xcf", ".svg", ".exr", ".hdr", ".dds", ".dib", ".pcx", ".ppm", ".pgm"),
-        *(".pbm", ".pnm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
-    )
+_IMAGES = (
+    *(".heic", ".heif", ".hif", ".jxl", ".jp2", ".j2k", ".jpf", ".jpx", ".tga", ".ico", ".icns"),
+    *(".psd", ".xcf", ".svg", ".exr", ".hdr", ".dds", ".dib", ".pcx", ".ppm", ".pgm", ".pbm"),
+    *(".pnm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
 )
-"""Endings of images that neither Latentmake nor the trainers read."""
-
-UNREAD_VIDEOS = frozenset(
-    (
-        *(".ts", ".mts", ".m2ts", ".m2v", ".3gp", ".3g2", ".ogv", ".vob", ".asf", ".f4v", ".mxf"),
-        *(".rm", ".rmvb", ".divx", ".qt"),
-    )
+_VIDEOS = (
+    *(".ts", ".mts", ".m2ts", ".m2v", ".3gp", ".3g2", ".ogv", ".vob", ".asf", ".f4v", ".mxf"),
+    *(".rm", ".rmvb", ".divx", ".qt"),
 )
-"""Endings of videos that neither datasets nor musubi-tuner read."""
+UNREAD = {
+    **dict.fromkeys((".jfif", ".jpe", ".jif", ".mpo"), "rename to .jpg"),
+    ".apng": "rename to .png",
+    **dict.fromkeys(_IMAGES, "convert to PNG or JPEG"),
+    **dict.fromkeys(_VIDEOS, "convert to MP4"),
+}
+"""Ending of a file that neither Latentmake nor the trainers read -> what to do with the file."""
 
 _NAMES = {".heic": "HEIC", ".heif": "HEIC", ".hif": "HEIC", ".jxl": "JPEG XL"}
 
@@ -131,14 +128,11 @@ def unread_fault(ending: str) -> tuple[str, str] | None:
     """Return the fault of a file with an ending, and the hint; None if there is no fault."""
     if ending in _NAMES:
         return unread_format(_NAMES[ending])
-    if ending in RENAMED:
-        hint = f"rename it to {RENAMED[ending]}"
-    elif ending in UNREAD_IMAGES:
-        hint = "convert it to PNG or JPEG, or remove it"
-    elif ending in UNREAD_VIDEOS:
-        hint = "convert it to MP4, or remove it"
-    else:
+    if ending not in UNREAD:
         return None
+    hint = UNREAD[ending].replace(" to ", " it to ")
+    if hint.startswith("convert"):
+        hint += ", or remove it"
     return f"has the ending {ending}, which is not read", hint
 
 

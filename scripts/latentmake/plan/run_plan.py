@@ -320,7 +320,9 @@ def _text_digests(facts: Facts, run: Run, name: str, lock: Lock) -> tuple[str, d
     if any(kind_of(other) == "text" for other in part_names(facts.config, run, name)):
         return part, {}
     items = facts.wanted_items(name, run.model)
-    contents = Contents(items, facts.memo, facts.config.datasets[name])
+    contents = Contents(
+        (file for item in items for file in item.files), facts.memo, facts.config.datasets[name]
+    )
     texts = {
         item.stem: item.texts or ([contents.text(item)] if item.caption else []) for item in items
     }

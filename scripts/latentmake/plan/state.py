@@ -122,7 +122,8 @@ class Judge:
     @classmethod
     def of(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None, **others: Any) -> Self:
         """Return the judge of the targets of some items."""
-        contents = Contents(items, memo, settings)
+        files = (file for item in items for file in item.files)
+        contents = Contents(files, memo, settings)
         return cls(_memo=memo, settings=settings, contents=contents, **others)
 
     # -- one target ---------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def judge_of(
     items: Sequence[Item] = (),
 ) -> Judge:
     cached = memo.targets.below(f"cache/{'/'.join(place)}")
-    contents = Contents(items, memo, settings)
+    contents = Contents([file for item in items for file in item.files], memo, settings)
     return Judge(memo, place, settings, layout_of("plain"), recipes, contents, cached)
 
 
