@@ -29,9 +29,6 @@ from latentmake.data.lists import columns_of
 from latentmake.formats.media import VIDEO_EXTENSIONS
 from latentmake.layouts.layout import Layout
 
-ControlsOf = Callable[[Item], Sequence[File]]
-"""Function that returns the controls of an item; raises SourceError on a wrong number of them."""
-
 
 def controls_of(
     layout: Layout,
@@ -40,8 +37,8 @@ def controls_of(
     control: Scan,
     items: Iterable[Item],
     model: Model,
-) -> ControlsOf:
-    """Return a function that finds the controls of an item of a dataset.
+) -> Callable[[Item], Sequence[File]]:
+    """Return a function that finds the controls of an item; it raises SourceError.
 
     Args:
         layout: layout of the caches. It decides whether an item has several numbered controls or

@@ -250,12 +250,7 @@ def _control_sizes(
 def probed(files: Sequence[File], memo: Memo, *, video: bool) -> Mapping[str, Media | SourceError]:
     """Return path -> size and length of files, and store new ones in the memo."""
     stats = {file.path: file.stat for file in files}
-    entries = memo.media(stats)
-    results: dict[str, Media | SourceError] = {
-        path: entries[path][1]
-        for path, stat in stats.items()
-        if entries.get(path, (None,))[0] == stat
-    }
+    results: dict[str, Media | SourceError] = {**memo.media(stats)}
     new = [path for path in stats if path not in results]
     probes, unit = (probe_videos(new), "video") if video else (map(_image, new), "image")
     pairs = zip(new, probes, strict=True)

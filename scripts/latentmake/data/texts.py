@@ -15,7 +15,7 @@ import hashlib
 import os
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from posixpath import splitext
 
@@ -263,21 +263,18 @@ def with_texts(
             faults.append(fault_of(item, error))
         else:
             complete.append(item if texts is None else item._replace(texts=texts))
-    lists = dict[str, int]()
-    if settings.captions is None or not settings.captions.enable_wildcard:
-        several = {stem: row.captions for stem, row in rows.items() if row.captions > 1}
-        lists = {item.where: several[item.stem] for item in complete if item.stem in several}
-    return complete, faults, [*_notes_on_lists(lists, like_sdscripts=like_sdscripts)]
-
-
-def _notes_on_lists(lists: Mapping[str, int], *, like_sdscripts: bool) -> Iterator[str]:
-    """Yield a note about rows with lists of captions; `lists` is item -> number of captions."""
-    if lists:
-        where, number = next(iter(lists.items()))
-        more = f", and {len(lists) - 1} more" if len(lists) > 1 else ""
-        use = "of which the first is encoded" if like_sdscripts else "which are encoded as one text"
-        hint = f"set `captions: {{enable_wildcard: true, variants: {number}}}` to draw among them"
-        yield f"{where} has a list of {number} captions, {use}{more}; {hint}"
+    if settings.captions is not None and settings.captions.enable_wildcard:
+        return complete, faults, []
+    several = {stem: row.captions for stem, row in rows.items() if row.captions > 1}
+    lists = {item.where: several[item.stem] for item in complete if item.stem in several}
+    if not lists:
+        return complete, faults, []
+    where, number = next(iter(lists.items()))
+    more = f", and {len(lists) - 1} more" if len(lists) > 1 else ""
+    use = "of which the first is encoded" if like_sdscripts else "which are encoded as one text"
+    hint = f"set `captions: {{enable_wildcard: true, variants: {number}}}` to draw among them"
+    note = f"{where} has a list of {number} captions, {use}{more}; {hint}"
+    return complete, faults, [note]
 
 
 def _rows_of_items(
@@ -356,7 +353,11 @@ def _texts(
     entries = (row.caption, row.tags if settings.composed else None) if row else (None, None)
     texts = list[str]()
     for file, content, entry in zip(files, raw, entries, strict=True):
-        own, listed = _of_file(content, captions, like_sdscripts), _of_row(entry, captions)
+        if captions.enable_wildcard:  # one line is taken, so lines must be clean
+            own, listed = clean(content), clean(entry or "")
+        else:
+            own = (content.partition("\n")[0] if like_sdscripts else content).strip()
+            listed = newlines(entry or "").strip()
         if own and listed and clean(content) != clean(listed):
             if row and file and settings.metadata_captions is None:
                 what = f"differs from the entry in {row.place}"
@@ -375,21 +376,12 @@ def _texts(
 
 def _with_folders(captions: Captions, item: Item) -> Captions:
     """Replace `{folder}` in prefix and suffix; see `_with_folder`."""
-    affixes = {key: getattr(captions, key) for key in ("caption_prefix", "caption_suffix")}
-    if any(_FOLDER in (text or "") for text in affixes.values()):
-        affixes = {key: _with_folder(text, item) for key, text in affixes.items()}
-        return captions.model_copy(update=affixes)
-    return captions
-
-
-def _of_file(content: str, captions: Captions, like_sdscripts: bool) -> str:
-    if captions.enable_wildcard:  # one line is taken, so lines must be clean
-        return clean(content)
-    return (content.partition("\n")[0] if like_sdscripts else content).strip()
-
-
-def _of_row(entry: str | None, captions: Captions) -> str:
-    return clean(entry or "") if captions.enable_wildcard else newlines(entry or "").strip()
+    affixes = {
+        key: _with_folder(text, item)
+        for key in ("caption_prefix", "caption_suffix")
+        if _FOLDER in (text := getattr(captions, key) or "")
+    }
+    return captions.model_copy(update=affixes) if affixes else captions
 
 
 def _joined(own: str, listed: str, captions: Captions) -> str:

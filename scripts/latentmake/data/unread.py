@@ -80,10 +80,10 @@ def unread(settings: Dataset, others: Sequence[Dataset], paths: Collection[str])
     if not (unusual := [path for path in paths if path in hidden or not path.endswith(usual)]):
         return ""
     existing = {*paths}
-    stems = {_stem(path) for path in paths if _ending(path).lower() in own}
+    stems = {_stem(path) for path in paths if splitext(path)[1].lower() in own}
     counts: dict[str, Counter[str]] = {}
     for path in sorted(unusual):
-        stem, ending = _stem(path), _ending(path)
+        stem, ending = splitext(path)
         kind, label = ending.lower(), ending
         # With a caption, it is reported as a faulty item, unless the folder has no items at all.
         has_caption = any(f"{stem}{ending}" in existing for ending in endings)
@@ -127,9 +127,5 @@ def _stem(path: str) -> str:
     return splitext(path)[0]
 
 
-def _ending(path: str) -> str:
-    return splitext(path)[1]
-
-
 def _is_picture(path: str) -> bool:
-    return _ending(path).lower() in IMAGE_EXTENSIONS
+    return splitext(path)[1].lower() in IMAGE_EXTENSIONS

@@ -242,11 +242,17 @@ def probe_video(path: str) -> Media:
     The size is that of the first decoded frame. If each packet is surely one frame, packets are
     counted; otherwise all frames are decoded.
     """
-    for count in (_count_packets, _count_frames):
-        with opened_video(path) as (container, stream, file):
-            first, times = count(container, stream, file)
-            if first is not None:
-                return _media(first, times, stream)
+    with opened_video(path) as (container, stream, file):
+        first, times = _count_packets(container, stream, file)
+        if first is not None:
+            return _media(first, times, stream)
+    times = []
+    with opened_video(path) as (container, stream, _):
+        for frame in container.decode(video=0):
+            first = first or frame
+            times.append((frame.pts, frame.duration or 0))
+        if first is not None:
+            return _media(first, times, stream)
     raise SourceError("holds no frame", where=path, hint="replace or remove it")
 
 
@@ -355,14 +361,3 @@ def _count_packets(
         # The two fields of an interlaced frame may have separate packets.
         return (None if frame is None or frame.interlaced_frame else frame), times
     return None, times
-
-
-def _count_frames(
-    container: InputContainer, _stream: VideoStream, _file: VideoFile
-) -> tuple[VideoFrame | None, _Times]:
-    """Decode all frames; return the first one, and the times of all."""
-    first, times = None, []
-    for frame in container.decode(video=0):
-        first = first or frame
-        times.append((frame.pts, frame.duration or 0))
-    return first, times

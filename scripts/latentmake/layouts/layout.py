@@ -70,15 +70,14 @@ class Layout:
         bucket_side: step between the sides of musubi-tuner's buckets in pixels; None if the
             dataset sets it.
         npz: whether cache files are `.npz` and not `.safetensors`.
-        scales_alpha: whether images are scaled with their alpha channel, before it is dropped.
         names_architecture: whether the recipe of latents contains the model's architecture.
         numbered_controls: whether an item has several control images with numbers in their names;
             else it has one with its own name.
         controlled_text: whether embeddings depend on control images.
         rate: frame rate that `source_fps` converts videos to.
-        released_tokens: whether the trainer reads captions with CLIP's released tokenizers.
-        pads_t5: whether captions for T5 are padded, and T5 attends to the padding.
-        like_sdscripts: whether texts are the same as in sd-scripts, see `data.texts.variants`.
+        like_sdscripts: whether texts and images are the same as in sd-scripts: see
+            `data.texts.variants`; CLIP's released tokenizers read the captions; T5 attends to the
+            padding of captions; the alpha channel is dropped before an image is scaled.
     """
 
     name: str
@@ -92,13 +91,10 @@ class Layout:
     clip_name: re.Pattern[str] | None = None
     bucket_side: int | None = None
     npz = False
-    scales_alpha = True
     names_architecture = False
     numbered_controls = False
     controlled_text = False
     rate: float = WAN_FPS
-    released_tokens = False
-    pads_t5 = False
     like_sdscripts = False
 
     def encoder(self, kind: str) -> tuple[str, str]:
@@ -157,7 +153,7 @@ class Layout:
             return [(f"{name}{self.latents_ending}", None)]
         assert media is not None
         size = Size(media.width, media.height)
-        places: list[tuple[str, Clip | None]] = [("", None)]
+        places: Sequence[Clip | None] = [None]
         if settings is not None and settings.video:
             resolution, cut = resolution_of(part), self.clips(media, settings, span)
             assert resolution is not None
@@ -165,9 +161,9 @@ class Layout:
             if self.sections:
                 window = settings.fp_latent_window_size
                 cut = [section for clip in cut for section in sections(clip, window)]
-            places = [(_place(clip), clip) for clip in cut]
+            places = cut
         ending = f"_{size.width:04d}x{size.height:04d}{self.latents_ending}"
-        return [(f"{name}{place}{ending}", clip) for place, clip in places]
+        return [(f"{name}{_place(clip)}{ending}", clip) for clip in places]
 
     def owners(self, name: str) -> Sequence[str]:
         """Return possible `base`s of the item that a file in a part's folder belongs to.
@@ -334,7 +330,9 @@ def _name(size: Size) -> str:
     return f"{size.width}x{size.height}"
 
 
-def _place(clip: Clip) -> str:
+def _place(clip: Clip | None) -> str:
+    if clip is None:
+        return ""
     section = "" if clip.section is None else f"-{clip.section:04d}"
     return f"_{clip.start:05d}-{clip.frames:03d}{section}"
 
@@ -409,9 +407,6 @@ class SdScripts(Layout):
 
     encoding = "sdscripts"
     npz = True
-    scales_alpha = False
-    released_tokens = True
-    pads_t5 = True
     like_sdscripts = True
     names_architecture = True
 
@@ -461,7 +456,7 @@ def released_clip(model: Model, number: int) -> ClipOutput | None:
     Returns:
         None if the text encoder is not a CLIP, or uses the tokenizer of its folder.
     """
-    clips = model.spec.clips if layout_of(model.layout_name).released_tokens else ()
+    clips = model.spec.clips if layout_of(model.layout_name).like_sdscripts else ()
     return clips[number] if number < len(clips) else None
 
 

@@ -96,7 +96,9 @@ def test_a_memo_of_version_0_2_is_read(place: Path) -> None:
         assert memo.rates.get("latents of cats") is memo.snapshots.get("head") is None
         assert memo.texts.get("data/a.txt", SOURCE) == "a cat"
         video = Media(64, 48, 9, "1/24:1x9", 90)
-        assert memo.media(["data/a.mp4", "data/old.png"]) == {"data/a.mp4": (SOURCE, video)}
+        stats = dict.fromkeys(["data/a.mp4", "data/old.png"], SOURCE)
+        assert memo.media(stats) == {"data/a.mp4": video}
+        assert memo.media({"data/a.mp4": SOURCE._replace(inode=9)}) == {}
         assert memo.pictures(["digest"], upright=True) == {"digest": (60, 40)}
         assert [*memo.sources.where("size", [1])] == [("data/a.png", SOURCE, "digest")]
         assert [*memo.targets.where("value", ["key"])] == [("cache/a", TARGET, "key")]
@@ -117,7 +119,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
             memo.sources.get("data/1", SOURCE._replace(inode=9)),
             memo.snapshots.get("row"),
             [memo.pictures(["digest"], upright=each) for each in (True, False)],
-            memo.media(["a.mp4"]),
+            memo.media({"a.mp4": SOURCE}),
             memo.rates.get("latents tiny"),
         ]
 
@@ -343,7 +345,9 @@ def test_a_damaged_row_or_table_is_named_and_the_memo_made_anew(
         database.execute(damage)
     with Memo(place) as memo:
         for _ in range(2):
-            memo.sources.get("a"), memo.media(["a"]), memo.pictures(["digest"], upright=True)
+            memo.sources.get("a")
+            memo.media({"a": SOURCE})
+            memo.pictures(["digest"], upright=True)
         memo.sources.learn("a", SOURCE, "new")
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith(f"note: {place} is damaged (") and fault in said[0]
