@@ -6,7 +6,7 @@ Names decide, as in musubi-tuner: `cat_0.png` and `cat_1.png` belong to `cat.png
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from posixpath import splitext
 
 from latentmake.base.digest import SourceStat
@@ -57,7 +57,13 @@ def controls_of(
 
     def find(item: Item) -> Sequence[File]:
         place = "its dataset" if scan.items is None else "its row"
-        controls = [] if counts is None else _controls_in_row(item, scan.root, stats)
+        controls = list[File]()
+        if counts is not None and item.row:
+            try:
+                paths = columns_of(item.row, scan.root, "control_path")
+            except ValueError as error:
+                raise SourceError(str(error), hint="correct the row") from None
+            controls = [File(CONTROL, path, stats[path]) for path in paths]
         if not controls and control.root:
             name, place = _stem(item.image, f"{scan.root}/"), control.root
             if name not in by_name:
@@ -127,11 +133,3 @@ def _has_ending(extensions: Iterable[str], path: str) -> bool:
 
 def _stem(path: str, prefix: str = "") -> str:
     return splitext(path.removeprefix(prefix))[0]
-
-
-def _controls_in_row(item: Item, root: str, stats: Mapping[str, SourceStat]) -> list[File]:
-    try:
-        paths = columns_of(item.row or {}, root, "control_path")
-    except ValueError as error:
-        raise SourceError(str(error), hint="correct the row") from None
-    return [File(CONTROL, path, stats[path]) for path in paths]

@@ -10,9 +10,9 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer
 
 from latentmake.base import digest
 from latentmake.base.digest import source_stat
@@ -50,7 +50,7 @@ class ClipFile(NamedTuple):
     dataset: str
     size: Size
     item: Item
-    clip: Clip
+    clip: Annotated[Clip, PlainSerializer(Clip.numbers)]
     content: str | None = None
 
     def source(self) -> list[Any]:

@@ -23,12 +23,7 @@ from latentmake.formats.safetensors import (
 
 _SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids|latents_clean")  # these may be zero
 
-FLOATS = {
-    "F64": (8, 0x7FF << 52),
-    "F32": (4, 0x7F8 << 20),
-    "BF16": (2, 0x7F80),
-    "F16": (2, 0x7C00),
-}
+FLOATS = {"F64": (8, 0x7FF << 52), "F32": (4, 0x7F8 << 20), "BF16": (2, 0x7F80), "F16": (2, 0x7C00)}
 """Name in safetensors -> size in bytes, and mask of the exponent: all set in NaN and infinity."""
 
 _Bytes = bytes | memoryview

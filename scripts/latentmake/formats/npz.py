@@ -44,14 +44,7 @@ _HEADER_OF_ARRAY = 256  # bytes, more than the header of an array takes
 # numpy parses headers with Python's ast module, which fails now and then in several threads.
 _READING = threading.Lock()
 # numpy's name of a dtype -> safetensors' name
-_NAMES = {
-    b"<i8": "I64",
-    b"<f8": "F64",
-    b"<f4": "F32",
-    b"<i4": "I32",
-    b"<f2": "F16",
-    b"|b1": "BOOL",
-}
+_NAMES = {b"<i8": "I64", b"<f8": "F64", b"<f4": "F32", b"<i4": "I32", b"<f2": "F16", b"|b1": "BOOL"}
 
 
 def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:

@@ -194,12 +194,13 @@ def _from_entry(
                 yield frame
 
 
-def probe(path: str) -> Media:
-    """Return size and length of a video or npz clip; raises SourceError."""
+def probe(path: str) -> Iterator[Media]:
+    """Yield size and length of a video or npz clip; raises SourceError."""
     if not path.lower().endswith(NPZ):
-        return probe_video(path)
+        yield probe_video(path)
+        return
     with _opened_npz(path) as (_, (frames, height, width, _)):
-        return Media(width, height, frames)
+        yield Media(width, height, frames)
 
 
 # -- npz clips ------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from latentmake.base.errors import SourceError
 from latentmake.config.architectures import ARCHITECTURES, WAN, ArchitectureName, ClipOutput
@@ -55,6 +55,7 @@ class Layout:
     Attributes:
         name: name of the layout, as `layout_of` takes it.
         encoding: code that makes the caches: `plain`, `wan` or `sdscripts`.
+        encoders: kind -> module and function of `encode.encoders` that load the encoder.
         text_ending: end of the name of a text cache; None if texts are not cached.
         latents_ending: end of the name of a latents cache.
         longest_ending: longest text that follows an item's own name in a file name.
@@ -82,6 +83,7 @@ class Layout:
 
     name: str
     encoding: str
+    encoders: ClassVar = {"latents": ("vae", "latents"), "text": ("text", "text")}
     text_ending: str | None
     latents_ending: str
     longest_ending: str
@@ -96,13 +98,6 @@ class Layout:
     controlled_text = False
     rate: float = WAN_FPS
     like_sdscripts = False
-
-    def encoder(self, kind: str) -> tuple[str, str]:
-        """Return module and function of `caches.encoders` that load an encoder of a kind."""
-        own = self.encoding == "wan"
-        if kind == "text":
-            return "text", "umt5" if own else "text"
-        return "wan" if own else "vae", "latents"
 
     # -- names ------------------------------------------------------------------------------------
 
@@ -371,6 +366,7 @@ class Musubi(Layout):
     """
 
     encoding = "wan"
+    encoders: ClassVar = {"latents": ("wan", "latents"), "text": ("text", "umt5")}
     flat = True
 
     def __init__(self, architecture: str = "") -> None:

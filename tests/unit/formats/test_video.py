@@ -252,7 +252,7 @@ def test_frames_are_those_of_the_array(save: Any, named: bool, tmp_path: Path) -
         found = [*read_frames(str(path), wanted)]
         assert [index for index, _ in found] == [*wanted]
         assert all(np.array_equal(pixels, CLIP[index]) for index, pixels in found)
-    assert probe(str(path)) == Media(20, 12, 9)
+    assert [*probe(str(path))] == [Media(20, 12, 9)]
     with pytest.raises(EndedError) as caught:
         [*read_frames(str(path), [3, 9])]
     assert caught.value.frames == 9
