@@ -224,12 +224,11 @@ def _control_sizes(
     Raises:
         SourceError: a control cannot be read, or has a size that the model cannot take.
     """
-    keeps, most = settings.no_resize_control, settings.control_resolution
-    if settings.video or not files or not (keeps or most):
+    has_sizes = settings.no_resize_control or settings.control_resolution
+    if settings.video or not files or not has_sizes:
         return ()
     sizes: list[Size] = []
     step, scripts = model.spec.side, model.spec.scripts
-    area = most.width * most.height if most else None
     cut = 7 if scripts and scripts.latents.files else 0  # pixels that a VAE may ignore
     media_of = probed(files, memo, video=False)
     for _, path, _ in files:
@@ -237,7 +236,7 @@ def _control_sizes(
             if isinstance(media := media_of[path], SourceError):
                 raise media
             sizes.append(Size(media.width, media.height))
-            refuse_odd(control_size(sizes[-1], area, step, keeps=keeps), step, cut)
+            refuse_odd(control_size(sizes[-1], settings, step), step, cut)
         except SourceError as error:
             what = f"has a control {path}, which {error.what}"
             raise SourceError(what, hint=error.hint) from None

@@ -150,15 +150,14 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
         return {}
 
 
-def arrays_in(path: str | os.PathLike[str]) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Return name, dtype and shape of a file's arrays from headers; raises OSError, ValueError."""
+def shapes_in(path: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of a file's arrays from headers; raises OSError, ValueError."""
     from latentmake.formats import npz
 
-    with open_regular(path)[0] as file:
-        is_npz = file.read(len(npz.MAGIC)) == npz.MAGIC
-    if is_npz:
-        return [*npz.arrays_of(path)]
-    return [(name, tensor.dtype, tensor.shape) for name, tensor in read_head(path).tensors.items()]
+    try:
+        return {name: tensor.shape for name, tensor in read_head(path).tensors.items()}
+    except ValueError:  # an npz file, see `_read`
+        return dict(npz.shapes_of(path))
 
 
 def recipe_of(metadata: Mapping[str, str]) -> dict[str, object]:

@@ -66,12 +66,16 @@ def check(data: bytes, *, values: bool = True) -> Checked:
     """
     is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
     tensors: Iterable[_Bytes]
+    arrays: dict[str, tuple[str, _Bytes]]
     try:
         if is_npz:
             metadata = npz.metadata_of(npz.comment_of(data, len(data)))
             origin = parse_header(metadata, b"")
             header, members = npz.split(data)
-            tensors, arrays = members.values(), dict(map(_array, members.items()))
+            tensors, arrays = members.values(), {}
+            for name, member in members.items():
+                dtype, _, start = npz.parse_array(member)
+                arrays[name.removesuffix(".npy")] = dtype, memoryview(member)[start:]
         else:
             head = parse_head(data)
             metadata, header = head.metadata, head.data[8:]
@@ -98,13 +102,6 @@ def check(data: bytes, *, values: bool = True) -> Checked:
     if damage is None and values:
         damage = _values_fault(arrays, may_be_zero=recipe.get("kind") == "text")
     return Checked(damage, origin, recipe)
-
-
-def _array(member: tuple[str, bytes]) -> tuple[str, tuple[str, _Bytes]]:
-    """Return the name of an array in an archive, with its dtype and the bytes of its numbers."""
-    name, data = member
-    dtype, _, start = npz.parse_array(data)
-    return name.removesuffix(".npy"), (dtype, memoryview(data)[start:])
 
 
 def _values_fault(arrays: Mapping[str, tuple[str, _Bytes]], *, may_be_zero: bool) -> str | None:

@@ -168,13 +168,12 @@ def parse_array(member: bytes) -> tuple[str, tuple[int, ...], int]:
     return _NAMES.get(header[1], header[1].decode("latin-1")), shape, header.end()
 
 
-def arrays_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield name, dtype and shape of each array, see `parse_array`; raises ValueError, OSError."""
+def shapes_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of each array; raises ValueError, OSError."""
     try:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
                 with archive.open(name) as member:
-                    dtype, shape, _ = parse_array(member.read(_HEADER_OF_ARRAY))
-                    yield name.removesuffix(".npy"), dtype, shape
+                    yield name.removesuffix(".npy"), parse_array(member.read(_HEADER_OF_ARRAY))[1]
     except (zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"no npz file: {error}") from None

@@ -261,15 +261,13 @@ class Layout:
             placement = self.place(image, resolution, settings)
             (width, height), left, top, target = placement
             return f"{width}x{height}+{left}+{top}:{target.width}x{target.height}", placement
-        step, most = self.bucket_side, settings.control_resolution
-        area, keeps = most.width * most.height if most else None, settings.no_resize_control
+        step = self.bucket_side
         size = self.size(image, resolution, settings)
         placed = None if is_text else cover(image, size, settings.max_image_pixels)
         usual = _name(size)
         sizes = [usual]
         if controls:
-            scaled = (control_size(control, area, step, keeps=keeps) for control in controls)
-            sizes = [_name(control) for control in scaled]
+            sizes = [_name(control_size(control, settings, step)) for control in controls]
         if is_text:
             return f"controls:{'+'.join(sizes if len({*sizes}) > 1 else sizes[:1])}", placed
         view = usual

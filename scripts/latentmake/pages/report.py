@@ -10,7 +10,7 @@ from typing import Any
 
 from latentmake.base.errors import UserError
 from latentmake.base.machine import human
-from latentmake.formats.cachefile import arrays_in
+from latentmake.formats.cachefile import shapes_in
 from latentmake.layouts.layout import kind_of
 from latentmake.models.files import vae_factor
 from latentmake.pages.captions import read_cards
@@ -96,7 +96,7 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
 def _size(path: str) -> tuple[int, int, int] | None:
     """Return width, height and frames of a file's latents; None if its header cannot be read."""
     try:
-        for name, _, shape in arrays_in(path):
+        for name, shape in shapes_in(path).items():
             if name.startswith(_LATENTS) and len(shape) in (_IMAGE, _CLIP):
                 return shape[-1], shape[-2], shape[1] if len(shape) == _CLIP else 1
     except (OSError, ValueError):
