@@ -310,9 +310,8 @@ class Layout:
                 latents[part] = list(paths)
         row: dict[str, Any] = {"text": texts.get("text", {})}
         if len(texts) > 1:
-            several = texts.values()
-            resolutions = texts["text"]
-            row["variants"] = {name: [paths[name] for paths in several] for name in resolutions}
+            several = [*texts.values()]
+            row["variants"] = {name: [paths[name] for paths in several] for name in texts["text"]}
         if self.flat:
             return {"latents": latents, **row}
         first = {part: paths[0] for part, paths in latents.items()}
