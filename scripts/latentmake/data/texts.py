@@ -244,8 +244,8 @@ def with_texts(
     if settings.metadata_file is not None:
         rows, faults = _rows_of_items(name, settings, scan, items)
     reads = settings.composed or like_sdscripts
-    files_of_texts = [file for item in items for file in item.files if file.role in (CAPTION, TAGS)]
-    contents = Contents(files_of_texts if reads else (), memo, settings)
+    text_files = (file for item in items for file in item.files if file.role in (CAPTION, TAGS))
+    contents = Contents(text_files if reads else (), memo, settings)
     complete: list[Item] = []
     for item in Progress(items, desc="captions", unit="item") if reads else items:
         row = rows.get(item.stem)
