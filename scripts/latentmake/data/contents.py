@@ -301,19 +301,17 @@ class Contents:
         for _, stat, content in self._memo.sources.where("size", sizes):
             for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
                 self._lookalikes.setdefault((stat.size, kind, number), set()).add(content)
-        self._prepare_remote_texts(filter(self._is_unread_remote, files))
+        if self._settings is not None and self._settings.remote:
+            captions = (file for file in files if file.role == CAPTION and is_remote(file.path))
+            self._prepare_remote_texts(captions)
         self.prepare_sizes({content for item in wanted for content in self.presumed(item)})
 
-    def _is_unread_remote(self, file: File) -> bool:
-        """Whether a file is a caption at a URL that has not been read with this stat."""
-        is_caption = file.role == CAPTION and is_remote(file.path)
-        return is_caption and self._cached(file) is None
-
-    def _prepare_remote_texts(self, files: Iterable[File]) -> None:
-        """Look up texts in the memo that are as long as these unread captions at URLs."""
+    def _prepare_remote_texts(self, captions: Iterable[File]) -> None:
+        """Look up texts in the memo that are as long as those of these captions that are unread."""
         sizes: dict[str, set[int]] = {}
-        for file in files:
-            sizes.setdefault("/".join(file.path.split("/", 3)[:3]), set()).add(file.stat.size)
+        for file in captions:
+            if self._cached(file) is None:
+                sizes.setdefault("/".join(file.path.split("/", 3)[:3]), set()).add(file.stat.size)
         for bucket, wanted in sizes.items():
             for path, ((size, *_), text) in self._memo.texts.below(bucket).items():
                 if size in wanted:
@@ -330,8 +328,9 @@ class Contents:
         guesses = [self._presumed(file) for file in item.read]
         combinations = [[*contents] for contents in islice(product(*guesses), _MOST_PRESUMED)]
         digests = [joined(item, contents) for contents in combinations]
-        has_text = item.text is not None or item.file(CAPTION)
-        if has_text and combinations and not any(map(self._is_unread_remote, item.read)):
+        caption = item.file(CAPTION)
+        is_here = caption and not (is_remote(caption.path) and self._cached(caption) is None)
+        if combinations and (item.text is not None or is_here):
             with contextlib.suppress(SourceError):
                 text = self.text(item)
                 for contents in combinations:

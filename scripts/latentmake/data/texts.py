@@ -322,9 +322,9 @@ def _hint(settings: Dataset, item: Item) -> str:
     return f"write {ways}, or set `class_tokens` to a caption for all of them"
 
 
-def _with_folder(text: str | None, item: Item) -> str | None:
+def _with_folder(text: str, item: Item) -> str:
     """Replace `{folder}` by the name of the item's folder, without repeats."""
-    if text is None or _FOLDER not in text:
+    if _FOLDER not in text:
         return text
     folder = Path(item.image).absolute().parent.name
     return text.replace(_FOLDER, re.sub(r"^\d+_(?=.)", "", folder))  # kohya's `10_sks man`
@@ -342,7 +342,7 @@ def _texts(
         SourceError: the text is empty, or caption file and row have different captions.
     """
     files = item.file(CAPTION), item.file(TAGS)
-    class_caption = _with_folder(settings.class_tokens, item) or ""
+    class_caption = _with_folder(settings.class_tokens, item) if settings.class_tokens else ""
     plain = not settings.composed and row is None
     if plain and not (like_sdscripts and (files[0] or "\n" in class_caption.strip())):
         return [class_caption] if class_caption and not files[0] else None

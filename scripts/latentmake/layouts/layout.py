@@ -148,17 +148,19 @@ class Layout:
             return [(f"{name}{self.latents_ending}", None)]
         assert media is not None
         size = Size(media.width, media.height)
-        places: Sequence[Clip | None] = [None]
+        cut: list[Clip] | None = None
         if settings is not None and settings.video:
-            resolution, cut = resolution_of(part), self.clips(media, settings, span)
+            resolution = resolution_of(part)
             assert resolution is not None
             size = self.size(size, resolution, settings)
+            cut = self.clips(media, settings, span)
             if self.sections:
                 window = settings.fp_latent_window_size
                 cut = [section for clip in cut for section in sections(clip, window)]
-            places = cut
         ending = f"_{size.width:04d}x{size.height:04d}{self.latents_ending}"
-        return [(f"{name}{_place(clip)}{ending}", clip) for clip in places]
+        if cut is None:
+            return [(f"{name}{ending}", None)]
+        return [(f"{name}{_place(clip)}{ending}", clip) for clip in cut]
 
     def owners(self, name: str) -> Sequence[str]:
         """Return possible `base`s of the item that a file in a part's folder belongs to.
@@ -322,9 +324,7 @@ def _name(size: Size) -> str:
     return f"{size.width}x{size.height}"
 
 
-def _place(clip: Clip | None) -> str:
-    if clip is None:
-        return ""
+def _place(clip: Clip) -> str:
     section = "" if clip.section is None else f"-{clip.section:04d}"
     return f"_{clip.start:05d}-{clip.frames:03d}{section}"
 
