@@ -20,7 +20,7 @@ from latentmake.base.paths import is_remote
 from latentmake.config.root import Config
 from latentmake.data.item import CAPTION, TAGS, Item
 from latentmake.data.memo import MEMO
-from latentmake.layouts.layout import layout_of, parsed
+from latentmake.layouts.layout import kind_of, layout_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import (
     PROMPTS,
@@ -104,7 +104,7 @@ class Graph:
                         del files[path]  # if its item is faulty, the job will not make it
                     elif order is None and is_prompts and not Path(path).exists():
                         del files[path]  # it waits for the next training
-                kind = "prompts" if is_prompts else parsed(part.name).kind
+                kind = "prompts" if is_prompts else kind_of(part.name)
                 paths = self._files.setdefault((name, kind), [])
                 paths += (path for path in files if "{" not in path)  # else it is a pattern
                 declared |= files
@@ -210,7 +210,7 @@ def _cache_files(
     results = targets_of(layout, settings, part, inputs)
     for item, (made_of, targets) in zip(items, results, strict=True):
         files = made_of.files
-        if parsed(part.name).kind == "text":  # its text may come from a list instead of these files
+        if kind_of(part.name) == "text":  # its text may come from a list instead of these files
             files += tuple(file for file in item.files if file.role in (CAPTION, TAGS))
         sources: dict[str, list[str]] = {}
         for role, path, _ in dict.fromkeys(files):

@@ -30,7 +30,7 @@ from item_world import work_of  # noqa: E402
 from latentmake.config.datasets import Dataset  # noqa: E402
 from latentmake.config.models import Model  # noqa: E402
 from latentmake.geometry.clips import Media  # noqa: E402
-from latentmake.layouts.layout import layout_of, parsed  # noqa: E402
+from latentmake.layouts.layout import layout_of, resolution_of  # noqa: E402
 from latentmake.plan.orders import Order, Target  # noqa: E402
 
 SENTENCE = "a quiet old house stands under the blue sky beside a red stone bridge"
@@ -156,7 +156,7 @@ def order_of(kind: str, model: Model, sources: list[Path] | list[str], part: str
     layout = layout_of(model.layout_name)
     base = layout.folder("bench", "bench", part)
     suffix = "npz" if layout.npz else "safetensors"
-    size = parsed(part).size
+    size = resolution_of(part)
     media = None
     if kind == "latents":
         with Image.open(sources[0]) as image:

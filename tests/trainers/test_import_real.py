@@ -27,7 +27,7 @@ from latentmake.data.memo import Memo
 from latentmake.exchange.adoption import adopt
 from latentmake.exchange.datasets_toml import Imported, imported
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of, resolution_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
@@ -173,10 +173,10 @@ def _targets(layout: Any, settings: Any, item: Any, part: str, repeats: int) -> 
     if item.texts is not None and settings.captions is not None:
         drops = settings.captions.caption_tag_dropout_rate
         tags = None if drops else sorted(item.texts[0].split(", "))
-    size = parsed(part).size
+    size = resolution_of(part)
     assert size is not None
     for path, clip in layout.named("", part, item.stem, item.media, settings, item.span):
-        assert parsed(part).kind == "latents"
+        assert kind_of(part) == "latents"
         image = Size(item.media.width, item.media.height)
         placed, _ = layout.view(image, size, settings, clip=clip, span=item.span)
         sizes = re.findall(r"(?:^|:)(\d+)x(\d+)", placed)
@@ -527,7 +527,5 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
     folders = {"images": facts.config.datasets["images"].adopt_from}
     counts = adopt(plan, folders, say=said.append)
     assert counts["adopted"] == len(IMAGES), said
-    latents = [
-        state for part, state in planned()[1].parts.items() if parsed(part.name).kind != "text"
-    ]
+    latents = [state for part, state in planned()[1].parts.items() if kind_of(part.name) != "text"]
     assert [(state.fresh, state.stale) for state in latents] == [(len(IMAGES), [])]

@@ -22,7 +22,7 @@ from config_keys import keys_of
 from latentmake import backends
 from latentmake.base import digest
 from latentmake.config.root import Config
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import PROMPTS
 from latentmake.plan.run_plan import RunPlan
@@ -201,7 +201,7 @@ def planned(project: Project, values: dict[str, Any]) -> Planned:
     except SystemExit as error:
         raise Refused(str(error)) from None
     found = {
-        parsed(part.name).kind
+        kind_of(part.name)
         for part, each in plan.parts.items()
         if part.dataset != PROMPTS and (each.stale or each.orphans)
     }

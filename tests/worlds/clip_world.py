@@ -39,7 +39,7 @@ def item_of(
 ) -> Work:
     """Return an item with a target for each clip and size."""
     if media is None:
-        media = probe(str(path))
+        (media,) = probe(str(path))
     asked = Dataset.model_construct(**{"frame_extraction": "chunk", **ways})
     found = clips(media.frames, asked, span or Span(), media.timing)
     targets = tuple(
@@ -117,7 +117,7 @@ def check_caches(
     assert item.media
     kept = [index for index, _ in kept_indices(len(frames), None, item.span or Span())]
     for target in targets:
-        start, length = target.clip or Clip(0, 1)
+        start, length, _ = target.clip or Clip(0, 1)
         chosen = [frames[index] for index in kept[start : start + length]]
         expected = np.stack([scaled(frame, target.size or SIZE) for frame in chosen])
         found = load_file(target.path)["latents"]

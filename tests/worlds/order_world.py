@@ -17,7 +17,7 @@ from latentmake.encode.reading import Loaded, Sample
 from latentmake.formats import cachefile
 from latentmake.formats.media import probe_image
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import layout_of, parsed
+from latentmake.layouts.layout import layout_of, resolution_of
 from latentmake.layouts.tensors import LATENTS
 from latentmake.models import recipe
 from latentmake.plan.orders import Order, Target
@@ -36,13 +36,13 @@ def put_image(path: Path, colour: Iterable[int], size: tuple[int, int] = (16, 16
 
 
 def target(stem: str, part: str, *, dataset: str = "cats", found: str | None = None) -> Target:
-    return Target(part, plain_path(dataset, "tiny", part, stem), found, parsed(part).size)
+    return Target(part, plain_path(dataset, "tiny", part, stem), found, resolution_of(part))
 
 
 def key_of(order: Order, source: Path, part: str) -> str:
     """Return the key that a target of an order gets: of a text, or of an image with no EXIF."""
     size = Size(0, 0) if part == "text" else Size(*probe_image(str(source))[:2])
-    asked = parsed(part).size
+    asked = resolution_of(part)
     variant = layout_of("plain").view(size, asked, order.dataset_settings)[0] if asked else ""
     recipe_digest = digest.of_value(order.recipe)
     return cachefile.target_key(digest.of_file(source), recipe_digest, variant)

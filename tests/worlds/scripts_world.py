@@ -17,7 +17,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.machines import MusubiTuner
 from latentmake.config.models import Model
 from latentmake.geometry.clips import Media
-from latentmake.layouts.layout import layout_of, parsed
+from latentmake.layouts.layout import layout_of, resolution_of
 from latentmake.plan.orders import Order, Target
 from PIL import Image
 
@@ -284,7 +284,7 @@ def order(
         media = Media(80, 64, 0) if kind == "latents" else None
         named = [part if kind == "latents" else f"text@{part}" for part in parts]
         targets = tuple(
-            Target(part, path, None, parsed(part).size if kind == "latents" else None)
+            Target(part, path, None, resolution_of(part) if kind == "latents" else None)
             for part in named
             for path, _ in layout.named(
                 layout.folder("cats", "model", part), part, stem, media, Dataset(path="data")

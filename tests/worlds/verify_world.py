@@ -97,7 +97,7 @@ def write_cache(
 def learn_sizes(memo: Memo, folder: Path) -> None:
     """Let a memo know the sizes of all pictures, which encoding would tell it."""
     for path in folder.glob("*.png"):
-        memo.learn_picture(digest.of_file(path), cachefile.Picture(16, 16, True))
+        memo.learn_picture(digest.of_file(path), 16, 16, True)
     memo.save()
 
 

@@ -15,7 +15,7 @@ from latentmake.base.paths import is_remote
 from latentmake.data.item import Item
 from latentmake.formats.cachefile import Header, read_metadata
 from latentmake.formats.check import Checked, verify
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.pages.explanation import differences, program_of, recipe_words
 from latentmake.plan.batches import judged, named_targets
 from latentmake.plan.facts import Facts
@@ -273,7 +273,7 @@ def _source_differences(
         new = text(item)
         if explanation.caption != new:
             return [Difference("caption", _quoted(explanation.caption), _quoted(new) + place)]
-    name = "caption's digest" if parsed(part.name).kind == "text" else "source's digest"
+    name = "caption's digest" if kind_of(part.name) == "text" else "source's digest"
     name = "digest of its sources" if len(item.read) > 1 else name
     return [Difference(name, short(header.source), short(content) + place)]
 

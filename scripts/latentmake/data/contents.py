@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, islice, product
 from pathlib import Path
-from typing import Self
 
 from latentmake.base import digest
-from latentmake.base.digest import SourceStat
 from latentmake.base.errors import SourceError, unreadable
 from latentmake.base.paths import is_remote
 from latentmake.base.regular import read_regular
 from latentmake.config.datasets import Dataset
-from latentmake.data.item import CAPTION, Fault, File, Item, fault_of, text_fault
+from latentmake.data.item import CAPTION, TAGS, Fault, File, Item, fault_of, text_fault
 from latentmake.data.memo import Memo
 from latentmake.formats.cachefile import Header
 from latentmake.geometry.buckets import Size
 
+_TEXTS = (CAPTION, TAGS)  # roles of files whose texts count, not their bytes
 _SMALL = 16_384  # bytes; smaller files, such as captions, are read instead of guessed
 _LARGEST = 1 << 32  # bytes of an image; the complete file is read into memory
 _MOST_LOOKALIKES = 2  # most digests to guess for one unread file
@@ -97,9 +95,9 @@ def newlines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_caption(path: str) -> str:
-    """Return the caption in a file on disk or at a URL, as it is encoded; raises SourceError."""
-    return encoded(read_text(path))
+def read_caption(path: str | None) -> str:
+    """Return the caption in a file as it is encoded, "" without a file; see `read_text`."""
+    return encoded(read_text(path)) if path else ""
 
 
 def read_text(path: str) -> str:
@@ -117,7 +115,7 @@ def read_text(path: str) -> str:
     return decode_text(data, path)
 
 
-def joined(item: Item, contents: Sequence[str]) -> str:
+def joined(item: Item, contents: Sequence[str], text: str | None = None) -> str:
     """Return the digest of an item's inputs.
 
     Texts count as they are encoded, whether they come from a caption file or not.
@@ -125,28 +123,13 @@ def joined(item: Item, contents: Sequence[str]) -> str:
     Args:
         item: inputs of one target.
         contents: digests of the files that the inputs read, in the order of `Item.read`.
+        text: digest to use in place of that of the text.
     """
     if item.source is None:
-        contents = [digest.of_bytes(encoded(item.text or "").encode()), *contents]
-    return _joined(item, contents)
-
-
-def formerly(item: Item, text: str, contents: Sequence[str]) -> list[str]:
-    """Return digests that releases before 0.3 may have computed in place of `joined`.
-
-    They digested the bytes of a caption file, not the text as it is encoded.
-
-    Args:
-        item: inputs of one target.
-        text: text of the inputs as it is encoded.
-        contents: digests of the files that the inputs read, in the order of `Item.read`.
-    """
-    others = contents if item.source is None else contents[1:]
-    own = [digest.of_bytes(item.text.encode())] if item.text else []
-    return [_joined(item, [content, *others]) for content in (*own, *former_digests(text))]
-
-
-def _joined(item: Item, contents: Sequence[str]) -> str:
+        text = text or digest.of_bytes(encoded(item.text or "").encode())
+        contents = [text, *contents]
+    elif text is not None:
+        contents = [text, *contents[1:]]
     if len(contents) == 1:
         return contents[0]
     last = 1 + len(item.controls)
@@ -154,35 +137,43 @@ def _joined(item: Item, contents: Sequence[str]) -> str:
     return digest.of_lines([*contents[:last], *layers])
 
 
-@dataclass
+def formerly(item: Item, text: str, contents: Sequence[str]) -> list[str]:
+    """Return digests that releases before 0.3 may have computed in place of `joined`.
+
+    They digested the bytes of a caption file, not the text as it is encoded. `text` is the latter;
+    for `contents`, see `joined`.
+    """
+    own = [digest.of_bytes(item.text.encode())] if item.text else []
+    return [joined(item, contents, former) for former in (*own, *former_digests(text))]
+
+
 class Contents:
     """Digests of the inputs of a dataset's targets; captions count by their text as encoded.
 
     A file is read at most once, and only if its stat is new. Image sizes are looked up by the
     digest of the file, in the memo or in the header of a target that was made from it.
 
-    Attributes:
+    Args:
+        files: files that may be read; the memo is asked about all of them at once.
+        memo: index of files that were read earlier; it gets new entries.
         settings: the dataset's section of the configuration; None for prompts.
+
+    Attributes:
         unreadable: stem -> fault of an input that was read and cannot be used.
     """
 
-    _memo: Memo
-    settings: Dataset | None
-    # Path -> stat with which the file was read, and its digest or, for a caption, its text.
-    _digests: dict[str, tuple[SourceStat, str]]
-    _texts: dict[str, tuple[SourceStat, str]] = field(default_factory=dict)
-    unreadable: dict[str, Fault] = field(default_factory=dict)
-    # (Size in bytes, property, its value) -> digests of files in the memo that have both.
-    _lookalikes: dict[tuple[int, str, int], set[str]] = field(default_factory=dict)
-    _sizes: dict[str, Size] = field(default_factory=dict)
-
-    @classmethod
-    def of_items(cls, items: Iterable[Item], memo: Memo, settings: Dataset | None) -> Self:
-        """Return the contents of these items' inputs, with the digests and texts in the memo."""
-        captions, others = set[str](), set[str]()
-        for file in chain.from_iterable(item.files for item in items):
-            (captions if file.role == CAPTION else others).add(file.path)
-        return cls(memo, settings, memo.sources.look_up(others), memo.texts.look_up(captions))
+    def __init__(self, files: Iterable[File], memo: Memo, settings: Dataset | None) -> None:
+        texts, others = set[str](), set[str]()
+        for file in files:
+            (texts if file.role in _TEXTS else others).add(file.path)
+        self.unreadable: dict[str, Fault] = {}
+        self._memo, self._settings = memo, settings
+        self._upright = settings is not None and settings.exif_rotation
+        # Path -> stat with which the file was read, and its text or, for an image, its digest.
+        self._texts, self._digests = memo.texts.look_up(texts), memo.sources.look_up(others)
+        # (Size in bytes, property, its value) -> digests of files in the memo that have both.
+        self._lookalikes: dict[tuple[int, str, int], set[str]] = {}
+        self._sizes: dict[str, Size] = {}
 
     # -- digests ------------------------------------------------------------------------------
 
@@ -220,20 +211,24 @@ class Contents:
         """Return digests that caches of releases before 0.3 may hold for the same text."""
         return formerly(item, self.text(item), [*map(self._file, item.read)])
 
-    def _caption(self, file: File) -> str:
+    def read(self, file: File) -> str:
+        """Return the text of a file of captions or tags as it is written; raises SourceError."""
         if (text := self._cached(file)) is None:
             text = read_text(file.path)
             self._store(file, text)
-        return caption_of(text, file.path, self.settings)
+        return text
+
+    def _caption(self, file: File) -> str:
+        return caption_of(self.read(file), file.path, self._settings)
 
     def _cached(self, file: File) -> str | None:
-        """Return the digest of a file, or the text of a caption; None if its stat is new."""
-        entry = (self._texts if file.role == CAPTION else self._digests).get(file.path)
+        """Return the digest of an image, or the text of another file; None if its stat is new."""
+        entry = (self._texts if file.role in _TEXTS else self._digests).get(file.path)
         return entry[1] if entry is not None and entry[0] == file.stat else None
 
     def _store(self, file: File, value: str) -> None:
         entries, memo = self._digests, self._memo.sources
-        if file.role == CAPTION:
+        if file.role in _TEXTS:
             entries, memo = self._texts, self._memo.texts
         entries[file.path] = (file.stat, value)
         memo.learn(file.path, file.stat, value)
@@ -243,14 +238,14 @@ class Contents:
         from latentmake.data import remote
 
         remote_files = {file.path: file for file in files if is_remote(file.path)}
-        new = [file for file in remote_files.values() if self._cached(file) is None]
-        captions = [file for file in new if file.role == CAPTION]
-        others = [file for file in new if file.role != CAPTION]
-        for several, *value in (others,), (captions, decode_text):
-            contents = remote.contents([file.path for file in several], *value)
-            for file, content in zip(several, contents, strict=True):
-                if content is not None:  # else `_file` reads it again and reports the error
-                    self._store(file, content)
+        new = {path: file for path, file in remote_files.items() if self._cached(file) is None}
+
+        def value(data: bytes, path: str) -> str:
+            return decode_text(data, path) if new[path].role == CAPTION else digest.of_bytes(data)
+
+        for path, content in zip(new, remote.contents([*new], value), strict=True):
+            if content is not None:  # else `_file` reads it again and reports the error
+                self._store(new[path], content)
 
     def _file(self, file: File) -> str:
         role, path, stat = file
@@ -258,7 +253,7 @@ class Contents:
             return digest.of_bytes(self._caption(file).encode())
         if (content := self._cached(file)) is not None:
             return content
-        if self.settings is None or not self.settings.video:
+        if self._settings is None or not self._settings.video:
             check_length(path, stat.size)
         try:
             if is_remote(path):
@@ -276,8 +271,7 @@ class Contents:
 
     def prepare_sizes(self, contents: Iterable[str]) -> None:
         """Look up the sizes of images by their digests, in one query."""
-        upright = self.settings is not None and self.settings.exif_rotation
-        self._sizes |= self._memo.pictures(contents, upright=upright)
+        self._sizes |= self._memo.pictures(contents, upright=self._upright)
 
     def size(self, item: Item, content: str, header: Header | None = None) -> Size | None:
         """Return the size of an item's image or video, or None if it is not known.
@@ -290,11 +284,10 @@ class Contents:
         if item.media is not None:
             return Size(item.media.width, item.media.height)
         size = self._sizes.get(content)
-        if size is None and header is not None and header.source == content:
-            picture = header.picture
-            upright = self.settings is not None and self.settings.exif_rotation
-            if picture is not None and picture.upright == upright:
-                size = self._sizes[content] = Size(picture.width, picture.height)
+        if size is None and header and header.picture and header.source == content:
+            width, height, upright = header.picture
+            if upright == self._upright:
+                size = self._sizes[content] = Size(width, height)
         return size
 
     # -- presumptions -------------------------------------------------------------------------
@@ -308,19 +301,17 @@ class Contents:
         for _, stat, content in self._memo.sources.where("size", sizes):
             for kind, number in (("inode", stat.inode), ("mtime", stat.mtime_ns), ("", 0)):
                 self._lookalikes.setdefault((stat.size, kind, number), set()).add(content)
-        self._prepare_remote_texts(filter(self._is_unread_remote, files))
+        if self._settings is not None and self._settings.remote:
+            captions = (file for file in files if file.role == CAPTION and is_remote(file.path))
+            self._prepare_remote_texts(captions)
         self.prepare_sizes({content for item in wanted for content in self.presumed(item)})
 
-    def _is_unread_remote(self, file: File) -> bool:
-        """Whether a file is a caption at a URL that has not been read with this stat."""
-        is_caption = file.role == CAPTION and is_remote(file.path)
-        return is_caption and self._cached(file) is None
-
-    def _prepare_remote_texts(self, files: Iterable[File]) -> None:
-        """Look up texts in the memo that are as long as these unread captions at URLs."""
+    def _prepare_remote_texts(self, captions: Iterable[File]) -> None:
+        """Look up texts in the memo that are as long as those of these captions that are unread."""
         sizes: dict[str, set[int]] = {}
-        for file in files:
-            sizes.setdefault("/".join(file.path.split("/", 3)[:3]), set()).add(file.stat.size)
+        for file in captions:
+            if self._cached(file) is None:
+                sizes.setdefault("/".join(file.path.split("/", 3)[:3]), set()).add(file.stat.size)
         for bucket, wanted in sizes.items():
             for path, ((size, *_), text) in self._memo.texts.below(bucket).items():
                 if size in wanted:
@@ -337,8 +328,9 @@ class Contents:
         guesses = [self._presumed(file) for file in item.read]
         combinations = [[*contents] for contents in islice(product(*guesses), _MOST_PRESUMED)]
         digests = [joined(item, contents) for contents in combinations]
-        has_text = item.text is not None or item.file(CAPTION)
-        if has_text and combinations and not any(map(self._is_unread_remote, item.read)):
+        caption = item.file(CAPTION)
+        is_here = caption and not (is_remote(caption.path) and self._cached(caption) is None)
+        if combinations and (item.text is not None or is_here):
             with contextlib.suppress(SourceError):
                 text = self.text(item)
                 for contents in combinations:

@@ -6,7 +6,7 @@ Names decide, as in musubi-tuner: `cat_0.png` and `cat_1.png` belong to `cat.png
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from posixpath import splitext
 
 from latentmake.base.digest import SourceStat
@@ -27,12 +27,7 @@ from latentmake.data.item import (
 )
 from latentmake.data.lists import columns_of
 from latentmake.formats.media import VIDEO_EXTENSIONS
-from latentmake.geometry.buckets import Size, control_size, refuse_odd
-from latentmake.geometry.clips import Media
 from latentmake.layouts.layout import Layout
-
-ControlsOf = Callable[[Item], Sequence[File]]
-"""Function that returns the controls of an item; raises SourceError on a wrong number of them."""
 
 
 def controls_of(
@@ -42,8 +37,8 @@ def controls_of(
     control: Scan,
     items: Iterable[Item],
     model: Model,
-) -> ControlsOf:
-    """Return a function that finds the controls of an item of a dataset.
+) -> Callable[[Item], Sequence[File]]:
+    """Return a function that finds the controls of an item; it raises SourceError.
 
     Args:
         layout: layout of the caches. It decides whether an item has several numbered controls or
@@ -62,7 +57,13 @@ def controls_of(
 
     def find(item: Item) -> Sequence[File]:
         place = "its dataset" if scan.items is None else "its row"
-        controls = [] if counts is None else _controls_in_row(item, scan.root, stats)
+        controls = list[File]()
+        if counts is not None and item.row:
+            try:
+                paths = columns_of(item.row, scan.root, "control_path")
+            except ValueError as error:
+                raise SourceError(str(error), hint="correct the row") from None
+            controls = [File(CONTROL, path, stats[path]) for path in paths]
         if not controls and control.root:
             name, place = _stem(item.image, f"{scan.root}/"), control.root
             if name not in by_name:
@@ -132,48 +133,3 @@ def _has_ending(extensions: Iterable[str], path: str) -> bool:
 
 def _stem(path: str, prefix: str = "") -> str:
     return splitext(path.removeprefix(prefix))[0]
-
-
-def _controls_in_row(item: Item, root: str, stats: Mapping[str, SourceStat]) -> list[File]:
-    try:
-        paths = columns_of(item.row or {}, root, "control_path")
-    except ValueError as error:
-        raise SourceError(str(error), hint="correct the row") from None
-    return [File(CONTROL, path, stats[path]) for path in paths]
-
-
-def sizes_of(
-    files: Sequence[File],
-    settings: Dataset,
-    model: Model,
-    measure: Callable[[Sequence[File]], Mapping[str, Media | SourceError]],
-) -> tuple[Size, ...]:
-    """Return the sizes of an item's controls, or () if their scaling does not depend on them.
-
-    Args:
-        files: controls of the item.
-        settings: the dataset's section of the configuration.
-        model: model of the caches.
-        measure: function that returns sizes of files, by path; a SourceError for unreadable ones.
-
-    Raises:
-        SourceError: a control cannot be read, or has a size that the model cannot take.
-    """
-    keeps, most = settings.no_resize_control, settings.control_resolution
-    if settings.video or not files or not (keeps or most):
-        return ()
-    sizes: list[Size] = []
-    step, scripts = model.spec.side, model.spec.scripts
-    area = most.width * most.height if most else None
-    cut = 7 if scripts and scripts.latents.files else 0  # pixels that a VAE may ignore
-    measured = measure(files)
-    for _, path, _ in files:
-        try:
-            if isinstance(media := measured[path], SourceError):
-                raise media
-            sizes.append(Size(media.width, media.height))
-            refuse_odd(control_size(sizes[-1], area, step, keeps=keeps), step, cut)
-        except SourceError as error:
-            what = f"has a control {path}, which {error.what}"
-            raise SourceError(what, hint=error.hint) from None
-    return tuple(sizes)

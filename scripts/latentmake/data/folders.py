@@ -76,7 +76,8 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     pairs = ((dataset.caption_extension, CAPTION), (dataset.tags_extension, TAGS))
     endings = [(ending, role) for ending, role in pairs if ending]
     endings.sort(key=lambda pair: -len(pair[0]))
-    ignored = left_out(dataset, [path for path, *_ in scanned.entries])
+    paths = [path for path, *_ in scanned.entries]
+    ignored = left_out(dataset, paths)
     for entry in sorted(scanned.entries):
         below, *values = entry
         path, stat = f"{root}/{below}", SourceStat(*values)
@@ -99,10 +100,9 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
             images.setdefault(stem, []).append(File(IMAGE, path, stat))
     if not images and not faults:
         hint = f"put {kind}s there ({', '.join(sorted(extensions))})"
-        names = [path.lower() for path, *_ in scanned.entries]
-        if not dataset.video and any(path.endswith(_VIDEOS) for path in names):
+        if not dataset.video and any(path.lower().endswith(_VIDEOS) for path in paths):
             hint = "it holds videos: set target_frames, for a model that takes them"
-        elif line := unread(dataset, (), [path for path, *_ in scanned.entries]):
+        elif line := unread(dataset, (), paths):
             hint = line
         what = f"the dataset folder {root} holds no {kind}"
         raise DatasetError(what, where=f"datasets.{name}.path", hint=hint)

@@ -14,7 +14,7 @@ from latentmake.base.errors import SourceError, UserError
 from latentmake.base.paths import is_remote, is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
-from latentmake.layouts.layout import Layout, parsed
+from latentmake.layouts.layout import Layout, kind_of
 
 
 class Row(NamedTuple):
@@ -146,17 +146,17 @@ class Item(NamedTuple):
 
         All parts of latents have the same inputs.
         """
-        if parsed(part).kind == "latents":
+        if kind_of(part) == "latents":
             files = tuple(file for file in self.files if file.role in _LATENTS_ROLES)
-            sizes = self.control_sizes
-            made = Item(self.stem, files, None, self.media, self.span, control_sizes=sizes)
-            return made if self.place is None else made._replace(place=self.place)
+            sizes, place = self.control_sizes, self.place
+            return Item(self.stem, files, None, self.media, self.span, None, sizes, place)
         files, texts = (), self.texts
         if texts is None:
             files = tuple(file for file in self.files if file.role == CAPTION)
             texts = None if files else [""]
         else:
-            texts = [texts[int(parsed(part).text.partition(".")[2] or 0)]]
+            number = part.partition("@")[0].partition(".")[2]
+            texts = [texts[int(number or 0)]]
         if not layout.controlled_text or not self.controls:
             return Item(self.stem, files, texts, place=None if files else self.where)
         controls = (file for file in self.files if file.role == CONTROL)

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -24,7 +24,6 @@ from latentmake.base import digest
 from latentmake.base.digest import SourceStat, TargetStat, source_stat, target_stat
 from latentmake.base.errors import CacheError, first_line
 from latentmake.base.paths import is_text
-from latentmake.formats.cachefile import Picture
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
 
@@ -205,14 +204,13 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
         self.sources.learn(name, stat, content)
         return content
 
-    def media(self, paths: Collection[str]) -> dict[str, tuple[SourceStat, Media]]:
-        """Return path -> stat and media of known images and videos; see `Table.look_up`."""
-        facts = self._media.look_up(paths).items()
-        rows = (
-            (path, stat, text) for path, (stat, text) in facts if text[:1] == "["
-        )  # format since 0.2
+    def media(self, stats: Mapping[str, SourceStat]) -> dict[str, Media]:
+        """Return path -> size and length of the images and videos that still have these stats."""
+        facts = self._media.look_up(stats).items()
+        texts = {path: text for path, (stat, text) in facts if stats.get(path) == stat}
         try:
-            return {path: (stat, _MEDIA_OF(text)) for path, stat, text in rows}
+            # Rows of releases before 0.2 have another format.
+            return {path: _MEDIA_OF(text) for path, text in texts.items() if text[:1] == "["}
         except ValueError as error:
             self.make_anew(error)
             return {}
@@ -230,9 +228,8 @@ class Memo(contextlib.AbstractContextManager["Memo"]):
             self.make_anew(error)
             return {}
 
-    def learn_picture(self, content: str, picture: Picture) -> None:
+    def learn_picture(self, content: str, width: int, height: int, upright: bool) -> None:
         """Remember the size of an image by the digest of its file."""
-        width, height, upright = picture.width, picture.height, picture.upright
         self._pictures.learn(f"{upright:d}{content}", None, f"{width} {height}")
 
     def remembered(self, question: object, find: Callable[[], tuple[Any, Iterable[object]]]) -> Any:

@@ -14,12 +14,12 @@ from latentmake.base.errors import SourceError
 from latentmake.base.progress import Progress
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
-from latentmake.data.contents import read_caption
-from latentmake.data.controls import controls_of, lost_controls, sizes_of
+from latentmake.data.controls import controls_of, lost_controls
 from latentmake.data.item import LAYER, Fault, File, Item, Scan, Window, fault_of
 from latentmake.data.memo import Memo
 from latentmake.formats.media import NPZ, probe_image
 from latentmake.formats.readers import probe_videos
+from latentmake.geometry.buckets import Size, control_size, refuse_odd
 from latentmake.geometry.clips import WAN_FPS, Clip, Media, SourceFps, Span, Timing, kept_indices
 from latentmake.layouts.layout import Layout
 
@@ -84,7 +84,7 @@ def _of_seconds(window: Window, settings: Dataset, media: Media, span: Span, rat
     return span._replace(first=first, frames=len(kept))
 
 
-def refuse_parts(item: Item) -> None:
+def _refuse_parts(item: Item) -> None:
     """Raise a SourceError for a row that musubi-tuner's own scripts cannot read."""
     if item.image.lower().endswith(NPZ):
         what = "is no video, and musubi-tuner's own scripts read videos alone"
@@ -95,28 +95,12 @@ def refuse_parts(item: Item) -> None:
         raise SourceError(what, hint=hint)
 
 
-def refuse_beyond(media: Media, span: Span | None) -> None:
-    """Raise a SourceError for a row that is one clip and ends after the end of its video."""
-    if span is not None and span.single:
-        every = f" (every {span.stride})" if span.stride > 1 else ""
-        what = f"names {span.frames} frames from frame {span.first} on{every}"
-        hint = "correct the row, or take it out"
-        raise SourceError(f"{what}, but the video has {media.frames}", hint=hint)
-
-
 def indices_of(item: Item, clip: Clip, source_fps: SourceFps, rate: float = WAN_FPS) -> list[int]:
     """Return the indices, in the file of an item, of the frames of one of its clips."""
     assert item.media is not None
     frames, timing = item.media.frames, item.media.timing
     kept = kept_indices(frames, source_fps, item.span or Span(), timing, rate)
     return [index for index, _ in kept[clip.start : clip.start + clip.frames]]
-
-
-def prompt_of(item: Item) -> str:
-    """Return an item's first text, to be used as a prompt; read its caption file if necessary."""
-    if item.texts is not None:
-        return item.texts[0]
-    return read_caption(item.caption) if item.caption else ""
 
 
 _SHORT = "has too few frames for any clip of target_frames"
@@ -152,9 +136,6 @@ def measured(
     sizes = probed([item.files[0] for item in items], memo, video=settings.video)
     controls = controls_of(layout, settings, scan, control, items, model)
 
-    def measure(files: Sequence[File]) -> Mapping[str, Media | SourceError]:
-        return probed(files, memo, video=False)
-
     for item in _with_unique_names(items, layout):
         try:
             media, span = sizes[item.image], item.span
@@ -162,19 +143,23 @@ def measured(
                 raise media
             if settings.video:
                 if model.scripted:
-                    refuse_parts(item)
+                    _refuse_parts(item)
                 if media.rotation and not settings.display_rotation:
                     notes.setdefault(_ROTATED, {})[item.image] = None
                 media, span = used_part(item, settings, media, layout.rate)
             _check_name(layout, item, owners, settings.text_variants)
             if settings.video and not layout.clips(media, settings, span):
-                refuse_beyond(media, span)
+                if span is not None and span.single:
+                    every = f" (every {span.stride})" if span.stride > 1 else ""
+                    what = f"names {span.frames} frames from frame {span.first} on{every}"
+                    what += f", but the video has {media.frames}"
+                    raise SourceError(what, hint="correct the row, or take it out")
                 if settings.short_videos == "error":
                     raise SourceError(_SHORT, hint="use shorter clips, or remove it")
                 notes.setdefault(f"{_SHORT}: it is left out", {})[item.where] = None
                 continue
             files = controls(item)
-            control_sizes = sizes_of(files, settings, model, measure)
+            control_sizes = _control_sizes(files, settings, model, memo)
         except SourceError as error:
             faults.append(fault_of(item, error))
             continue
@@ -225,18 +210,46 @@ def _with_usual_layers(items: Sequence[Item], faults: list[Fault]) -> Iterator[I
         faults.append(fault_of(item, SourceError(what, hint=hint)))
 
 
+def _control_sizes(
+    files: Sequence[File], settings: Dataset, model: Model, memo: Memo
+) -> tuple[Size, ...]:
+    """Return the sizes of an item's controls, or () if their scaling does not depend on them.
+
+    Args:
+        files: controls of the item.
+        settings: the dataset's section of the configuration.
+        model: model of the caches.
+        memo: see `probed`.
+
+    Raises:
+        SourceError: a control cannot be read, or has a size that the model cannot take.
+    """
+    has_sizes = settings.no_resize_control or settings.control_resolution
+    if settings.video or not files or not has_sizes:
+        return ()
+    sizes: list[Size] = []
+    step, scripts = model.spec.side, model.spec.scripts
+    cut = 7 if scripts and scripts.latents.files else 0  # pixels that a VAE may ignore
+    media_of = probed(files, memo, video=False)
+    for _, path, _ in files:
+        try:
+            if isinstance(media := media_of[path], SourceError):
+                raise media
+            sizes.append(Size(media.width, media.height))
+            refuse_odd(control_size(sizes[-1], settings, step), step, cut)
+        except SourceError as error:
+            what = f"has a control {path}, which {error.what}"
+            raise SourceError(what, hint=error.hint) from None
+    return tuple(sizes)
+
+
 # -- files ----------------------------------------------------------------------------------------
 
 
 def probed(files: Sequence[File], memo: Memo, *, video: bool) -> Mapping[str, Media | SourceError]:
     """Return path -> size and length of files, and store new ones in the memo."""
     stats = {file.path: file.stat for file in files}
-    entries = memo.media(stats)
-    results: dict[str, Media | SourceError] = {
-        path: entries[path][1]
-        for path, stat in stats.items()
-        if entries.get(path, (None,))[0] == stat
-    }
+    results: dict[str, Media | SourceError] = {**memo.media(stats)}
     new = [path for path in stats if path not in results]
     probes, unit = (probe_videos(new), "video") if video else (map(_image, new), "image")
     pairs = zip(new, probes, strict=True)

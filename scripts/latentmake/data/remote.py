@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
-from latentmake.base import digest
 from latentmake.base.digest import SourceStat
 from latentmake.base.errors import DatasetError, SourceError, StorageError, UserError
 from latentmake.data.item import Entry
@@ -82,15 +81,12 @@ def read(url: str) -> tuple[bytes, SourceStat]:
         return files.cat_file(url), stat
 
 
-def contents(
-    urls: Sequence[str], value: Callable[[bytes, str], str] = lambda data, _: digest.of_bytes(data)
-) -> Iterator[str | None]:
+def contents(urls: Sequence[str], value: Callable[[bytes, str], str]) -> Iterator[str | None]:
     """Read files in parallel and yield a value of each, in order.
 
     Args:
         urls: URLs of the files.
-        value: function that computes the value from the bytes and the URL; by default the digest
-            of the bytes.
+        value: function that computes the value from the bytes and the URL.
 
     Yields:
         The value; None if the file is gone, or `value` raises a SourceError.

@@ -15,20 +15,19 @@ import hashlib
 import os
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from posixpath import splitext
 
 from latentmake.base.errors import SourceError
 from latentmake.base.progress import Progress
 from latentmake.config.datasets import Captions, Dataset
-from latentmake.data.contents import EMPTY, newlines, read_text
+from latentmake.data.contents import EMPTY, Contents, newlines
 from latentmake.data.item import (
     CAPTION,
     NO_FILE,
     TAGS,
     Fault,
-    File,
     Item,
     Row,
     Scan,
@@ -220,9 +219,6 @@ def marked(names: Collection[str]) -> Iterator[str]:
 
 # -- texts of items -------------------------------------------------------------------------------
 
-_Read = Callable[[File | None], str]
-"""Function that returns the text of a file; "" for None."""
-
 _NO_CHANGES = Captions()
 _FOLDER = "{folder}"  # in class_tokens, prefix and suffix: the name of the image's folder
 _EMPTY_FIRST_LINE = (
@@ -248,7 +244,8 @@ def with_texts(
     if settings.metadata_file is not None:
         rows, faults = _rows_of_items(name, settings, scan, items)
     reads = settings.composed or like_sdscripts
-    read = _reader(memo, items if reads else ())
+    text_files = (file for item in items for file in item.files if file.role in (CAPTION, TAGS))
+    contents = Contents(text_files if reads else (), memo, settings)
     complete: list[Item] = []
     for item in Progress(items, desc="captions", unit="item") if reads else items:
         row = rows.get(item.stem)
@@ -260,27 +257,24 @@ def with_texts(
                     raise SourceError(missing_file(path), where=place, hint="repair or remove it")
             if not (files or row or settings.class_tokens) and settings.missing_caption == "error":
                 raise SourceError("has no caption file", hint=_hint(settings, item))
-            texts = _texts(settings, read, item, row, like_sdscripts=like_sdscripts)
+            texts = _texts(settings, contents, item, row, like_sdscripts=like_sdscripts)
         except SourceError as error:
             error.where = error.where or (files[0].path if files else "")
             faults.append(fault_of(item, error))
         else:
             complete.append(item if texts is None else item._replace(texts=texts))
-    lists = dict[str, int]()
-    if settings.captions is None or not settings.captions.enable_wildcard:
-        several = {stem: row.captions for stem, row in rows.items() if row.captions > 1}
-        lists = {item.where: several[item.stem] for item in complete if item.stem in several}
-    return complete, faults, [*_notes_on_lists(lists, like_sdscripts=like_sdscripts)]
-
-
-def _notes_on_lists(lists: Mapping[str, int], *, like_sdscripts: bool) -> Iterator[str]:
-    """Yield a note about rows with lists of captions; `lists` is item -> number of captions."""
-    if lists:
-        where, number = next(iter(lists.items()))
-        more = f", and {len(lists) - 1} more" if len(lists) > 1 else ""
-        use = "of which the first is encoded" if like_sdscripts else "which are encoded as one text"
-        hint = f"set `captions: {{enable_wildcard: true, variants: {number}}}` to draw among them"
-        yield f"{where} has a list of {number} captions, {use}{more}; {hint}"
+    if settings.captions is not None and settings.captions.enable_wildcard:
+        return complete, faults, []
+    several = {stem: row.captions for stem, row in rows.items() if row.captions > 1}
+    lists = {item.where: several[item.stem] for item in complete if item.stem in several}
+    if not lists:
+        return complete, faults, []
+    where, number = next(iter(lists.items()))
+    more = f", and {len(lists) - 1} more" if len(lists) > 1 else ""
+    use = "of which the first is encoded" if like_sdscripts else "which are encoded as one text"
+    hint = f"set `captions: {{enable_wildcard: true, variants: {number}}}` to draw among them"
+    note = f"{where} has a list of {number} captions, {use}{more}; {hint}"
+    return complete, faults, [note]
 
 
 def _rows_of_items(
@@ -320,24 +314,6 @@ def _rows_of_items(
     return rows, [*faults, Fault(place, f"({file})", what, hint)]
 
 
-def _reader(memo: Memo, items: Iterable[Item]) -> _Read:
-    """Return a function that reads text files of these items, each only if its stat is new."""
-    paths = {file.path for item in items for file in item.files if file.role in (CAPTION, TAGS)}
-    entries = memo.texts.look_up(paths)
-
-    def read(file: File | None) -> str:
-        if file is None:
-            return ""
-        _, path, stat = file
-        if (entry := entries.get(path)) is not None and entry[0] == stat:
-            return entry[1]
-        text = read_text(path)
-        memo.texts.learn(path, stat, text)
-        return text
-
-    return read
-
-
 def _hint(settings: Dataset, item: Item) -> str:
     endings = filter(None, (settings.caption_extension, settings.tags_extension))
     ways = " or ".join(f"{splitext(item.image)[0]}{ending}" for ending in endings)
@@ -346,16 +322,16 @@ def _hint(settings: Dataset, item: Item) -> str:
     return f"write {ways}, or set `class_tokens` to a caption for all of them"
 
 
-def _with_folder(text: str | None, item: Item) -> str | None:
+def _with_folder(text: str, item: Item) -> str:
     """Replace `{folder}` by the name of the item's folder, without repeats."""
-    if text is None or _FOLDER not in text:
+    if _FOLDER not in text:
         return text
     folder = Path(item.image).absolute().parent.name
     return text.replace(_FOLDER, re.sub(r"^\d+_(?=.)", "", folder))  # kohya's `10_sks man`
 
 
 def _texts(
-    settings: Dataset, read: _Read, item: Item, row: Row | None, *, like_sdscripts: bool
+    settings: Dataset, contents: Contents, item: Item, row: Row | None, *, like_sdscripts: bool
 ) -> list[str] | None:
     """Return the variants of an item's text, or None if the text is the content of its file.
 
@@ -366,18 +342,22 @@ def _texts(
         SourceError: the text is empty, or caption file and row have different captions.
     """
     files = item.file(CAPTION), item.file(TAGS)
-    class_caption = _with_folder(settings.class_tokens, item) or ""
+    class_caption = _with_folder(settings.class_tokens, item) if settings.class_tokens else ""
     plain = not settings.composed and row is None
     if plain and not (like_sdscripts and (files[0] or "\n" in class_caption.strip())):
         return [class_caption] if class_caption and not files[0] else None
     captions = _with_folders(settings.captions or _NO_CHANGES, item)
-    contents = [read(file) for file in files]
+    raw = [contents.read(file) if file else "" for file in files]
     if not (any(files) or row):
-        contents[0] = class_caption
+        raw[0] = class_caption
     entries = (row.caption, row.tags if settings.composed else None) if row else (None, None)
     texts = list[str]()
-    for file, content, entry in zip(files, contents, entries, strict=True):
-        own, listed = _of_file(content, captions, like_sdscripts), _of_row(entry, captions)
+    for file, content, entry in zip(files, raw, entries, strict=True):
+        if captions.enable_wildcard:  # one line is taken, so lines must be clean
+            own, listed = clean(content), clean(entry or "")
+        else:
+            own = (content.partition("\n")[0] if like_sdscripts else content).strip()
+            listed = newlines(entry or "").strip()
         if own and listed and clean(content) != clean(listed):
             if row and file and settings.metadata_captions is None:
                 what = f"differs from the entry in {row.place}"
@@ -388,29 +368,20 @@ def _texts(
         texts.append(listed or own)
     caption, tags = texts
     if not (caption or tags) and (any(files) or row) and settings.empty_caption == "error":
-        what, hint = _EMPTY_FIRST_LINE if "".join(contents).strip() else EMPTY
+        what, hint = _EMPTY_FIRST_LINE if "".join(raw).strip() else EMPTY
         raise SourceError(what if any(files) else "has an empty caption", hint=hint)
     result = variants(item.stem, caption, tags, captions, like_sdscripts=like_sdscripts)
-    return None if plain and files[0] and result == [contents[0].strip()] else result
+    return None if plain and files[0] and result == [raw[0].strip()] else result
 
 
 def _with_folders(captions: Captions, item: Item) -> Captions:
     """Replace `{folder}` in prefix and suffix; see `_with_folder`."""
-    affixes = {key: getattr(captions, key) for key in ("caption_prefix", "caption_suffix")}
-    if any(_FOLDER in (text or "") for text in affixes.values()):
-        affixes = {key: _with_folder(text, item) for key, text in affixes.items()}
-        return captions.model_copy(update=affixes)
-    return captions
-
-
-def _of_file(content: str, captions: Captions, like_sdscripts: bool) -> str:
-    if captions.enable_wildcard:  # one line is taken, so lines must be clean
-        return clean(content)
-    return (content.partition("\n")[0] if like_sdscripts else content).strip()
-
-
-def _of_row(entry: str | None, captions: Captions) -> str:
-    return clean(entry or "") if captions.enable_wildcard else newlines(entry or "").strip()
+    affixes = {
+        key: _with_folder(text, item)
+        for key in ("caption_prefix", "caption_suffix")
+        if _FOLDER in (text := getattr(captions, key) or "")
+    }
+    return captions.model_copy(update=affixes) if affixes else captions
 
 
 def _joined(own: str, listed: str, captions: Captions) -> str:

@@ -12,7 +12,7 @@ from posixpath import abspath, basename, splitext
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import IMAGE_EXTENSIONS, PREVIEWS
-from latentmake.formats.media import RENAMED, UNREAD_IMAGES, UNREAD_VIDEOS, VIDEO_EXTENSIONS
+from latentmake.formats.media import UNREAD, VIDEO_EXTENSIONS
 
 _CAPTIONS = frozenset({".txt", ".text", ".caption", ".captions", ".cap", ".tags"})
 _LISTS = frozenset({".json", ".jsonl", ".csv", ".tsv", ".parquet"})
@@ -80,10 +80,10 @@ def unread(settings: Dataset, others: Sequence[Dataset], paths: Collection[str])
     if not (unusual := [path for path in paths if path in hidden or not path.endswith(usual)]):
         return ""
     existing = {*paths}
-    stems = {_stem(path) for path in paths if _ending(path).lower() in own}
+    stems = {_stem(path) for path in paths if splitext(path)[1].lower() in own}
     counts: dict[str, Counter[str]] = {}
     for path in sorted(unusual):
-        stem, ending = _stem(path), _ending(path)
+        stem, ending = splitext(path)
         kind, label = ending.lower(), ending
         # With a caption, it is reported as a faulty item, unless the folder has no items at all.
         has_caption = any(f"{stem}{ending}" in existing for ending in endings)
@@ -97,12 +97,8 @@ def unread(settings: Dataset, others: Sequence[Dataset], paths: Collection[str])
             if (kind in VIDEO_EXTENSIONS) in kinds:
                 continue
             hint = "images" if settings.video else "videos"
-        elif kind in RENAMED and not faulty:
-            hint = f"rename to {RENAMED[kind]}"
-        elif kind in UNREAD_IMAGES and not faulty:
-            hint = "convert to PNG or JPEG"
-        elif kind in UNREAD_VIDEOS and not faulty:
-            hint = "convert to MP4"
+        elif kind in UNREAD and not faulty:
+            hint = UNREAD[kind]
         elif kind in _CAPTIONS and stem in stems:
             hint = "captions: see caption_extension"
         elif kind in _LISTS and f"{root}/{path}" not in listed:
@@ -131,9 +127,5 @@ def _stem(path: str) -> str:
     return splitext(path)[0]
 
 
-def _ending(path: str) -> str:
-    return splitext(path)[1]
-
-
 def _is_picture(path: str) -> bool:
-    return _ending(path).lower() in IMAGE_EXTENSIONS
+    return splitext(path)[1].lower() in IMAGE_EXTENSIONS

@@ -113,7 +113,7 @@ def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
             clips.setdefault(clip, []).append((scaled, key))
         for clip, scaled_keys in clips.items():
             sizes, keys = zip(*scaled_keys, strict=True)
-            places.append((reading, Cut(kept, *clip, sizes), [*keys]))
+            places.append((reading, Cut(kept, *clip[:2], sizes), [*keys]))
     return deque(sorted(places, key=lambda place: place[1].reach))
 
 

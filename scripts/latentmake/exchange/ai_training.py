@@ -60,7 +60,7 @@ def _tensor(head: Head, order: Order) -> Tensor:
         names_there = ", ".join(sorted(tensors)) or "nothing"
         raise CacheError(f"holds {names_there}, not `{name}` alone")
     tensor, wanted = tensors[name], order.recipe["dtype"]
-    if (dtype := DTYPES[tensor.dtype].name if tensor.dtype in DTYPES else tensor.dtype) != wanted:
+    if (dtype := DTYPES.get(tensor.dtype, tensor.dtype)) != wanted:
         key = "text_dtype" if order.kind == "text" else "vae_dtype"
         hint = f"set {key}: {dtype} of models.{order.model}"
         raise CacheError(f"holds `{name}` in {dtype}, not in {wanted}", hint=hint)

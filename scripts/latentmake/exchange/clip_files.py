@@ -10,9 +10,9 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer
 
 from latentmake.base import digest
 from latentmake.base.digest import source_stat
@@ -50,7 +50,7 @@ class ClipFile(NamedTuple):
     dataset: str
     size: Size
     item: Item
-    clip: Clip
+    clip: Annotated[Clip, PlainSerializer(Clip.numbers)]
     content: str | None = None
 
     def source(self) -> list[Any]:
@@ -118,7 +118,8 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
         """
         media, span, fps = file.item.media, file.item.span or Span(), self.source_fps[file.dataset]
         assert media is not None
-        made = [_VERSION, content, fps, span, file.clip, file.size, media.timing, media.rotation]
+        clip = file.clip.start, file.clip.frames
+        made = [_VERSION, content, fps, span, clip, file.size, media.timing, media.rotation]
         return digest.of_value(made if fps is None or self.rate == WAN_FPS else [*made, self.rate])
 
     def differences(self, file: ClipFile, content: str) -> list[Difference]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from latentmake.base import atomic
 from latentmake.base.errors import SourceError, joined
 from latentmake.base.progress import Progress
-from latentmake.data.probe import prompt_of
+from latentmake.data.contents import read_caption
 from latentmake.encode.pixels import scaling
 from latentmake.encode.pixels.scaling import Film
 from latentmake.exchange.clip_files import LIST, ClipFile, ClipsOrder
@@ -126,7 +126,8 @@ def _row(order: ClipsOrder, file: ClipFile) -> dict[str, Any]:
     working directory.
     """
     place = order.path(file).as_posix()
-    own = {"npz": place, "video": place, "prompt": prompt_of(file.item)}
+    texts = file.item.texts or [read_caption(file.item.caption)]
+    own = {"npz": place, "video": place, "prompt": texts[0]}
     return {**own, **(file.item.row or {}), **own, **order.origin(file)}
 
 

@@ -23,7 +23,7 @@ from latentmake.formats import npz
 from latentmake.formats.cachefile import CAPTION, head_of
 from latentmake.formats.safetensors import Tensor, parse_head
 from latentmake.geometry.buckets import crop_ltrb
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import resolution_of
 from latentmake.layouts.tensors import array_name, frames_and_sides
 from latentmake.models.files import text_width
 from latentmake.plan.orders import Order, Part, Target
@@ -51,7 +51,7 @@ def candidates(folders: Iterable[str], order: Order, stem: str, target: Target) 
 
 def sizes_of(parts: Iterable[Part]) -> list[tuple[int, int]]:
     """Return the resolutions of those parts that are latents."""
-    return [size for part in parts if (size := parsed(part.name).size)]
+    return [size for part in parts if (size := resolution_of(part.name))]
 
 
 def check(

@@ -31,20 +31,8 @@ SOURCE = "latentmake.source"
 VIEW = "latentmake.view"
 FOREIGN = "was not made by latentmake"
 
-_NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ORDER = [*_NAMES]
-
-
-class Picture(NamedTuple):
-    """Size of an image in pixels, before it was scaled and cropped.
-
-    Attributes:
-        upright: whether the image was rotated by its EXIF orientation.
-    """
-
-    width: int
-    height: int
-    upright: bool
 
 
 class Header(NamedTuple):
@@ -57,7 +45,8 @@ class Header(NamedTuple):
         adopted: digests of the other program's files that it was adopted from, separated by spaces;
             "" if it was encoded.
         checksum: checksum of the tensors' bytes; "" in a file of an older release.
-        picture: size of the encoded image, if the header of latents records it.
+        picture: width and height of the image in pixels, before it was scaled and cropped, and
+            whether it was rotated by its EXIF orientation; only if the header of latents has them.
         view: settings that scaled and cropped the image, as canonical JSON; "" for the defaults.
         caption: caption that was encoded, if the header of an embedding records it.
     """
@@ -67,7 +56,7 @@ class Header(NamedTuple):
     recipe: str
     adopted: str = ""
     checksum: str = ""
-    picture: Picture | None = None
+    picture: tuple[int, int, bool] | None = None
     view: str = ""
     caption: str | None = None
 
@@ -161,15 +150,14 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
         return {}
 
 
-def arrays_in(path: str | os.PathLike[str]) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Return name, dtype and shape of a file's arrays from headers; raises OSError, ValueError."""
+def shapes_in(path: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of a file's arrays from headers; raises OSError, ValueError."""
     from latentmake.formats import npz
 
-    with open_regular(path)[0] as file:
-        is_npz = file.read(len(npz.MAGIC)) == npz.MAGIC
-    if is_npz:
-        return [*npz.arrays_of(path)]
-    return [(name, tensor.dtype, tensor.shape) for name, tensor in read_head(path).tensors.items()]
+    try:
+        return {name: tensor.shape for name, tensor in read_head(path).tensors.items()}
+    except ValueError:  # an npz file, see `_read`
+        return dict(npz.shapes_of(path))
 
 
 def recipe_of(metadata: Mapping[str, str]) -> dict[str, object]:
@@ -222,7 +210,7 @@ def parse_header(metadata: Mapping[str, Any], head: bytes) -> Header:
             # A recipe contains only keys that differ from their defaults.
             upright = bool(json.loads(recipe).get("exif_rotation", True))
             width, height = int(str(metadata[ORIGINAL_WIDTH])), int(str(metadata[ORIGINAL_HEIGHT]))
-            picture = Picture(width, height, upright)
+            picture = width, height, upright
         same = CAPTION not in metadata or metadata[CAPTION] == digest.of_bytes(
             str(metadata.get("caption1")).encode()
         )

@@ -14,7 +14,6 @@ from latentmake.formats import npz
 from latentmake.formats.cachefile import FOREIGN, KEY, Header, parse_header, recipe_of
 from latentmake.formats.safetensors import (
     CHECKSUM,
-    DTYPES,
     HEADER_CHECKSUM,
     checksum,
     is_sealed,
@@ -23,6 +22,9 @@ from latentmake.formats.safetensors import (
 )
 
 _SIDE = re.compile("mask|original_size|crop_ltrb|txt_ids|latents_clean")  # these may be zero
+
+FLOATS = {"F64": (8, 0x7FF << 52), "F32": (4, 0x7F8 << 20), "BF16": (2, 0x7F80), "F16": (2, 0x7C00)}
+"""Name in safetensors -> size in bytes, and mask of the exponent: all set in NaN and infinity."""
 
 _Bytes = bytes | memoryview
 
@@ -64,12 +66,16 @@ def check(data: bytes, *, values: bool = True) -> Checked:
     """
     is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
     tensors: Iterable[_Bytes]
+    arrays: dict[str, tuple[str, _Bytes]]
     try:
         if is_npz:
             metadata = npz.metadata_of(npz.comment_of(data, len(data)))
             origin = parse_header(metadata, b"")
             header, members = npz.split(data)
-            tensors, arrays = members.values(), dict(map(_array, members.items()))
+            tensors, arrays = members.values(), {}
+            for name, member in members.items():
+                dtype, _, start = npz.parse_array(member)
+                arrays[name.removesuffix(".npy")] = dtype, memoryview(member)[start:]
         else:
             head = parse_head(data)
             metadata, header = head.metadata, head.data[8:]
@@ -96,13 +102,6 @@ def check(data: bytes, *, values: bool = True) -> Checked:
     if damage is None and values:
         damage = _values_fault(arrays, may_be_zero=recipe.get("kind") == "text")
     return Checked(damage, origin, recipe)
-
-
-def _array(member: tuple[str, bytes]) -> tuple[str, tuple[str, _Bytes]]:
-    """Return the name of an array in an archive, with its dtype and the bytes of its numbers."""
-    name, data = member
-    dtype, _, start = npz.parse_array(data)
-    return name.removesuffix(".npy"), (dtype, memoryview(data)[start:])
 
 
 def _values_fault(arrays: Mapping[str, tuple[str, _Bytes]], *, may_be_zero: bool) -> str | None:
@@ -138,9 +137,9 @@ def largest(dtype: str, data: bytes | memoryview) -> int | None:
     """
     import numpy as np  # imported late: planning only reads headers
 
-    if dtype not in DTYPES or not DTYPES[dtype].exponent:
+    if dtype not in FLOATS:
         return 1
-    _, size, exponent, _ = DTYPES[dtype]
+    size, exponent = FLOATS[dtype]
     if len(data) % size:
         return None
     bits = np.frombuffer(data, f"<u{size}")

@@ -36,25 +36,22 @@ IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
 Pillow tries no other format, whatever the file's ending: it would start Ghostscript for PostScript.
 """
 
-RENAMED = {".jfif": ".jpg", ".jpe": ".jpg", ".jif": ".jpg", ".mpo": ".jpg", ".apng": ".png"}
-"""Other endings of readable images -> ending to rename them to. Trainers ignore these, too."""
-
-UNREAD_IMAGES = frozenset(
-    (
-        *(".heic", ".heif", ".hif", ".jxl", ".jp2", ".j2k", ".jpf", ".jpx", ".tga", ".ico"),
-        *(".icns", ".psd", ".xcf", ".svg", ".exr", ".hdr", ".dds", ".dib", ".pcx", ".ppm", ".pgm"),
-        *(".pbm", ".pnm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
-    )
+_IMAGES = (
+    *(".heic", ".heif", ".hif", ".jxl", ".jp2", ".j2k", ".jpf", ".jpx", ".tga", ".ico", ".icns"),
+    *(".psd", ".xcf", ".svg", ".exr", ".hdr", ".dds", ".dib", ".pcx", ".ppm", ".pgm", ".pbm"),
+    *(".pnm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
 )
-"""Endings of images that neither Latentmake nor the trainers read."""
-
-UNREAD_VIDEOS = frozenset(
-    (
-        *(".ts", ".mts", ".m2ts", ".m2v", ".3gp", ".3g2", ".ogv", ".vob", ".asf", ".f4v", ".mxf"),
-        *(".rm", ".rmvb", ".divx", ".qt"),
-    )
+_VIDEOS = (
+    *(".ts", ".mts", ".m2ts", ".m2v", ".3gp", ".3g2", ".ogv", ".vob", ".asf", ".f4v", ".mxf"),
+    *(".rm", ".rmvb", ".divx", ".qt"),
 )
-"""Endings of videos that neither datasets nor musubi-tuner read."""
+UNREAD = {
+    **dict.fromkeys((".jfif", ".jpe", ".jif", ".mpo"), "rename to .jpg"),
+    ".apng": "rename to .png",
+    **dict.fromkeys(_IMAGES, "convert to PNG or JPEG"),
+    **dict.fromkeys(_VIDEOS, "convert to MP4"),
+}
+"""Ending of a file that neither Latentmake nor the trainers read -> what to do with the file."""
 
 _NAMES = {".heic": "HEIC", ".heif": "HEIC", ".hif": "HEIC", ".jxl": "JPEG XL"}
 
@@ -131,14 +128,11 @@ def unread_fault(ending: str) -> tuple[str, str] | None:
     """Return the fault of a file with an ending, and the hint; None if there is no fault."""
     if ending in _NAMES:
         return unread_format(_NAMES[ending])
-    if ending in RENAMED:
-        hint = f"rename it to {RENAMED[ending]}"
-    elif ending in UNREAD_IMAGES:
-        hint = "convert it to PNG or JPEG, or remove it"
-    elif ending in UNREAD_VIDEOS:
-        hint = "convert it to MP4, or remove it"
-    else:
+    if ending not in UNREAD:
         return None
+    hint = UNREAD[ending].replace(" to ", " it to ")
+    if hint.startswith("convert"):
+        hint += ", or remove it"
     return f"has the ending {ending}, which is not read", hint
 
 
@@ -248,11 +242,17 @@ def probe_video(path: str) -> Media:
     The size is that of the first decoded frame. If each packet is surely one frame, packets are
     counted; otherwise all frames are decoded.
     """
-    for count in (_count_packets, _count_frames):
-        with opened_video(path) as (container, stream, file):
-            first, times = count(container, stream, file)
-            if first is not None:
-                return _media(first, times, stream)
+    with opened_video(path) as (container, stream, file):
+        first, times = _count_packets(container, stream, file)
+        if first is not None:
+            return _media(first, times, stream)
+    times = []
+    with opened_video(path) as (container, stream, _):
+        for frame in container.decode(video=0):
+            first = first or frame
+            times.append((frame.pts, frame.duration or 0))
+        if first is not None:
+            return _media(first, times, stream)
     raise SourceError("holds no frame", where=path, hint="replace or remove it")
 
 
@@ -361,14 +361,3 @@ def _count_packets(
         # The two fields of an interlaced frame may have separate packets.
         return (None if frame is None or frame.interlaced_frame else frame), times
     return None, times
-
-
-def _count_frames(
-    container: InputContainer, _stream: VideoStream, _file: VideoFile
-) -> tuple[VideoFrame | None, _Times]:
-    """Decode all frames; return the first one, and the times of all."""
-    first, times = None, []
-    for frame in container.decode(video=0):
-        first = first or frame
-        times.append((frame.pts, frame.duration or 0))
-    return first, times

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from latentmake.base.regular import open_regular
-from latentmake.formats.safetensors import DTYPES, filled, sealed
+from latentmake.formats.safetensors import filled, sealed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,8 @@ _ARRAY = re.compile(
 _HEADER_OF_ARRAY = 256  # bytes, more than the header of an array takes
 # numpy parses headers with Python's ast module, which fails now and then in several threads.
 _READING = threading.Lock()
-_NAMES = {dtype.numpy.encode(): name for name, dtype in DTYPES.items() if dtype.numpy}
+# numpy's name of a dtype -> safetensors' name
+_NAMES = {b"<i8": "I64", b"<f8": "F64", b"<f4": "F32", b"<i4": "I32", b"<f2": "F16", b"|b1": "BOOL"}
 
 
 def serialize(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
@@ -167,13 +168,12 @@ def parse_array(member: bytes) -> tuple[str, tuple[int, ...], int]:
     return _NAMES.get(header[1], header[1].decode("latin-1")), shape, header.end()
 
 
-def arrays_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield name, dtype and shape of each array, see `parse_array`; raises ValueError, OSError."""
+def shapes_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of each array; raises ValueError, OSError."""
     try:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
                 with archive.open(name) as member:
-                    dtype, shape, _ = parse_array(member.read(_HEADER_OF_ARRAY))
-                    yield name.removesuffix(".npy"), dtype, shape
+                    yield name.removesuffix(".npy"), parse_array(member.read(_HEADER_OF_ARRAY))[1]
     except (zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"no npz file: {error}") from None

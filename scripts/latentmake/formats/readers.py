@@ -165,10 +165,6 @@ def _answer() -> None:
 # -- probing --------------------------------------------------------------------------------------
 
 
-def _probed(path: str) -> Iterator[Media]:
-    yield probe(path)
-
-
 def probe_videos(paths: Sequence[str]) -> Iterator[Media | SourceError]:
     """Yield size and length of videos and npz clips, or their faults, in the order of the paths.
 
@@ -179,7 +175,7 @@ def probe_videos(paths: Sequence[str]) -> Iterator[Media | SourceError]:
 
         def probed(path: str) -> Media | SourceError:
             try:
-                (media,) = readers.iterate(path, _probed, path)
+                (media,) = readers.iterate(path, probe, path)
             except SourceError as error:
                 return error
             return Media(*media)

@@ -39,36 +39,19 @@ _MAX_HEADER = 100_000_000  # the format's own limit, in bytes
 _DAMAGE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
 
 
-class Dtype(NamedTuple):
-    """Format of a number.
-
-    Attributes:
-        name: name in torch and in settings.
-        size: size in bytes.
-        exponent: mask of the exponent's bits, which are all set in NaN and infinity; 0 for a format
-            that has neither, or is not checked.
-        numpy: numpy's name in an npz file; "" if there is none.
-    """
-
-    name: str
-    size: int
-    exponent: int = 0
-    numpy: str = ""
-
-
 DTYPES = {
-    "I64": Dtype("int64", 8, numpy="<i8"),
-    "F64": Dtype("float64", 8, 0x7FF << 52, "<f8"),
-    "F32": Dtype("float32", 4, 0x7F8 << 20, "<f4"),
-    "I32": Dtype("int32", 4, numpy="<i4"),
-    "BF16": Dtype("bfloat16", 2, 0x7F80),
-    "F16": Dtype("float16", 2, 0x7C00, "<f2"),
-    "F8_E4M3": Dtype("float8_e4m3fn", 1),
-    "F8_E5M2": Dtype("float8_e5m2", 1),
-    "U8": Dtype("uint8", 1),
-    "BOOL": Dtype("bool", 1, numpy="|b1"),
+    "I64": "int64",
+    "F64": "float64",
+    "F32": "float32",
+    "I32": "int32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
-"""Name in safetensors -> dtype, in the order in which safetensors sorts tensors."""
+"""Name of a dtype in safetensors -> name in torch and in settings; in safetensors' order."""
 
 
 class Tensor(NamedTuple):

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain, dropwhile, pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 from latentmake.base import atomic
 from latentmake.base.errors import SourceError, StorageError
@@ -60,12 +60,8 @@ def _ended(path: str, frames: int, needed: int) -> EndedError:
 # -- frames ---------------------------------------------------------------------------------------
 
 
-class _Index(NamedTuple):
-    """Timestamps of all frames, and of the frames where decoding can start; both ascending."""
-
-    times: array[int]
-    entries: list[int]
-
+_Index = tuple[Sequence[int], Sequence[int]]
+"""Timestamps of all frames, and of the frames where decoding can start; both ascending."""
 
 _indices: dict[str, _Index | None] = {}  # path -> index, only of the file that was last read
 
@@ -115,12 +111,13 @@ def _decoded(
     position = -1
     with opened_video(path) as (container, stream, _):
         frames: Iterator[Any] = container.decode(stream)  # PyAV's types are incomplete
+        times, entries = index or ((), ())
         while left:
-            if index and position >= 0 and position + _FAR < left[0] < len(index.times):
-                place = bisect_right(index.entries, index.times[left[0]]) - 1
-                start = bisect_left(index.times, index.entries[place])
+            if position >= 0 and position + _FAR < left[0] < len(times):
+                place = bisect_right(entries, times[left[0]]) - 1
+                start = bisect_left(times, entries[place])
                 if start - position > _FAR:
-                    frames = _from_entry(container, stream, index.entries, place)
+                    frames = _from_entry(container, stream, entries, place)
                     position = start - 1
             try:
                 frame = next(frames, None)
@@ -129,7 +126,7 @@ def _decoded(
                     return False
                 raise
             position += 1
-            if index and not _agrees(index, position, frame):
+            if index and not _agrees(times, position, frame):
                 return False
             if frame is None:
                 raise _ended(path, position, left[0])
@@ -143,11 +140,11 @@ def _decoded(
     return True
 
 
-def _agrees(index: _Index, position: int, frame: VideoFrame | None) -> bool:
+def _agrees(times: Sequence[int], position: int, frame: VideoFrame | None) -> bool:
     """Whether a frame matches the index. An interlaced one may have two packets, so it does not."""
     if frame is None or frame.interlaced_frame or frame.is_corrupt:
         return False
-    return position < len(index.times) and frame.pts == index.times[position]
+    return position < len(times) and frame.pts == times[position]
 
 
 def _read_index(path: str) -> Generator[tuple[int, None], None, _Index | None]:
@@ -176,7 +173,7 @@ def _read_index(path: str) -> Generator[tuple[int, None], None, _Index | None]:
                     entries.append(pts)
         times, entries = array("q", sorted(times)), sorted(entries)
         if entries[:1] == [*times[:1]] and all(one < other for one, other in pairwise(times)):
-            return _Index(times, entries)
+            return times, entries
     return None
 
 
@@ -197,12 +194,13 @@ def _from_entry(
                 yield frame
 
 
-def probe(path: str) -> Media:
-    """Return size and length of a video or npz clip; raises SourceError."""
+def probe(path: str) -> Iterator[Media]:
+    """Yield size and length of a video or npz clip; raises SourceError."""
     if not path.lower().endswith(NPZ):
-        return probe_video(path)
+        yield probe_video(path)
+        return
     with _opened_npz(path) as (_, (frames, height, width, _)):
-        return Media(width, height, frames)
+        yield Media(width, height, frames)
 
 
 # -- npz clips ------------------------------------------------------------------------------------

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from latentmake.base.errors import SourceError
+
+if TYPE_CHECKING:
+    from latentmake.config.datasets import Dataset
 
 
 class Size(NamedTuple):
@@ -171,25 +174,25 @@ def crop_ltrb(target: Size, image: Size) -> tuple[float, float, float, float]:
     return left, top, left + width, top + height
 
 
-def control_size(control: Size, area: int | None, step: int, *, keeps: bool) -> Size:
+def control_size(control: Size, settings: Dataset, step: int) -> Size:
     """Return the size that a control image is scaled to, if controls have sizes of their own.
 
     Source: `BucketSelector.calculate_bucket_resolution` of musubi-tuner's dataset/bucket.py.
 
     Args:
         control: size of the control image in pixels.
-        area: area of the dataset's `control_resolution` in pixels. The result has about this area
-            and the aspect ratio of the image. If it is None, sides are rounded down to `step`.
+        settings: the dataset's section of the configuration. With `control_resolution`, the result
+            has about its area and the aspect ratio of the image, but with `no_resize_control`, an
+            image that is not larger keeps its size. Else sides are rounded down to `step`.
         step: number of pixels of which sides are multiples.
-        keeps: the dataset's `no_resize_control`. With an `area`, an image that is not larger keeps
-            its size.
 
     Raises:
         SourceError: a side would become 0.
     """
     size = Size(control.width // step * step, control.height // step * step)
-    if area is not None:
-        if keeps and control.width * control.height <= area:
+    if (most := settings.control_resolution) is not None:
+        area = most.width * most.height
+        if settings.no_resize_control and control.width * control.height <= area:
             return control
         aspect = control.width / control.height
         exact = int(math.sqrt(area * aspect)) // step * step

@@ -138,32 +138,22 @@ class Media(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """Clip of a video.
+    """Clip of a video, or one of its sections.
 
     Attributes:
         start: position of the first frame among the frames that `kept_indices` keeps.
         frames: number of frames, 4 n + 1.
+        section: index of the section, the frames that a network such as FramePack makes at once;
+            None for the complete clip.
     """
 
     start: int
     frames: int
+    section: int | None = None
 
-
-class Section(NamedTuple):
-    """Section of a clip: the frames that a network such as FramePack makes at once.
-
-    Attributes:
-        start: start of the clip.
-        frames: number of frames of the clip.
-        number: index of the section in the clip, from 0.
-    """
-
-    start: int
-    frames: int
-    number: int
-
-
-AnyClip = Clip | Section
+    def numbers(self) -> list[int]:
+        """Return its numbers, as orders contain them; only a section has three."""
+        return [number for number in self if number is not None]
 
 
 class Span(NamedTuple):
@@ -257,9 +247,10 @@ def clips(
     return list(dict.fromkeys(results))
 
 
-def sections(clip: Clip, window: int) -> list[Section]:
+def sections(clip: Clip, window: int) -> list[Clip]:
     """Return the sections of a clip: windows of latents after the latent of its first frame.
 
     Source: `encode_and_save_batch` of musubi-tuner's fpack_cache_latents.py.
     """
-    return [Section(*clip, number) for number in range((clip.frames - 1) // 4 // window)]
+    count = (clip.frames - 1) // 4 // window
+    return [clip._replace(section=number) for number in range(count)]

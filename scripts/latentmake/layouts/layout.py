@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from latentmake.base.errors import SourceError
 from latentmake.config.architectures import ARCHITECTURES, WAN, ArchitectureName, ClipOutput
@@ -20,7 +20,7 @@ from latentmake.geometry.buckets import (
     shrink,
     widths,
 )
-from latentmake.geometry.clips import WAN_FPS, AnyClip, Clip, Media, Span, clips, sections
+from latentmake.geometry.clips import WAN_FPS, Clip, Media, Span, clips, sections
 
 SIZED = re.compile(r"(.+)_(\d{4,})x(\d{4,})", re.DOTALL)
 """Name of a latents cache without its ending, in layouts whose names contain an image size."""
@@ -31,31 +31,19 @@ _PLACE = r"(?:_\d{5}\d*-\d{3}\d*(?:-\d{4}\d*)?)?_\d{4}\d*x\d{4}\d*"
 It avoids `{4,}`, which Snakemake cannot read in the pattern of a wildcard.
 """
 
-_RESOLUTION = re.compile(r"(\d+)(?:x(\d+))?")
+_RESOLUTION = re.compile(r"(?:text[^@]*@)?(\d+)(?:x(\d+))?")
 
 
-class PartName(NamedTuple):
-    """Parsed name of a part, such as `64`, `512x768`, `text`, `text.1` or `text.1@512x768`.
-
-    Attributes:
-        kind: `latents` or `text`.
-        text: name of the text variant, such as `text` or `text.1`; "" for latents.
-        size: resolution of the latents, or of the latents beside which the texts lie.
-    """
-
-    kind: str
-    text: str
-    size: Size | None
+def kind_of(part: str) -> str:
+    """Return the kind of a part, `latents` or `text`, by its name: `text`, `text.1@512x768`, ..."""
+    return "text" if part.startswith("text") else "latents"
 
 
 @lru_cache(maxsize=256)
-def parsed(part: str) -> PartName:
-    """Parse the name of a part."""
-    is_text = part.startswith("text")
-    text, _, resolution = part.partition("@") if is_text else ("", "", part)
-    sides = _RESOLUTION.fullmatch(resolution)
-    size = Size(int(sides[1]), int(sides[2] or sides[1])) if sides else None
-    return PartName("text" if is_text else "latents", text, size)
+def resolution_of(part: str) -> Size | None:
+    """Return the resolution of latents, or of the latents beside which the texts lie."""
+    sides = _RESOLUTION.fullmatch(part)
+    return Size(int(sides[1]), int(sides[2] or sides[1])) if sides else None
 
 
 class Layout:
@@ -67,6 +55,7 @@ class Layout:
     Attributes:
         name: name of the layout, as `layout_of` takes it.
         encoding: code that makes the caches: `plain`, `wan` or `sdscripts`.
+        encoders: kind -> module and function of `encode.encoders` that load the encoder.
         text_ending: end of the name of a text cache; None if texts are not cached.
         latents_ending: end of the name of a latents cache.
         longest_ending: longest text that follows an item's own name in a file name.
@@ -82,19 +71,19 @@ class Layout:
         bucket_side: step between the sides of musubi-tuner's buckets in pixels; None if the
             dataset sets it.
         npz: whether cache files are `.npz` and not `.safetensors`.
-        scales_alpha: whether images are scaled with their alpha channel, before it is dropped.
         names_architecture: whether the recipe of latents contains the model's architecture.
         numbered_controls: whether an item has several control images with numbers in their names;
             else it has one with its own name.
         controlled_text: whether embeddings depend on control images.
         rate: frame rate that `source_fps` converts videos to.
-        released_tokens: whether the trainer reads captions with CLIP's released tokenizers.
-        pads_t5: whether captions for T5 are padded, and T5 attends to the padding.
-        like_sdscripts: whether texts are the same as in sd-scripts, see `data.texts.variants`.
+        like_sdscripts: whether texts and images are the same as in sd-scripts: see
+            `data.texts.variants`; CLIP's released tokenizers read the captions; T5 attends to the
+            padding of captions; the alpha channel is dropped before an image is scaled.
     """
 
     name: str
     encoding: str
+    encoders: ClassVar = {"latents": ("vae", "latents"), "text": ("text", "text")}
     text_ending: str | None
     latents_ending: str
     longest_ending: str
@@ -104,21 +93,11 @@ class Layout:
     clip_name: re.Pattern[str] | None = None
     bucket_side: int | None = None
     npz = False
-    scales_alpha = True
     names_architecture = False
     numbered_controls = False
     controlled_text = False
     rate: float = WAN_FPS
-    released_tokens = False
-    pads_t5 = False
     like_sdscripts = False
-
-    def encoder(self, kind: str) -> tuple[str, str]:
-        """Return module and function of `caches.encoders` that load an encoder of a kind."""
-        own = self.encoding == "wan"
-        if kind == "text":
-            return "text", "umt5" if own else "text"
-        return "wan" if own else "vae", "latents"
 
     # -- names ------------------------------------------------------------------------------------
 
@@ -148,7 +127,7 @@ class Layout:
         media: Media | None,
         settings: Dataset | None,
         span: Span | None = None,
-    ) -> Sequence[tuple[str, AnyClip | None]]:
+    ) -> Sequence[tuple[str, Clip | None]]:
         """Return the cache files of an item in a part.
 
         Args:
@@ -162,25 +141,26 @@ class Layout:
         Returns:
             Pairs of a path and the clip or section in it; None for images and texts.
         """
-        name, (kind, _, resolution) = f"{folder}/{self.base(stem)}", parsed(part)
-        if kind == "text":
+        name = f"{folder}/{self.base(stem)}"
+        if kind_of(part) == "text":
             return [(f"{name}{self.text_ending}", None)]
         if not self.external:
             return [(f"{name}{self.latents_ending}", None)]
         assert media is not None
         size = Size(media.width, media.height)
-        places: list[tuple[str, AnyClip | None]] = [("", None)]
+        cut: list[Clip] | None = None
         if settings is not None and settings.video:
+            resolution = resolution_of(part)
             assert resolution is not None
-            size, window = self.size(size, resolution, settings), settings.fp_latent_window_size
+            size = self.size(size, resolution, settings)
             cut = self.clips(media, settings, span)
             if self.sections:
-                pieces = [section for clip in cut for section in sections(clip, window)]
-                places = [(_place(piece), piece) for piece in pieces]
-            else:
-                places = [(_place(clip), clip) for clip in cut]
+                window = settings.fp_latent_window_size
+                cut = [section for clip in cut for section in sections(clip, window)]
         ending = f"_{size.width:04d}x{size.height:04d}{self.latents_ending}"
-        return [(f"{name}{place}{ending}", clip) for place, clip in places]
+        if cut is None:
+            return [(f"{name}{ending}", None)]
+        return [(f"{name}{_place(clip)}{ending}", clip) for clip in cut]
 
     def owners(self, name: str) -> Sequence[str]:
         """Return possible `base`s of the item that a file in a part's folder belongs to.
@@ -250,7 +230,7 @@ class Layout:
         settings: Dataset,
         *,
         is_text: bool = False,
-        clip: AnyClip | None = None,
+        clip: Clip | None = None,
         span: Span | None = None,
         rotation: int = 0,
         controls: Sequence[Size] = (),
@@ -283,23 +263,22 @@ class Layout:
             placement = self.place(image, resolution, settings)
             (width, height), left, top, target = placement
             return f"{width}x{height}+{left}+{top}:{target.width}x{target.height}", placement
-        step, most = self.bucket_side, settings.control_resolution
-        area, keeps = most.width * most.height if most else None, settings.no_resize_control
+        step = self.bucket_side
         size = self.size(image, resolution, settings)
         placed = None if is_text else cover(image, size, settings.max_image_pixels)
         usual = _name(size)
         sizes = [usual]
         if controls:
-            scaled = (control_size(control, area, step, keeps=keeps) for control in controls)
-            sizes = [_name(control) for control in scaled]
+            sizes = [_name(control_size(control, settings, step)) for control in controls]
         if is_text:
             return f"controls:{'+'.join(sizes if len({*sizes}) > 1 else sizes[:1])}", placed
         view = usual
         if clip is not None:
             start, (first, _, stride, _) = clip.start, span or Span()
+            section = "" if clip.section is None else f"#{clip.section}"
             if settings.source_fps is None:
                 start, first = first + start * stride, 0
-            view += f":{start}-{clip.frames}" + "".join(f"#{number}" for number in clip[2:])
+            view += f":{start}-{clip.frames}{section}"
             if stride > 1:
                 view += f"x{stride}"
             if first > 0:
@@ -326,15 +305,15 @@ class Layout:
         latents: dict[str, list[str]] = {}
         texts: dict[str, dict[str, str]] = {}
         for part, paths in targets.items():
-            if text := parsed(part).text:
-                texts.setdefault(text, {})[part.partition("@")[2]] = paths[0]
+            if kind_of(part) == "text":
+                text, _, resolution = part.partition("@")
+                texts.setdefault(text, {})[resolution] = paths[0]
             else:
                 latents[part] = list(paths)
         row: dict[str, Any] = {"text": texts.get("text", {})}
         if len(texts) > 1:
-            several = texts.values()
-            resolutions = texts["text"]
-            row["variants"] = {name: [paths[name] for paths in several] for name in resolutions}
+            several = [*texts.values()]
+            row["variants"] = {name: [paths[name] for paths in several] for name in texts["text"]}
         if self.flat:
             return {"latents": latents, **row}
         first = {part: paths[0] for part, paths in latents.items()}
@@ -345,8 +324,8 @@ def _name(size: Size) -> str:
     return f"{size.width}x{size.height}"
 
 
-def _place(clip: AnyClip) -> str:
-    section = "".join(f"-{number:04d}" for number in clip[2:])
+def _place(clip: Clip) -> str:
+    section = "" if clip.section is None else f"-{clip.section:04d}"
     return f"_{clip.start:05d}-{clip.frames:03d}{section}"
 
 
@@ -384,6 +363,7 @@ class Musubi(Layout):
     """
 
     encoding = "wan"
+    encoders: ClassVar = {"latents": ("wan", "latents"), "text": ("text", "umt5")}
     flat = True
 
     def __init__(self, architecture: str = "") -> None:
@@ -420,9 +400,6 @@ class SdScripts(Layout):
 
     encoding = "sdscripts"
     npz = True
-    scales_alpha = False
-    released_tokens = True
-    pads_t5 = True
     like_sdscripts = True
     names_architecture = True
 
@@ -472,7 +449,7 @@ def released_clip(model: Model, number: int) -> ClipOutput | None:
     Returns:
         None if the text encoder is not a CLIP, or uses the tokenizer of its folder.
     """
-    clips = model.spec.clips if layout_of(model.layout_name).released_tokens else ()
+    clips = model.spec.clips if layout_of(model.layout_name).like_sdscripts else ()
     return clips[number] if number < len(clips) else None
 
 

@@ -9,7 +9,7 @@ from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
 from latentmake.config.models import Model
 from latentmake.formats.cachefile import CAPTION, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import AnyClip
+from latentmake.geometry.clips import Clip
 
 
 def plain_latents_metadata(
@@ -46,7 +46,7 @@ def encoder_name(index: int) -> str:
 
 
 LATENTS = "latents"
-_VERSION = "1.0.1"
+_MUSUBI = {"architecture": "wan", "format_version": "1.0.1"}
 
 
 def latents_key(kind: str, shape: Sequence[int], dtype: str) -> str:
@@ -59,12 +59,7 @@ def latents_key(kind: str, shape: Sequence[int], dtype: str) -> str:
 
 def musubi_latents_metadata(width: int, height: int, frames: int | None) -> dict[str, str]:
     """Return the metadata of a latents file: the size in its name, and the number of frames."""
-    metadata = {
-        "architecture": "wan",
-        "width": str(width),
-        "height": str(height),
-        "format_version": _VERSION,
-    }
+    metadata = {**_MUSUBI, "width": str(width), "height": str(height)}
     return metadata if frames is None else {**metadata, "frame_count": str(frames)}
 
 
@@ -74,15 +69,10 @@ def text_metadata(caption: str) -> dict[str, str]:
     When musubi-tuner writes another caption into the file, it keeps our key. The digest then does
     not match the caption, which shows the change.
     """
-    return {
-        "architecture": "wan",
-        "caption1": caption,
-        "format_version": _VERSION,
-        CAPTION: digest.of_bytes(caption.encode()),
-    }
+    return {**_MUSUBI, "caption1": caption, CAPTION: digest.of_bytes(caption.encode())}
 
 
-def frames_and_sides(model: Model, size: Size, clip: AnyClip | None) -> tuple[str, str]:
+def frames_and_sides(model: Model, size: Size, clip: Clip | None) -> tuple[str, str]:
     """Return frames and sides of an item's latents, as names of tensors contain them.
 
     Args:

@@ -184,7 +184,7 @@ def read_cards(facts: Facts, name: str) -> Cards:
         try:
             own = item.texts
             if own is None:
-                own = ["" if item.caption is None else read_caption(item.caption)]
+                own = [read_caption(item.caption)]
             marks.update(item.where for text in own if MARKER in text)
             cards.append(Card(dataset, item, [Text(text, see(text)) for text in own]))
         except SourceError as error:

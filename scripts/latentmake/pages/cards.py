@@ -14,7 +14,7 @@ from latentmake.base.progress import Progress
 from latentmake.config.datasets import Dataset
 from latentmake.formats.readers import Readers
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import resolution_of
 from latentmake.pages.captions import Card, Cards
 from latentmake.pages.edits import Edits
 from latentmake.pages.thumbnails import look_at
@@ -109,7 +109,7 @@ def _target(
         `words` (a line of text), `crop` (left, top, right and bottom of the kept part, as shares
         of width and height) and `enlarged` (whether the image is scaled up).
     """
-    resolution_size = parsed(resolution).size
+    resolution_size = resolution_of(resolution)
     if size is None or resolution_size is None:
         return {"words": resolution, "crop": None}
     layout, settings = facts.layout(facts.config.runs[run].model), facts.config.datasets

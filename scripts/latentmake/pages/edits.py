@@ -39,7 +39,11 @@ class Edits:
             own[card.item.stem] = card.item.inputs("latents", layout)
         self._inputs = inputs
         self._contents = {
-            dataset: Contents.of_items(own.values(), facts.memo, facts.config.datasets[dataset])
+            dataset: Contents(
+                (file for item in own.values() for file in item.files),
+                facts.memo,
+                facts.config.datasets[dataset],
+            )
             for dataset, own in inputs.items()
         }
 

@@ -14,7 +14,7 @@ from latentmake.config.machines import PROGRAMS
 from latentmake.config.models import Model
 from latentmake.data.item import Item
 from latentmake.formats.cachefile import Header, read_header, read_metadata, recipe_of, target_key
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Part, Target, view_of
 from latentmake.plan.product import (
@@ -128,7 +128,7 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
     """
     alike: dict[tuple[str, str, str, str], list[tuple[Part, Item, Target]]] = defaultdict(list)
     for part, state in {part: state for run in runs for part, state in run.parts.items()}.items():
-        kind = parsed(part.name).kind
+        kind = kind_of(part.name)
         for item, target in (
             (work.item, target) for work in state.stale for target in work.targets
         ):
@@ -145,7 +145,7 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
 
 
 def _in_words(facts: Facts, part: Part, item: Item, target: Target) -> str:
-    if not facts.recipe(part.dataset, part.model, parsed(part.name).kind):
+    if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
         return f"unknown without the model {part.model}"
     changed = differences(facts, part, item, target)
     settings = some([str(difference) for difference in changed if difference.name != PLACED])
@@ -154,7 +154,7 @@ def _in_words(facts: Facts, part: Part, item: Item, target: Target) -> str:
 
 def differences(facts: Facts, part: Part, item: Item, target: Target) -> list[Difference]:
     """Return the differences between the recipe and placement of a file and today's."""
-    now = facts.recipe(part.dataset, part.model, parsed(part.name).kind)
+    now = facts.recipe(part.dataset, part.model, kind_of(part.name))
     metadata, model = read_metadata(target.path), facts.config.models[part.model]
     # Some values of the recipe, such as the scale, are keys of their own in a header.
     recipe = {key: metadata[key] for key in now if key in metadata} | recipe_of(metadata)

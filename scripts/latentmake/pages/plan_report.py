@@ -12,7 +12,7 @@ from latentmake.base.errors import SourceError
 from latentmake.base.machine import Need, duration, human, shortages
 from latentmake.base.paths import is_remote
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of, resolution_of
 from latentmake.plan.estimates import estimates, past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Part
@@ -44,7 +44,7 @@ def plan_table(
         part: state
         for name, run in plan.runs.items()
         for part, state in run.parts.items()
-        if not kinds or not kinds[name] or parsed(part.name).kind in kinds[name]
+        if not kinds or not kinds[name] or kind_of(part.name) in kinds[name]
     }
     rows: dict[tuple[str, str, str], Counter[str]] = {}
     for part, state in parts.items():
@@ -112,7 +112,7 @@ def _in_numbers(name: str) -> list[tuple[int, str]]:
 def row_of(part: Part) -> tuple[str, str, str]:
     """Return dataset, model and kind of a part's row; all variants of a text share one row."""
     kind = f"latents {part.name}"
-    if parsed(part.name).kind == "text":
+    if kind_of(part.name) == "text":
         text, _, resolution = part.name.partition("@")
         kind = f"{text.partition('.')[0]} {resolution}".rstrip()
     return part.dataset, part.model, kind
@@ -234,8 +234,8 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
     """
     parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
     for part, state in parts.items():
-        kind, _, resolution = parsed(part.name)
-        if kind == "text" or resolution is None or not state.stale:
+        resolution = resolution_of(part.name)
+        if kind_of(part.name) == "text" or resolution is None or not state.stale:
             continue
         settings, layout = facts.config.datasets[part.dataset], facts.layout(part.model)
         if not layout.external and settings.exif_rotation and len(set(resolution)) > 1:

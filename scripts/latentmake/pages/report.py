@@ -10,8 +10,8 @@ from typing import Any
 
 from latentmake.base.errors import UserError
 from latentmake.base.machine import human
-from latentmake.formats.cachefile import arrays_in
-from latentmake.layouts.layout import parsed
+from latentmake.formats.cachefile import shapes_in
+from latentmake.layouts.layout import kind_of
 from latentmake.models.files import vae_factor
 from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
@@ -77,7 +77,7 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
     sizes: Counter[tuple[str, str, int, int, int]] = Counter()
     for item in members(facts, run, {}, {}):
         for part, targets in item.targets.items():
-            if parsed(part).kind == _LATENTS:
+            if kind_of(part) == _LATENTS:
                 present = filter(None, (_size(path) for path, _ in targets))
                 sizes.update((item.dataset, part, *size) for size in present)
     most = max(sizes.values(), default=1)
@@ -96,7 +96,7 @@ def _buckets(facts: Facts, name: str) -> dict[str, Any]:
 def _size(path: str) -> tuple[int, int, int] | None:
     """Return width, height and frames of a file's latents; None if its header cannot be read."""
     try:
-        for name, _, shape in arrays_in(path):
+        for name, shape in shapes_in(path).items():
             if name.startswith(_LATENTS) and len(shape) in (_IMAGE, _CLIP):
                 return shape[-1], shape[-2], shape[1] if len(shape) == _CLIP else 1
     except (OSError, ValueError):

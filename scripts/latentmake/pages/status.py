@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from latentmake.base.errors import StorageError
 from latentmake.base.machine import human
 from latentmake.data.memo import Folder, unpacked
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.pages.explanation import recipe_changes
 from latentmake.pages.plan_report import row_of
 from latentmake.plan import store
@@ -114,7 +114,7 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
 
 def _sizes(facts: Facts, parts: Sequence[Part], listing: Folder) -> list[tuple[int, int]]:
     """Return inode and size of each cache file of these parts, which are of one kind."""
-    layout, is_text = facts.layout(parts[0].model), parsed(parts[0].name).kind == "text"
+    layout, is_text = facts.layout(parts[0].model), kind_of(parts[0].name) == "text"
     ending = layout.text_ending if is_text else layout.latents_ending
     folders = tuple(f"{layout.folder(*part)}/" for part in parts)
     return [
@@ -131,7 +131,7 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     if regular := is_reg(facts, plan.name):
         yield f"{plan.name}: regularisation images: {', '.join(regular)}"
     yield from recipe_changes(facts, [plan])
-    for work in dict.fromkeys(f"{parsed(part.name).kind} {part.model}" for part in plan.parts):
+    for work in dict.fromkeys(f"{kind_of(part.name)} {part.model}" for part in plan.parts):
         if past := past_jobs(facts.memo, work):
             speed, words = past.targets / past.seconds, f", {past.words}" if past.words else ""
             number = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"

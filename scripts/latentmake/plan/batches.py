@@ -17,7 +17,7 @@ from latentmake.base.errors import ConfigError, SourceError, refuse_unknown
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import Run
 from latentmake.data.item import Item
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.models.checks import check_run
 from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
@@ -67,7 +67,7 @@ def batches(
     for part, wanting in needs.items():
         # A text that is stored once per resolution is encoded once for all of them.
         runs = everyone if "@" in part else frozenset(wanting)
-        alike.setdefault((parsed(part).kind, runs), []).append(part)
+        alike.setdefault((kind_of(part), runs), []).append(part)
     for (kind, runs), parts in alike.items():
         # (can be linked, is forced) -> stem and text of an item -> its work in all parts
         groups: dict[tuple[bool, bool], dict[tuple[str, str | None], Work]] = {}
@@ -189,7 +189,7 @@ def named_states(
             hint = "check the names of folder and item"
             raise ConfigError("no item has a cache file of this name", where=path, hint=hint)
         for part, items in items_of.items():
-            if parsed(part).kind in facts.forced:
+            if kind_of(part) in facts.forced:
                 facts.forced |= named
             state = judged(facts, Part(dataset, model, part), [*items.values()], named)
             works = (work.only(named) for work in state.parts[part].stale)
@@ -242,12 +242,12 @@ def named_targets(
     """Yield inputs and target of each cache file in a folder that has one of these bases."""
     layout, settings = facts.layout(model), facts.config.datasets.get(dataset)
     for part in layout.parts([place]):
-        wanted, is_text = Part(dataset, model, part), parsed(part).kind == "text"
+        wanted = Part(dataset, model, part)
         if layout.folder(*wanted) != f"cache/{dataset}/{model}/{place}":
             continue
         if settings is None:
             inputs = facts.wanted_items(dataset, model) if part == "text" else []
-        elif not (parsed(part).text in text_parts(settings) if is_text else _SIZE.fullmatch(part)):
+        elif not (_SIZE.fullmatch(part) or part.partition("@")[0] in text_parts(settings)):
             continue
         else:
             items = facts.items(dataset, model)[0]

@@ -13,7 +13,7 @@ from latentmake.data.contents import Contents
 from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.models import files, recipe
 from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import (
@@ -100,14 +100,14 @@ class Facts(Datasets):
         """Return whether an item's content is the same as when a job noted its fault."""
         dataset, kind = fault["dataset"], fault.get("kind", "")
         texts = text_parts(self.config.datasets[dataset])
-        parts = [part for part in ("latents", *texts) if kind in ("", parsed(part).kind)]
+        parts = [part for part in ("latents", *texts) if kind in ("", kind_of(part))]
         if (dataset, model) not in self._by_stem:
             items = self.items(dataset, model)[0]
             self._by_stem[dataset, model] = {item.stem: item for item in items}
         item = self._by_stem[dataset, model].get(fault["stem"])
         if item is None:
             return False
-        contents = Contents.of_items([item], self.memo, self.config.datasets[dataset])
+        contents = Contents(item.files, self.memo, self.config.datasets[dataset])
         digests = [contents.of(item.inputs(part, self.layout(model))) for part in parts]
         return (fault["digest"] or "none") in digests or bool(contents.unreadable)
 
@@ -134,7 +134,7 @@ class Facts(Datasets):
         forced = {path for path in self.forced if path.startswith(f"cache/{dataset}/{model}/")}
         for name, run in self.config.runs.items() if self.forced else ():
             for part in parts_of(self.config, run, generated=True):
-                kind = parsed(part.name).kind
+                kind = kind_of(part.name)
                 if part[:2] == (dataset, model) and f"{kind}_{name}" in self.forced:
                     forced.add(part.name)
         return forced

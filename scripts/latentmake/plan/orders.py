@@ -18,9 +18,9 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, PlainSerializer, TypeAdapter
 from pydantic_core import from_json
 
 from latentmake.base import atomic, digest
@@ -31,8 +31,8 @@ from latentmake.config.models import Model
 from latentmake.config.root import Config, Run
 from latentmake.data.item import BUCKET, Item
 from latentmake.geometry.buckets import Placement, Size, refuse_large
-from latentmake.geometry.clips import AnyClip
-from latentmake.layouts.layout import Layout, layout_of, parsed
+from latentmake.geometry.clips import Clip
+from latentmake.layouts.layout import Layout, kind_of, layout_of, resolution_of
 
 PROMPTS = "_prompts"
 """Dataset of the prompts of sample pictures and generated clips; digests name its items."""
@@ -59,7 +59,7 @@ class Target(NamedTuple):
     path: str
     found: str | None = None  # key and mtime of the present file (`key@mtime_ns`), if any
     size: Size | None = None
-    clip: AnyClip | None = None
+    clip: Annotated[Clip, PlainSerializer(Clip.numbers)] | None = None
     at_hand: tuple[str, ...] = ()  # other files that probably have its key
     reason: str = "new"
     recipe: str = ""
@@ -159,7 +159,7 @@ def targets_of(
     `settings` is the dataset's section of the configuration; None for prompts.
     """
     name, folder = part.name, layout.folder(*part)
-    kind, _, resolution = parsed(name)
+    kind, resolution = kind_of(name), resolution_of(name)
     for item in items:
         named = layout.named(folder, name, item.stem, item.media, settings, item.span)
         size = resolution if resolution and (kind == "latents" or item.file(BUCKET)) else None
@@ -180,7 +180,7 @@ def view_of(
     """
     if target.size is None or settings is None:
         return "", None
-    is_text = parsed(target.part).kind == "text"
+    is_text = kind_of(target.part) == "text"
     if not (is_text or settings.video):
         refuse_large(image, settings.max_image_pixels)
     return layout.view(

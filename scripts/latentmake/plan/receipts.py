@@ -17,7 +17,6 @@ from latentmake.base.digest import SourceStat, TargetStat, target_stat
 from latentmake.base.paths import is_remote
 from latentmake.base.state_file import read_state
 from latentmake.data.memo import Memo
-from latentmake.formats.cachefile import Picture
 from latentmake.plan.estimates import Amount, Past, learn_job
 from latentmake.plan.orders import FOLDER, Order
 
@@ -137,7 +136,7 @@ def learn_receipts(memo: Memo) -> None:
                 if not is_caption or is_remote(source):
                     memo.sources.learn(source, SourceStat(*stat), content)
                 if more and not is_caption:
-                    memo.learn_picture(content, Picture(*more))
+                    memo.learn_picture(content, *more)
             for target, (*stat, key) in receipt.targets.items():
                 memo.targets.learn(target, TargetStat(*stat), key)
             if receipt.work:

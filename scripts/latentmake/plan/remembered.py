@@ -20,7 +20,7 @@ from latentmake.base.digest import TargetStat
 from latentmake.base.paths import is_remote
 from latentmake.data.item import Item
 from latentmake.data.memo import Folder, Listing, packed, unpacked
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, place_of, prompt_items
 from latentmake.plan.state import Judge, PartState, State
@@ -84,7 +84,7 @@ class Remembered:
             dataset,
             model,
             self._layout.name,
-            {part: facts.recipe_digest(dataset, model, parsed(part).kind) for part in parts},
+            {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts},
             facts.scan(dataset, "control_directory").fingerprint or None,
             self._settings.model_dump(),
         ]
@@ -159,12 +159,14 @@ class Remembered:
         facts, layout = self._facts, self._layout
         latents = [item.inputs("latents", layout) for item in items]  # the same at each resolution
         inputs = {
-            part: [item.inputs(part, layout) for item in items] if parsed(part).text else latents
+            part: [item.inputs(part, layout) for item in items]
+            if kind_of(part) == "text"
+            else latents
             for part in self._parts
         }
         paths = None if gone is None else [*listing, *gone]
         judge = Judge(facts, *self._place, self._parts, items, paths)
-        if not any(parsed(part).kind == "text" for part in self._parts):
+        if not any(kind_of(part) == "text" for part in self._parts):
             # The trainer encodes the texts itself; an unreadable caption is a fault nevertheless.
             for text_inputs in (item.inputs("text", layout) for item in items):
                 judge.contents.of(text_inputs)

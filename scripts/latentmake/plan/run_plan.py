@@ -16,7 +16,7 @@ from latentmake.base.machine import Need
 from latentmake.config.root import Run
 from latentmake.data.contents import Contents, encoded, former_digests
 from latentmake.data.item import Fault
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import (
     CAPTIONS,
@@ -282,7 +282,7 @@ def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
     stale, counts = Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
     for name, state in states.items():
         dataset, part = name.split("/", 1)
-        kind = "texts" if parsed(part).kind == "text" else "latents"
+        kind = "texts" if kind_of(part) == "text" else "latents"
         reasons = [target.reason for target in state.to_make]
         counts[dataset, kind] += state.fresh + len(reasons)
         stale.update((dataset, kind, reason) for reason in reasons if reason != FORCED)
@@ -313,10 +313,12 @@ def _text_digests(facts: Facts, run: Run, name: str, lock: Lock) -> tuple[str, d
     are returned as long as the memo or the present file shows that the texts are the same.
     """
     part = f"{name}/{TEXTS}"
-    if any(parsed(other).kind == "text" for other in part_names(facts.config, run, name)):
+    if any(kind_of(other) == "text" for other in part_names(facts.config, run, name)):
         return part, {}
     items = facts.wanted_items(name, run.model)
-    contents = Contents.of_items(items, facts.memo, facts.config.datasets[name])
+    contents = Contents(
+        (file for item in items for file in item.files), facts.memo, facts.config.datasets[name]
+    )
     texts = {
         item.stem: item.texts or ([contents.text(item)] if item.caption else []) for item in items
     }

@@ -22,7 +22,7 @@ from latentmake.data.contents import Contents
 from latentmake.data.item import CAPTION, IMAGE, Fault, Item
 from latentmake.data.memo import Listing, Memo
 from latentmake.formats.cachefile import Header, read_header, target_key
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import kind_of
 from latentmake.models.recipe import before_readings
 from latentmake.plan.facts import UNKNOWN, Facts
 from latentmake.plan.orders import Part, Target, Work, targets_of, view_of
@@ -86,7 +86,7 @@ def header_of(memo: Memo, path: str) -> Header:
     """Read the header of a cache file; the memo learns the size of its picture."""
     header = read_header(path)
     if header.picture is not None:
-        memo.learn_picture(header.source, header.picture)
+        memo.learn_picture(header.source, *header.picture)
     return header
 
 
@@ -129,7 +129,8 @@ class Judge:
     ) -> None:
         self.settings = facts.config.datasets.get(dataset)
         self.layout = facts.layout(model)
-        self.contents = Contents.of_items(items, facts.memo, self.settings)
+        files = (file for item in items for file in item.files)
+        self.contents = Contents(files, facts.memo, self.settings)
         self.forced = facts.forced_of(dataset, model)
         self._memo, self._place = facts.memo, (dataset, model)
         cached, folder = facts.memo.targets, f"cache/{dataset}/{model}"
@@ -138,7 +139,7 @@ class Judge:
         # Part -> digest of an earlier release's recipe, and tokens that today's reads otherwise.
         self._before: dict[str, tuple[str, Collection[str]]] = {}
         for part in parts:
-            kind = parsed(part).kind
+            kind = kind_of(part)
             self.recipes[part] = facts.recipe_digest(dataset, model, kind)
             former, tokens = before_readings(facts.recipe(dataset, model, kind))
             if tokens:
@@ -191,7 +192,7 @@ class Judge:
         """
         if self.needed(item, target, content) == present:
             return content, present, None
-        is_text = parsed(target.part).kind == "text"
+        is_text = kind_of(target.part) == "text"
         for earlier in self.contents.formerly(item) if is_text else ():
             if self.needed(item, target, earlier) == present:
                 return earlier, present, None
@@ -283,7 +284,7 @@ class Judge:
                 for file in item.files[:1]
                 if file.role in (IMAGE, CAPTION)
             )
-        if parsed(part).kind == "latents" and listing:
+        if kind_of(part) == "latents" and listing:
             self.contents.prepare_sizes(filter(None, map(self.contents.known_digest, items)))
         for item, targets in self.targets(part, items):
             stale: list[Target] = []

@@ -54,7 +54,8 @@ def _counted(facts: Facts, dataset: str, model: str, seen: Mapping[str, SeenItem
     """Yield `3 added`, `1 removed` and `1 edited`; a number that is 0 is left out."""
     items, layout = facts.wanted_items(dataset, model), facts.layout(model)
     kept = [item for item in items if item.stem in seen]
-    contents = Contents.of_items(kept, facts.memo, facts.config.datasets[dataset])
+    files = (file for item in kept for file in item.files)
+    contents = Contents(files, facts.memo, facts.config.datasets[dataset])
 
     def is_edited(item: Item) -> bool:
         was = seen[item.stem]

@@ -31,7 +31,7 @@ from pydantic import BaseModel, Field, ValidationError
 from latentmake.base import atomic, digest
 from latentmake.base.errors import CacheError, DatasetError, TrainingError, joined
 from latentmake.formats import cachefile
-from latentmake.layouts.layout import Layout, layout_of, parsed
+from latentmake.layouts.layout import Layout, kind_of, layout_of
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import (
@@ -474,7 +474,7 @@ def _content_of(member: Member) -> str:
         # The digest in the header covers all files of the item.
         return digest.of_file(Path(member.item.image))
     latents = next(
-        targets for part, targets in member.targets.items() if parsed(part).kind == "latents"
+        targets for part, targets in member.targets.items() if kind_of(part) == "latents"
     )
     return _header_of(latents[0][0]).source
 

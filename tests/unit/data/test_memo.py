@@ -12,7 +12,6 @@ from file_clock import await_another_time
 from latentmake.base import digest
 from latentmake.base.digest import SourceStat, TargetStat, source_stat, target_stat
 from latentmake.data.memo import Memo
-from latentmake.formats.cachefile import Picture
 from latentmake.geometry.clips import Media
 
 SOURCE = SourceStat(1, 2, 3, 4)
@@ -97,7 +96,9 @@ def test_a_memo_of_version_0_2_is_read(place: Path) -> None:
         assert memo.rates.get("latents of cats") is memo.snapshots.get("head") is None
         assert memo.texts.get("data/a.txt", SOURCE) == "a cat"
         video = Media(64, 48, 9, "1/24:1x9", 90)
-        assert memo.media(["data/a.mp4", "data/old.png"]) == {"data/a.mp4": (SOURCE, video)}
+        stats = dict.fromkeys(["data/a.mp4", "data/old.png"], SOURCE)
+        assert memo.media(stats) == {"data/a.mp4": video}
+        assert memo.media({"data/a.mp4": SOURCE._replace(inode=9)}) == {}
         assert memo.pictures(["digest"], upright=True) == {"digest": (60, 40)}
         assert [*memo.sources.where("size", [1])] == [("data/a.png", SOURCE, "digest")]
         assert [*memo.targets.where("value", ["key"])] == [("cache/a", TARGET, "key")]
@@ -118,7 +119,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
             memo.sources.get("data/1", SOURCE._replace(inode=9)),
             memo.snapshots.get("row"),
             [memo.pictures(["digest"], upright=each) for each in (True, False)],
-            memo.media(["a.mp4"]),
+            memo.media({"a.mp4": SOURCE}),
             memo.rates.get("latents tiny"),
         ]
 
@@ -135,7 +136,7 @@ def test_what_is_learnt_or_forgotten_is_known_before_it_is_saved() -> None:
         memo.sources.forget(["data/3", "data/gone"])
         memo.sources.learn("data/4", SOURCE, "new")
         memo.snapshots.learn("row", None, b"bytes")
-        memo.learn_picture("digest", Picture(60, 40, True))
+        memo.learn_picture("digest", 60, 40, True)
         memo.learn_media("a.mp4", SOURCE, Media(64, 48, 9, "1/24:1x9", 90))
         memo.rates.learn("latents tiny", None, "{}")
         before = everything(memo)
@@ -338,13 +339,15 @@ def test_a_damaged_row_or_table_is_named_and_the_memo_made_anew(
     with Memo(place) as memo:
         memo.sources.learn("a", SOURCE, "digest")
         memo.learn_media("a", SOURCE, Media(1, 2, 3))
-        memo.learn_picture("digest", Picture(4, 8, True))
+        memo.learn_picture("digest", 4, 8, True)
         memo.remembered("question", lambda: ("fact", []))
     with contextlib.closing(sqlite3.connect(place)) as database, database:
         database.execute(damage)
     with Memo(place) as memo:
         for _ in range(2):
-            memo.sources.get("a"), memo.media(["a"]), memo.pictures(["digest"], upright=True)
+            memo.sources.get("a")
+            memo.media({"a": SOURCE})
+            memo.pictures(["digest"], upright=True)
         memo.sources.learn("a", SOURCE, "new")
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith(f"note: {place} is damaged (") and fault in said[0]

@@ -67,8 +67,10 @@ def test_a_stat_is_the_same_from_a_listing_and_from_a_header() -> None:
 
 def test_digests_are_those_of_the_bytes_in_order(url: str) -> None:
     names = ["cat.png", "gone.png", "cat.txt"]
-    found = [*remote.contents([f"{url}/{name}" for name in names])]
-    assert found == [digest.of_bytes(b"cat.png"), None, digest.of_bytes(b"cat.txt")]
+    urls = [f"{url}/{name}" for name in names]
+    found = remote.contents(urls, lambda data, url: f"{digest.of_bytes(data)} of {url}")
+    contents = [digest.of_bytes(name.encode()) for name in names]
+    assert [*found] == [f"{contents[0]} of {urls[0]}", None, f"{contents[2]} of {urls[2]}"]
 
 
 def test_what_is_missing_is_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

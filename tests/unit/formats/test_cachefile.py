@@ -123,7 +123,7 @@ def test_tensors_are_written_as_safetensors_itself_writes_them() -> None:
     turned = torch.arange(6.0).reshape(2, 3).t()
     tensors = {"view": turned, "empty": turned[:0], "one": torch.tensor(3)}
     for number, dtype in enumerate(DTYPES.values()):
-        kind = getattr(torch, dtype.name)
+        kind = getattr(torch, dtype)
         tensors |= {f"{number}.b": turned.to(kind), f"{9 - number}.a": torch.ones(3).to(kind)}
     plain = save({name: each.contiguous() for name, each in tensors.items()})
     data = cachefile.serialize(tensors, {})

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from latentmake.base.errors import SourceError
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.datasets import Bucketing, Dataset
+from latentmake.config.fields import Resolution
 from latentmake.geometry.buckets import (
     Placement,
     Size,
@@ -213,34 +214,43 @@ def test_steps_and_limits_are_those_of_the_architecture_rounded_to_the_steps() -
 # -- control images -------------------------------------------------------------------------------
 
 
+def of_controls(resolution: tuple[int, int] | None, keeps: bool) -> Dataset:
+    wanted = resolution and Resolution(width=resolution[0], height=resolution[1])
+    return Dataset.model_construct(control_resolution=wanted, no_resize_control=keeps)
+
+
 @pytest.mark.parametrize(
-    ("control", "area", "step", "keeps", "expected"),
+    ("control", "resolution", "step", "keeps", "expected"),
     [
-        (Size(1024, 1024), 1024**2, 16, False, (1024, 1024)),
-        (Size(1920, 1080), 1024**2, 16, False, (1360, 768)),
-        (Size(300, 700), 1024**2, 16, False, (672, 1552)),
-        (Size(500, 400), 1024**2, 32, False, (1152, 896)),
+        (Size(1024, 1024), (1024, 1024), 16, False, (1024, 1024)),
+        (Size(1920, 1080), (1024, 1024), 16, False, (1360, 768)),
+        (Size(300, 700), (1024, 1024), 16, False, (672, 1552)),
+        (Size(500, 400), (1024, 1024), 32, False, (1152, 896)),
         (Size(100, 71), None, 16, True, (96, 64)),
         # An image that has no more is not even rounded.
-        (Size(100, 71), 128**2, 16, True, (100, 71)),
-        (Size(200, 200), 128 * 64, 16, True, (80, 96)),
+        (Size(100, 71), (128, 128), 16, True, (100, 71)),
+        (Size(200, 200), (128, 64), 16, True, (80, 96)),
     ],
 )
 def test_a_control_image_keeps_its_size_or_gets_one_of_its_shape(
-    control: Size, area: int | None, step: int, keeps: bool, expected: tuple[int, int]
+    control: Size,
+    resolution: tuple[int, int] | None,
+    step: int,
+    keeps: bool,
+    expected: tuple[int, int],
 ) -> None:
-    assert control_size(control, area, step, keeps=keeps) == expected
+    assert control_size(control, of_controls(resolution, keeps), step) == expected
 
 
 @pytest.mark.parametrize(
-    ("control", "area", "keeps"),
-    [(Size(15, 400), None, True), (Size(64, 200), 64 * 64, False)],  # musubi-tuner divides by zero
+    ("control", "resolution", "keeps"),
+    [(Size(15, 400), None, True), (Size(64, 200), (64, 64), False)],  # musubi-tuner divides by zero
 )
 def test_a_control_image_of_which_nothing_is_left_is_refused(
-    control: Size, area: int | None, keeps: bool
+    control: Size, resolution: tuple[int, int] | None, keeps: bool
 ) -> None:
     with pytest.raises(SourceError, match="is too narrow for a control image"):
-        control_size(control, area, 16, keeps=keeps)
+        control_size(control, of_controls(resolution, keeps), 16)
 
 
 @pytest.mark.parametrize(

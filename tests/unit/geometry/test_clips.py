@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.config.datasets import Dataset
-from latentmake.geometry.clips import Clip, clips, kept_indices
+from latentmake.geometry.clips import clips, kept_indices
 
 ROOT = Path(__file__).resolve().parents[3]
 rates = st.one_of(
@@ -20,8 +20,9 @@ rates = st.one_of(
 )
 
 
-def found(count: int, **changes: Any) -> list[Clip]:
-    return clips(count, Dataset.model_construct(**{"target_frames": [5, 9], **changes}))
+def found(count: int, **changes: Any) -> list[tuple[int, int]]:
+    cut = clips(count, Dataset.model_construct(**{"target_frames": [5, 9], **changes}))
+    return [(clip.start, clip.frames) for clip in cut]
 
 
 # -- a second reading of the rules ----------------------------------------------------------------

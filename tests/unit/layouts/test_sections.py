@@ -10,7 +10,7 @@ from latentmake.config.architectures import MUSUBI
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip, Media, Section, kept_indices, sections
+from latentmake.geometry.clips import Clip, Media, kept_indices, sections
 from latentmake.layouts.layout import layout_of
 from latentmake.plan.orders import Order, Target
 
@@ -58,7 +58,7 @@ def test_a_whole_video_is_cut_to_its_sections_and_one_too_short_has_none() -> No
 def test_files_of_sections_belong_to_their_item_and_differ_in_their_keys() -> None:
     settings = dataset(target_frames=[73])
     named = FRAMEPACK.named("f", "64", "walk", MEDIA, settings)
-    assert [clip for _, clip in named] == [Section(0, 73, 0), Section(0, 73, 1)]
+    assert [clip for _, clip in named] == [Clip(0, 73, 0), Clip(0, 73, 1)]
     keys = {FRAMEPACK.view(Size(96, 64), Size(64, 64), settings, clip=x)[0] for _, x in named}
     assert len(keys) == 2
     for path, _ in named:
@@ -73,7 +73,7 @@ def test_a_work_order_tells_sections_from_clips(
     model = {"architecture": "framepack", "task": "f1", "vae": "vae", "text": texts}
     targets = (
         Target("64", "a", None, Size(64, 64), Clip(0, 73)),
-        Target("64", "b", None, Size(64, 64), Section(0, 73, 1)),
+        Target("64", "b", None, Size(64, 64), Clip(0, 73, 1)),
     )
     order = Order(
         "latents",
@@ -86,7 +86,9 @@ def test_a_work_order_tells_sections_from_clips(
     )
     order.write()
     found = Order.read(order.path)
-    assert [type(each.clip) for each in found.items[0].targets] == [Clip, Section]
+    assert [each.clip for each in found.items[0].targets] == [Clip(0, 73), Clip(0, 73, 1)]
+    items = order.path.with_suffix(".items.json").read_text()
+    assert ",[0,73]," in items and ",[0,73,1]," in items
     assert found == order and found.name == order.name
 
 

@@ -13,7 +13,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.encode.pixels import plain, scaling
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
-from latentmake.layouts.layout import Layout, layout_of, parsed
+from latentmake.layouts.layout import Layout, kind_of, layout_of, resolution_of
 
 SIDES = st.integers(24, 160)
 SIZES = st.builds(Size, SIDES, SIDES)
@@ -98,14 +98,16 @@ def test_a_view_has_the_sizes_of_controls_where_they_are_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "kind", "resolution"),
     [
-        ("64", ("latents", "", (64, 64))),
-        ("512x768", ("latents", "", (512, 768))),
-        ("text", ("text", "text", None)),
-        ("text.1@512x768", ("text", "text.1", (512, 768))),
-        ("a folder of others", ("latents", "", None)),
+        ("64", "latents", (64, 64)),
+        ("512x768", "latents", (512, 768)),
+        ("text", "text", None),
+        ("text.1@512x768", "text", (512, 768)),
+        ("a folder of others", "latents", None),
     ],
 )
-def test_the_name_of_a_part_says_what_it_holds(name: str, expected: tuple[Any, ...]) -> None:
-    assert parsed(name) == expected
+def test_the_name_of_a_part_says_what_it_holds(
+    name: str, kind: str, resolution: tuple[int, int] | None
+) -> None:
+    assert (kind_of(name), resolution_of(name)) == (kind, resolution)

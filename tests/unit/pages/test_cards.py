@@ -17,7 +17,7 @@ from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.encode.reading import Reading, identify, samples_of
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import parsed
+from latentmake.layouts.layout import resolution_of
 from latentmake.pages import cards
 from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
@@ -69,7 +69,7 @@ def pixels_of(facts: Facts, stem: str) -> list[np.ndarray]:
     settings, model = facts.config.datasets["shapes"], facts.config.models["micro"]
     order = Order("latents", "shapes", "micro", settings, model, {}, ())
     sizes = facts.config.runs["tiny"].resolutions
-    targets = tuple(Target(x.name, x.name, None, parsed(x.name).size) for x in sizes)
+    targets = tuple(Target(x.name, x.name, None, resolution_of(x.name)) for x in sizes)
     reading = Reading(Work(item.inputs("latents", facts.layout("micro")), targets))
     identify(order, "recipe", reading)
     reading.missing = reading.keys

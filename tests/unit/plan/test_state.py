@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_world import inputs_of, plain_path
 from latentmake.base import atomic, digest
-from latentmake.base.digest import SourceStat, source_stat
+from latentmake.base.digest import source_stat
 from latentmake.base.errors import CacheError
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
 from latentmake.data.memo import Folder, Memo
 from latentmake.formats import cachefile
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import layout_of, parsed
+from latentmake.layouts.layout import layout_of, resolution_of
 from latentmake.layouts.tensors import plain_latents_metadata
 from latentmake.plan.facts import UNKNOWN
 from latentmake.plan.manifest import keys_digest
@@ -69,7 +69,7 @@ class World:
     def make(self, stem: str, part: str) -> None:
         """Write a target as a job would."""
         source = digest.of_file(self.source(stem, part))
-        size = parsed(part).size
+        size = resolution_of(part)
         variant = layout_of("plain").view(Size(80, 60), size, SETTINGS)[0] if size else ""
         recipe = self.recipes[part]
         key = cachefile.target_key(source, digest.of_value(recipe), variant)
@@ -112,7 +112,7 @@ class World:
                 for part, values in self.recipes.items()
             },
             settings=SETTINGS,
-            known=memo.sources.below(str(self.root / "data")),
+            items=[self.item(stem, part) for stem in self.stems() for part in ("64", "text")],
         )
 
 
@@ -122,7 +122,7 @@ def judge_of(
     recipes: dict[str, str],
     *,
     settings: Dataset | None = None,
-    known: dict[str, tuple[SourceStat, str]] | None = None,
+    items: Sequence[Item] = (),
 ) -> Judge:
     config = SimpleNamespace(datasets={place[0]: settings})
     facts: Any = SimpleNamespace(
@@ -134,7 +134,10 @@ def judge_of(
         recipe_digest=lambda *_: "",
     )
     judge = Judge(facts, *place, [], [])
-    judge.recipes, judge.contents = recipes, Contents(memo, settings, known or {})
+    judge.recipes, judge.contents = (
+        recipes,
+        Contents([file for item in items for file in item.files], memo, settings),
+    )
     return judge
 
 

@@ -78,7 +78,7 @@ def encoder(order: Order, *, threads: int, say: Callable[[str], None]) -> Loaded
     torch.set_num_threads(threads)
     torch.backends.cudnn.allow_tf32 = False
 
-    name, function = order.layout.encoder(order.kind)
+    name, function = order.layout.encoders[order.kind]
     module = import_module(f"latentmake.encode.encoders.{name}")
     loaded: Loaded = getattr(module, function)(order, device, say)
     return loaded._replace(

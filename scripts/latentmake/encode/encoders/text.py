@@ -409,7 +409,7 @@ def _load(
     place, spec = model.text[index], model.spec
     if spec.text_encoders[index] == "T5":
         # By default, sd-scripts pads T5's captions and does not mask the padding.
-        pads = layout_of(model.layout_name).pads_t5
+        pads = layout_of(model.layout_name).like_sdscripts
         return TextEncoder(
             *_parts(place, device, dtype, "T5"),
             max_length=place.max_length or T5_LENGTH,

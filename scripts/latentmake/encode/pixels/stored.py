@@ -25,7 +25,7 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
     """Yield the samples of an image, with its control if it has one; raises SourceError."""
     item, settings, content = reading.work.item, order.dataset_settings, reading.content
     path, limit = item.source or "", settings.max_image_pixels
-    alpha = None if order.layout.scales_alpha else settings.alpha_mask
+    alpha = settings.alpha_mask if order.layout.like_sdscripts else None
     image = open_image(reading.data, path, limit, alpha=alpha)
     size = stored_size(item, (image.shape[1], image.shape[0]))
     controls = [(name, open_image(reading.others[name], name, limit)) for name in item.controls]

@@ -25,8 +25,8 @@ from safetensors.torch import load
 from latentmake.base.errors import CacheError, TrainingError
 from latentmake.base.regular import read_regular
 from latentmake.formats.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
-from latentmake.formats.check import verify
-from latentmake.formats.safetensors import DTYPES, Head, read_head
+from latentmake.formats.check import FLOATS, verify
+from latentmake.formats.safetensors import Head, read_head
 from latentmake.geometry.buckets import Size, cover
 from latentmake.layouts.tensors import encoder_name, hidden_state
 from latentmake.training.rows import Row, rows_of
@@ -205,7 +205,7 @@ def _find(head: Head, name: str, dimensions: int) -> tuple[str, tuple[int, ...]]
     dtype, shape, *_ = head.tensors[entry]
     if len(shape) != dimensions or 0 in shape:
         raise ValueError(f"`{entry}` has the shape {list(shape)}")
-    if dtype not in DTYPES or not DTYPES[dtype].exponent:
+    if dtype not in FLOATS:
         raise ValueError(f"`{entry}` is stored as {dtype}")
     return entry, shape
 
