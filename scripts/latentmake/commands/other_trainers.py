@@ -15,13 +15,14 @@ import typer
 from latentmake.base import atomic
 from latentmake.base.errors import ConfigError
 from latentmake.commands.model_section import Section, section_at, section_of, trainer_of
-from latentmake.commands.project import Project, check_directory
+from latentmake.commands.project import check_directory, plan_of, run_names
 from latentmake.config.fields import NAME, PATTERNS
 from latentmake.config.root import Config, parse
 from latentmake.layouts.layout import layout_of
 from latentmake.models.files import vae_factor
 from latentmake.models.shapes import text_tokens
 from latentmake.plan.build import alone
+from latentmake.plan.facts import Facts
 
 if TYPE_CHECKING:
     from latentmake.exchange.datasets_toml import Imported
@@ -82,15 +83,15 @@ def _fill(configuration: Imported, section: Section) -> list[str]:
     return section.missing
 
 
-def adopt(project: Project, runs: Sequence[str], as_json: bool) -> None:
+def adopt(facts: Facts, runs: Sequence[str], as_json: bool) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""
     from latentmake.exchange import adoption
 
     with alone():
-        names = project.run_names(runs)
-        plans, counts = project.plan(names).runs, dict[str, dict[str, int]]()
+        names = run_names(facts.config, runs)
+        plans, counts = plan_of(facts, names).runs, dict[str, dict[str, int]]()
         for name in names:
-            folders = folders_of(project.config, name)
+            folders = folders_of(facts.config, name)
             adopted = adoption.adopt(plans[name], folders, say=partial(typer.echo, err=as_json))
             counts[name] = {state: adopted[state] for state in adoption.STATES}
     if as_json:

@@ -53,9 +53,8 @@ def _in(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command to call the function of its name in a module of this folder.
 
-    With `project`, the command also has `_options`, and the function gets the project, which is
-    open while it runs, in place of `configfile` and `directory`. For `encoders` see
-    `project.opened`.
+    With `project`, the command also has `_options`, and the function gets the facts of the opened
+    project in place of `configfile` and `directory`. For `encoders` see `project.opened`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -68,8 +67,8 @@ def _in(
             from latentmake.commands.project import opened
 
             place = values.pop("configfile"), values.pop("directory")
-            with opened(*place, encoders=encoders) as opened_project:
-                function(opened_project, **values)
+            with opened(*place, encoders=encoders) as facts:
+                function(facts, **values)
 
         if project:
             own, more = (signature(one, eval_str=True).parameters for one in (command, _options))
@@ -194,7 +193,7 @@ def status(
     """Count fresh and stale caches of runs, and what is left to encode and train."""
 
 
-@_in("explain")
+@_in("explain", project=True, encoders=True)
 def explain(
     path: Annotated[
         str,
@@ -204,9 +203,6 @@ def explain(
             "or a target such as train_cats.",
         ),
     ],
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
 
@@ -218,6 +214,7 @@ def check(runs: Runs = None) -> None:
 
 @_in("verify", project=True)
 def verify(
+    context: typer.Context,
     runs: Runs = None,
     repair: Annotated[
         bool,

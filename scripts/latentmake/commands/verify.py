@@ -11,17 +11,24 @@ from collections.abc import Iterator, Sequence
 import typer
 
 from latentmake.base.machine import human
-from latentmake.commands.project import Project, coloured, printable
+from latentmake.commands.project import coloured, printable, run_names
 from latentmake.pages import verification
 from latentmake.pages.verification import DAMAGED, UNEXPECTED, Finding, Verified
 from latentmake.plan.build import alone
+from latentmake.plan.facts import Facts
 
 
-def verify(project: Project, runs: Sequence[str] | None, repair: bool, as_json: bool) -> None:
+def verify(
+    facts: Facts,
+    context: typer.Context,
+    runs: Sequence[str] | None,
+    repair: bool,
+    as_json: bool,
+) -> None:
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
     # A build must not start while a repair deletes files.
     with alone() if repair else contextlib.nullcontext():
-        result = verification.verify(project.facts, project.run_names(runs), repair=repair)
+        result = verification.verify(facts, run_names(facts.config, runs), repair=repair)
     if as_json:
         findings = [
             {name: getattr(finding, name) for name in ("path", "verdict", "reason", "done")}
@@ -33,7 +40,7 @@ def verify(project: Project, runs: Sequence[str] | None, repair: bool, as_json: 
             typer.echo(line)
     repairable = {finding.verdict for finding in result.findings if finding.is_ours}
     if not repair and (does := _repair(repairable)):
-        files = [word for file in project.configfiles for word in ("-c", str(file))]
+        files = [word for file in context.params["configfile"] or () for word in ("-c", str(file))]
         command = shlex.join(["latentmake", "verify", *(runs or ()), *files, "--repair"])
         typer.echo(f"`{command}` {does}, and the next build makes them", err=True)
     if len(result.wrong) > result.repaired:

@@ -30,7 +30,7 @@ def test_a_word_takes_what_the_function_of_its_work_takes() -> None:
         taken = [*inspect.signature(word).parameters]
         if outside["project"]:
             assert taken[-3:] == ["as_json", "configfile", "directory"], name
-            taken = ["project", *taken[:-2]]
+            taken = ["facts", *taken[:-2]]
         assert work == taken, name
 
 
