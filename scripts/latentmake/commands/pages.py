@@ -21,7 +21,7 @@ from latentmake.commands.project import plan_of, run_names
 from latentmake.config.root import Config
 from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
-from latentmake.pages.page import FPS, Pictures, write_page
+from latentmake.pages.page import FPS, Pictures, as_text, write_page
 from latentmake.pages.pictured import Pictured, Row, pictures_in
 from latentmake.pages.report import write_report
 from latentmake.plan.facts import Facts
@@ -150,7 +150,7 @@ def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -
     return {
         "title": " vs ".join(by_run),
         "sides": sides,
-        "rows": [row.label for row in rows],
+        "rows": [_label(*row) for row in rows],
         "steps": sorted({step for run in runs if run.samples for step in run.samples.steps}),
         "pictures": pictures.embedded,
         "clips": pictures.clips,
@@ -158,6 +158,12 @@ def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -
         "fps": max(speeds, default=FPS),
         "settings": settings_table([run.settings() for run in runs]),
     }
+
+
+def _label(prompt: str, seed: int | None) -> str:
+    """Return the text of a row."""
+    text = as_text(prompt) or "(the empty prompt)"
+    return text if seed is None else f"{text} (seed {seed})"
 
 
 def _text(key: str, value: JsonValue) -> str:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
@@ -104,22 +103,8 @@ def _texts(model: Model, endings: list[str], where: str) -> Iterator[tuple[str, 
         yield ending, tokens.padded
 
 
-class _File(NamedTuple):
-    """A file to write.
-
-    Attributes:
-        path: path of the file.
-        name: name of its tensor.
-        dtype: dtype of its tensor.
-        cache: path of the cache file to read.
-        tensor: name of the tensor in the cache file.
-    """
-
-    path: Path
-    name: str
-    dtype: str
-    cache: str
-    tensor: str
+_File = tuple[Path, str, str, str, str]
+"""File to write, name and dtype of its tensor; cache file to read, and name of the tensor in it."""
 
 
 def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) -> Counter[str]:
@@ -141,10 +126,10 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
         ThreadPoolExecutor(max(threads, _LEAST_THREADS)) as pool,
         Progress(total=len(files), desc="exporting", unit="file") as progress,
     ):
-        for file, state in zip(files, pool.map(partial(_export, order), files), strict=True):
+        for (path, *_), state in zip(files, pool.map(partial(_export, order), files), strict=True):
             total[state] += 1
             if state == _LEFT:
-                say(f"{file.path}: is not of latentmake's making and holds something else")
+                say(f"{path}: is not of latentmake's making and holds something else")
             progress.update()
     say(f"{order.run}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     if total[_LEFT]:
@@ -161,32 +146,33 @@ def _files(order: ExportOrder) -> Iterator[_File]:
             base = f"{order.folder}/{row.dataset}/{row.stem}"
         if order.ending is not None:
             (cache,) = row.latents_at(order.part)
-            yield _File(Path(base + order.ending), "latent", "float32", cache, LATENTS)
+            yield Path(base + order.ending), "latent", "float32", cache, LATENTS
         for number, (ending, padded) in enumerate(order.texts):
             dtype = "float32" if padded else "bfloat16"  # ai-training's CLIP pads, its T5 does not
             state = hidden_state(number)
-            yield _File(Path(base + ending), "emb", dtype, row.first_text, state)
+            yield Path(base + ending), "emb", dtype, row.first_text, state
 
 
 def _export(order: ExportOrder, file: _File) -> str:
     """Write one file unless it is up to date; return its state."""
     import torch
 
+    path, name, dtype, place, tensor_name = file
     try:
-        header, own = cachefile.read_header(file.cache), cachefile.header_of(file.path)
+        header, own = cachefile.read_header(place), cachefile.header_of(path)
         if own is not None and own.key == header.key:
             return _SAME
-        if own is None and file.path.is_file():
-            if header.adopted and header.adopted == digest.of_file(file.path):
+        if own is None and path.is_file():
+            if header.adopted and header.adopted == digest.of_file(path):
                 return _SAME  # the cache was adopted from this file
             if not order.overwrite:
                 return _LEFT
-        with safe_open(file.cache, framework="pt") as cache:
-            tensor = cache.get_tensor(file.tensor).to(getattr(torch, file.dtype))
+        with safe_open(place, framework="pt") as cache:
+            tensor = cache.get_tensor(tensor_name).to(getattr(torch, dtype))
             recipe = cache.metadata()[cachefile.RECIPE]
     except (OSError, SafetensorError) as error:
         hint = "check that the file exists and is readable"
-        raise CacheError(f"cannot be read ({error})", where=file.cache, hint=hint) from None
+        raise CacheError(f"cannot be read ({error})", where=place, hint=hint) from None
     stamp = cachefile.stamp(key=header.key, source=header.source, recipe=recipe)
-    atomic.write(file.path, cachefile.serialize({file.name: tensor}, stamp))
+    atomic.write(path, cachefile.serialize({name: tensor}, stamp))
     return _WRITTEN

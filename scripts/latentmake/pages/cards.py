@@ -15,7 +15,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.formats.readers import Readers
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import parsed
-from latentmake.pages.captions import Card, Cards
+from latentmake.pages.captions import Card, Cards, split
 from latentmake.pages.edits import Edits
 from latentmake.pages.thumbnails import look_at
 from latentmake.plan.facts import Facts
@@ -46,7 +46,7 @@ def page_data(
     edits = Edits(facts, name, cards)
     if len(cards) > ON_PAGE:
         notes.append(f"{ON_PAGE} of {len(cards)} items are shown, those with cut texts first.")
-        cards = sorted(cards, key=lambda card: not any(text.is_cut for text in card.texts))
+        cards = sorted(cards, key=lambda card: not card.is_cut)
     elif edits.gone:
         notes.append(f"The training also saw {some(edits.gone)}, which the dataset has no more.")
 
@@ -66,7 +66,10 @@ def page_data(
             "size": size,
             "picture": picture,
             "fault": card.fault or fault,
-            "texts": [[text.split, [seen[:2] for seen in text.seen]] for text in card.texts],
+            "texts": [
+                [split(text, seen), [part[:2] for part in seen]]
+                for text, seen in zip(card.texts, card.seen, strict=True)
+            ],
             "targets": [
                 _target(facts, name, card, resolution.name, size) for resolution in run.resolutions
             ],

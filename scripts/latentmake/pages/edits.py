@@ -55,7 +55,7 @@ class Edits:
         if was is None:
             return {"new": True}
         edits = dict[str, list[str] | bool]()
-        if not card.fault and was.texts != [text.text for text in card.texts]:
+        if not card.fault and was.texts != card.texts:
             edits["before"] = was.texts
         if was.source and self._digest(card) not in (None, was.source):
             edits["repainted"] = True
