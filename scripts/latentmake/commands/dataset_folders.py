@@ -64,6 +64,11 @@ class FoundDataset(NamedTuple):
         return counted(self.items, "video" if self.video else "image")
 
     @property
+    def controls(self) -> Path:
+        """Folder where its control images are expected."""
+        return self.path.parent / f"control_{self.name}"
+
+    @property
     def captioned(self) -> int:
         """Number of items with a caption."""
         return self.items - len(self.bare)

@@ -151,7 +151,7 @@ def init(
     """
 
 
-@_in("other_trainers")
+@_in("import_")
 def import_(
     file: Annotated[
         Path, typer.Argument(help="Dataset file of musubi-tuner or sd-scripts (TOML).")
@@ -282,6 +282,6 @@ def prune(
     """List caches that the configuration does not need any more, or remove them with --yes."""
 
 
-@_in("other_trainers", project=True, encoders=True)
+@_in("adopt", project=True, encoders=True)
 def adopt(runs: Annotated[list[str], _runs("RUN...", "Runs of the configuration.")]) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""

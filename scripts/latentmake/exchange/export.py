@@ -24,6 +24,7 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import CacheError, ConfigError
 from latentmake.base.progress import Progress
 from latentmake.config.models import Model
+from latentmake.config.weights import AiTraining
 from latentmake.formats import cachefile
 from latentmake.layouts.tensors import LATENTS, hidden_state
 from latentmake.models.shapes import text_tokens
@@ -80,27 +81,35 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
             what = f"the dataset {dataset} lies at a URL, where nothing is written"
             raise ConfigError(what, where="export.folder", hint="name a folder on this disk")
     model, where = facts.config.models[run.model], f"models.{run.model}"
-    if (named := model.ai_training) is None:
-        hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
-        raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
+    endings, texts = endings_of(model, where), list[tuple[str, bool]]()
+    for place, ending in zip(model.text, endings.text or (), strict=False):
+        if (tokens := text_tokens(place)) is None:
+            raise undescribed(f"{where}.text")
+        texts.append((ending, tokens.padded))
     return ExportOrder(
         run=name,
         manifest=str(run_folder(name) / "manifest.jsonl"),
         folder=export.folder,
         part=part,
-        ending=named.latents,
-        texts=[*_texts(model, named.text or [], f"{where}.text")],
+        ending=endings.latents,
+        texts=texts,
         overwrite=export.overwrite,
     )
 
 
-def _texts(model: Model, endings: list[str], where: str) -> Iterator[tuple[str, bool]]:
-    for place, ending in zip(model.text, endings, strict=False):
-        if (tokens := text_tokens(place)) is None:
-            what = "no config.json on this disk says what its caches are like"
-            hint = "name a folder that has one as `path`, or the file as `config`"
-            raise ConfigError(what, where=where, hint=hint)
-        yield ending, tokens.padded
+def endings_of(model: Model, where: str) -> AiTraining:
+    """Return what ai-training's files end in; raises ConfigError if the model does not say it."""
+    if model.ai_training is None:
+        hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
+        raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
+    return model.ai_training
+
+
+def undescribed(where: str) -> ConfigError:
+    """Return the error for an encoder without a configuration; `where` is its key."""
+    what = "no config.json on this disk says what its caches are like"
+    hint = "name a folder that has one as `path`, or the file as `config`"
+    return ConfigError(what, where=where, hint=hint)
 
 
 _File = tuple[Path, str, str, str, str]
