@@ -52,7 +52,9 @@ class _Words(TyperGroup):
             if isinstance(error, BrokenPipeError) or not (readable := system_error(error)):
                 raise
             mistake = readable
-        typer.echo(f"error: {mistake}", err=True)
+        from latentmake.commands.project import coloured  # here: help needs no project
+
+        typer.echo(f"{coloured('error')}: {mistake}", err=True)
         raise typer.Exit(2)
 
 
