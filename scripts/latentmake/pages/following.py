@@ -67,11 +67,8 @@ def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -
             "title": prompt,
             "note": f"seed {seed}",
             "clips": [
-                {
-                    "label": _LABELS["adapter" if clip.adapter else "base"],
-                    "source": clip.file,
-                    **size,
-                }
+                {"label": _LABELS["adapter" if clip.adapter else "base"], "source": clip.file}
+                | size
                 for clip in clips
             ],
         }
@@ -116,12 +113,8 @@ def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any
                 "note": result.group,
                 "caption": result.caption,
                 "clips": [
-                    {
-                        "label": _LABELS[kind],
-                        "source": sources.address(folder / clip.file),
-                        "width": clip.width,
-                        "height": clip.height,
-                    }
+                    {"label": _LABELS[kind], "source": sources.address(folder / clip.file)}
+                    | {"width": clip.width, "height": clip.height}
                     for kind, clip in result.clips.items()
                 ],
             }
@@ -160,18 +153,12 @@ def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
 
 def _loss_rows(losses: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     """Return the rows of a table of losses: name, loss of the base, of the adapter, and change."""
-    return [
-        [name, _number(by_kind["base"]), _number(by_kind["adapter"]), _change(**by_kind)]
-        for name, by_kind in losses.items()
-    ]
-
-
-def _number(value: float) -> str:
-    return f"{value:#.4g}"
-
-
-def _change(base: float, adapter: float) -> str:
-    return f"{(adapter - base) / base:+.2%}".replace("%", " %") if base else "–"
+    rows = []
+    for name, by_kind in losses.items():
+        base, adapter = by_kind["base"], by_kind["adapter"]
+        change = f"{(adapter - base) / base * 100:+.2f} %" if base else "–"
+        rows.append([name, f"{base:#.4g}", f"{adapter:#.4g}", change])
+    return rows
 
 
 def _summary(metrics: Metrics) -> str:
