@@ -16,7 +16,7 @@ import typer
 from pydantic import JsonValue
 
 from latentmake.base import atomic
-from latentmake.base.errors import ConfigError, TrainingError, UserError
+from latentmake.base.errors import ConfigError, TrainingError
 from latentmake.commands.project import plan_of, run_names
 from latentmake.config.root import Config
 from latentmake.pages.captions import read_cards
@@ -95,24 +95,18 @@ def compare(facts: Facts, runs: Sequence[str], open_page: bool, as_json: bool) -
 
 def pictured(config: Config, name: str) -> Pictured:
     """Return the result of a run with its pictures; raises UserError if it has none."""
-    result = pictures_in(run_folder(name), name)
-    if result is None:
-        raise _without_pictures(config, name)
-    return result
-
-
-def _without_pictures(config: Config, name: str) -> UserError:
-    run = config.runs[name]
+    if (result := pictures_in(run_folder(name), name)) is not None:
+        return result
+    run, where = config.runs[name], f"run {name}"
     draws = getattr(run.trainer, "draws", None)
     if draws is None:
-        what = "draws no sample pictures: only the trainers sd and wan do"
-        return ConfigError(what, where=f"run {name}")
+        raise ConfigError("draws no sample pictures: only the trainers sd and wan do", where=where)
     if not draws:
         hint = f"make clips: snakemake --cores all generate_{name}"
         hint = hint if run.generate else "set `samples: {prompts: [...]}` of its trainer"
-        return ConfigError("draws no samples without prompts", where=f"run {name}", hint=hint)
+        raise ConfigError("draws no samples without prompts", where=where, hint=hint)
     hint = f"make them: snakemake --cores all train_{name}"
-    return TrainingError("has no sample pictures yet", where=f"run {name}", hint=hint)
+    raise TrainingError("has no sample pictures yet", where=where, hint=hint)
 
 
 def page_path(names: Sequence[str]) -> Path:

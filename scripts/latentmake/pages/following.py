@@ -20,7 +20,7 @@ from latentmake.base.errors import ConfigError
 from latentmake.base.machine import duration
 from latentmake.config.root import Config
 from latentmake.pages.page import (
-    ClipSources,
+    clip_addresses,
     embedded,
     state_in,
     table,
@@ -92,14 +92,14 @@ def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> 
     content = (folder / METRICS).read_bytes()
     metrics = Metrics.model_validate_json(content)
     files = [clip.file for clip in metrics.clips()]
-    data = _data(metrics, folder, ClipSources(path, [folder / file for file in files]))
+    data = _data(metrics, folder, clip_addresses(path, [folder / file for file in files]))
     title = f"Evaluation of {metrics.run}"
     size = write_page(path, "gallery", title, data, _state(content))
     noun = "pictures" if files and files[0].endswith(".png") else "clips"
     say(f"{path}: {len(files)} {noun}, {size}; {_summary(metrics)}")
 
 
-def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any]:
+def _data(metrics: Metrics, folder: Path, address: Callable[[Path], str]) -> dict[str, Any]:
     lines = [
         {"kind": kind, "name": _LABELS[kind], "values": metrics.loss_by_timestep[kind]}
         for kind in ("base", "adapter")
@@ -113,7 +113,7 @@ def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any
                 "note": result.group,
                 "caption": result.caption,
                 "clips": [
-                    {"label": _LABELS[kind], "source": sources.address(folder / clip.file)}
+                    {"label": _LABELS[kind], "source": address(folder / clip.file)}
                     | {"width": clip.width, "height": clip.height}
                     for kind, clip in result.clips.items()
                 ],

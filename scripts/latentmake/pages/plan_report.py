@@ -180,21 +180,20 @@ def report(
         StorageError: A disk does not have enough space for the build.
     """
     training = [run for name, run in plan.runs.items() if name in trained]
-    lines = [*estimate_lines(facts, orders)]
-    lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
-    lines += [line for run in training for line in (run.reason, run.note) if line]
     runs = plan.runs.values()
-    lines = [*dict.fromkeys(fitting_lines(facts, plan)), *lines]
+    lines = [*_noted(facts, runs)]
     stale = (target for run in runs for state in run.parts.values() for target in state.to_make)
     if any(target.reason == "changed recipe" for target in stale):
         from latentmake.pages.explanation import recipe_changes
 
-        lines = [*recipe_changes(facts, runs), *lines]
+        lines += recipe_changes(facts, runs)
+    lines += dict.fromkeys(fitting_lines(facts, plan))
+    lines += estimate_lines(facts, orders)
+    lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
+    lines += [line for run in training for line in (run.reason, run.note) if line]
     needs = (need for need in plan.needs if need.size)
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs]
-    if more:
-        lines.append(more)
-    lines = [*_noted(facts, runs), *lines]
+    lines += [more] if more else []
     # A command for one kind of caches writes no manifest, so faulty items do not stop it.
     complete = (run for name, run in plan.runs.items() if len(kinds[name]) > 1 and _may_stop(run))
     lines += [line for run in complete if (line := stopped_by(facts, run))]
