@@ -120,21 +120,17 @@ def _values(
     named = [Path(file).absolute() for file in options.configfile or ()]
     os.chdir(options.directory or ".")
     values: dict[str, object] = {}
-    default = [] if named or DEFAULT.exists() else _only_one()
+    default: list[Path] = []
+    if not named and not DEFAULT.exists():
+        default = [file for file, sections in configurations().items() if sections]
+    if len(default) > 1:
+        what = f"several configurations are here: {', '.join(map(str, default))}"
+        raise ConfigError(what, where=Path.cwd(), hint=f"name one: -c {default[0]}")
     for file in named or default or [DEFAULT]:
         check_file(file)
         update_config(values, load_configfile(file))
     update_config(values, parse_config(options.config))
     return values, default
-
-
-def _only_one() -> list[Path]:
-    """Return the configuration of this folder, if it has one; raises ConfigError if several."""
-    files = [file for file, sections in configurations().items() if sections]
-    if len(files) > 1:
-        what = f"several configurations are here: {', '.join(map(str, files))}"
-        raise ConfigError(what, where=Path.cwd(), hint=f"name one: -c {files[0]}")
-    return files
 
 
 def configurations() -> dict[Path, Mapping[str, Any]]:

@@ -27,6 +27,7 @@ from latentmake.pages.page import (
     template_digest,
     write_page,
 )
+from latentmake.pages.plan_report import counted
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.product import Difference, Made, Product, judge
 from latentmake.training.loop.clips import (
@@ -163,9 +164,8 @@ def _loss_rows(losses: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
 
 def _summary(metrics: Metrics) -> str:
     base, adapter = metrics.loss["base"], metrics.loss["adapter"]
-    count = len(metrics.results)
     change = (adapter - base) / base * 100 if base else 0.0
-    items = f"{count} held-out {'item' if count == 1 else 'items'}"
+    items = counted(len(metrics.results), "held-out item")
     if abs(change) < 0.05:
         return f"On {items} the adapter changes the loss by less than 0.05 %."
     word = "lowers" if change < 0 else "raises"
