@@ -25,7 +25,7 @@ from latentmake.commands.new_config import (
     size_of,
     unedited,
 )
-from latentmake.commands.project import HOME, is_used, say
+from latentmake.commands.project import HOME, say
 from latentmake.config.root import parse
 from latentmake.config.trainers import Kind
 from latentmake.models import recipe
@@ -53,7 +53,7 @@ def init(
     """
     by_folder = {folder: datasets_in(folder) for folder in folders}
     datasets = _named([dataset for several in by_folder.values() for dataset in several])
-    name, file = run_and_file(datasets, output, is_used)
+    name, file = run_and_file(datasets, output)
     if file.exists() and not force and not unedited(_text_of(file)):
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)
@@ -62,7 +62,7 @@ def init(
     if not taken:
         what = f"holds {datasets[0].counted}, which {to_train.title} does not take"
         hint = "name another folder, or another --model"
-        raise DatasetError(what, where=datasets[0].path, hint=hint)
+        raise DatasetError(what, where=datasets[0].settings.path, hint=hint)
     is_installed = _program("musubi", folders) is not None
     kind = trainer_of(to_train, trainer, musubi=is_installed)
     fill_in(to_train, kind)
@@ -76,7 +76,7 @@ def init(
         what, hint = "has a name that is not UTF-8, which YAML cannot hold", "rename the folder"
         raise DatasetError(what, where=folders[0], hint=hint) from None
     for dataset in taken:
-        say("found", f"{dataset.path}: {dataset.described}")
+        say("found", f"{dataset.settings.path}: {dataset.described}")
     if to_train.networks:
         say("found", f"{to_train.root}: {to_train.title}")
     for line in predictions:
@@ -87,7 +87,7 @@ def init(
     for dataset in datasets:
         if dataset not in taken:
             what = f"its {dataset.counted} are left out, since {to_train.title} does not take them"
-            say("note", f"{dataset.path}: {what}")
+            say("note", f"{dataset.settings.path}: {what}")
     for folder, several in by_folder.items():
         for line in left_out(folder, several):
             say("note", line)
@@ -146,7 +146,7 @@ def _missing(run: Run) -> Iterator[str]:
         yield f"the trainer `{model.kind}`: {run.clone}, {hint}"
     for dataset in run.datasets if model.version.controls[0] else ():
         if not dataset.controls.is_dir():
-            yield f"control images of {dataset.path}: put them into {dataset.controls}"
+            yield f"control images of {dataset.settings.path}: put them into {dataset.controls}"
 
 
 def _faults(text: str, predictions: list[str]) -> Iterator[str]:

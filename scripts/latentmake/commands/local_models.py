@@ -143,7 +143,7 @@ class Model:
 
     def takes(self, dataset: FoundDataset) -> bool:
         """Whether the model can be trained on the images or videos of a dataset."""
-        return self.version.videos if dataset.video else self.version.images
+        return self.version.videos if dataset.settings.video else self.version.images
 
     @property
     def others(self) -> list[Part]:

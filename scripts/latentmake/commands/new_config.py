@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import yaml
 from latentmake.base import digest
 from latentmake.commands.dataset_folders import FoundDataset
 from latentmake.commands.local_models import RECOGNISED, Model
+from latentmake.commands.project import is_used
 from latentmake.config.architectures import WAN
 from latentmake.config.fields import literal
 from latentmake.config.weights import Weights
@@ -41,18 +42,11 @@ _COMMENTS = {
 }
 
 
-def run_and_file(
-    datasets: Sequence[FoundDataset], output: Path | None, is_used: Callable[[str, Path], bool]
-) -> tuple[str, Path]:
-    """Return the name of a run and the path of its configuration.
+def run_and_file(datasets: Sequence[FoundDataset], output: Path | None) -> tuple[str, Path]:
+    """Return the name of a run and the path of its configuration; the user may name the path.
 
     The run has the name of its folder, or that of its file if another run has the folder's name:
     the two must not write over each other's results.
-
-    Args:
-        datasets: datasets of the run.
-        output: path that the user named.
-        is_used: whether a name belongs to a run that is not in the configuration at a path.
     """
     name = slug(datasets[0].words)
     if output is None:
@@ -69,7 +63,7 @@ def size_of(model: Model, datasets: Sequence[FoundDataset]) -> tuple[int | list[
         The value in the configuration, and a comment that gives the reason.
     """
     name = model.architecture.name
-    has_clips = any(dataset.video for dataset in datasets) or name == "wan"
+    has_clips = any(dataset.settings.video for dataset in datasets) or name == "wan"
     clip = RECOGNISED[name].get("clip") if has_clips else None
     own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
     sizes = (size for dataset in datasets for size in dataset.sizes)
@@ -139,7 +133,8 @@ def config_text(run: Run) -> str:
     """Return the text of the configuration; in its template, a tab stands before a comment."""
     from jinja2 import Environment
 
-    model, items = run.model, sum(dataset.items * dataset.repeats for dataset in run.datasets)
+    model = run.model
+    items = sum(dataset.items * dataset.settings.num_repeats for dataset in run.datasets)
     times, least, most = _SEEN[model.kind]
     seen = min(max(times * items, least), most, _TIMES * items)
     batch = _BATCH if model.kind == "sd" else 1
