@@ -165,13 +165,13 @@ def config_text(run: Run) -> str:
         prompts=prompts_of(run.datasets),
         unedited=_UNEDITED,
     )
-    text = "".join(f"{_commented(line)}\n" for line in text.splitlines())
+    text = "\n".join(map(_commented, text.rstrip("\n").split("\n"))) + "\n"
     return text.replace(_UNEDITED, f"{_UNEDITED} ({_digest(text)})", 1)
 
 
 def _commented(line: str) -> str:
-    """Return a line with the comment after its tab above a long key, or behind a short one."""
-    text, tab, why = line.partition("\t")
+    """Return the line of a key with the comment after its tab: above a long one, or behind it."""
+    text, tab, why = line.partition("\t") if line.startswith(" ") else (line, "", "")
     if tab and len(text) > _COLUMN + 12:
         return f"{text[: len(text) - len(text.lstrip())]}# {why}\n{text}"
     return f"{text:<{_COLUMN}} # {why}" if tab else text
