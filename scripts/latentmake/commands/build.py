@@ -16,13 +16,7 @@ import typer
 from latentmake import commandline
 from latentmake.base.errors import ConfigError, first_line, nearest
 from latentmake.commands.completion import DEFAULT
-from latentmake.commands.project import (
-    HOME,
-    check_directory,
-    coloured,
-    configurations,
-    sections_of,
-)
+from latentmake.commands.project import HOME, check_directory, coloured, configurations, sections_of
 from latentmake.config.document import check_file
 from latentmake.entry import TOLD_AT_THE_END
 from latentmake.request import word_and_run

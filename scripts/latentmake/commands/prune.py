@@ -69,7 +69,7 @@ def prune(
         if yes:
             remove(files)
     if as_json:
-        typer.echo(json.dumps(_values(removable, removed=yes), indent=1))
+        typer.echo(json.dumps(_values(removable, files, removed=yes), indent=1))
     elif yes:
         typer.echo(f"removed {_amount(files)}")
     elif files:
@@ -99,16 +99,15 @@ def remove(files: Files) -> None:
 # -- shown ----------------------------------------------------------------------------------------
 
 
-def _values(removable: Mapping[str, Groups], *, removed: bool) -> dict[str, object]:
+def _values(removable: Mapping[str, Groups], files: Files, *, removed: bool) -> dict[str, object]:
     """Return the values that `--json` prints."""
-    files = [
+    values = [
         {"path": path, "bytes": stat.st_size, "dataset": name, "reason": why}
         for name, groups in removable.items()
         for (_, why), group in groups.items()
         for path, stat in group.items()
     ]
-    all_groups = (group for groups in removable.values() for group in groups.values())
-    return {"removed": removed, "bytes": freed(all_files(all_groups)), "files": files}
+    return {"removed": removed, "bytes": freed(files), "files": values}
 
 
 def _show(name: str, groups: Groups, *, verbose: bool) -> None:
