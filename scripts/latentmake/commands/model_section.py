@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def _usable(model: Model, kind: str) -> list[Part]:
         mark = row.scripts.mark
         return [network for network in networks if network.has(mark) and not network.has(_RENAMED)]
     if row.strategies is not None:
-        pattern = _any(row.strategies.marks)
+        pattern = "|".join(map(re.escape, row.strategies.marks))
         if files := [network for network in networks if network.has(pattern)]:
             return files
     if row.single_file or not (model.root / "model_index.json").is_file():
@@ -136,7 +136,8 @@ def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
     elif strategies is not None and not row.encodes:
         for encoder in filter(None, (strategies.latents, strategies.text)):
             for network in encoder.networks:
-                yield File("", network.key), row.name, _any(network.marks)
+                marks = "|".join(map(re.escape, network.marks))
+                yield File("", network.key), row.name, marks
     elif strategies is not None:
         vae = Vae(2, 16 if row.single_file else 4)
         original = r"^encoder\.down\.0\." if strategies.insists else ""
@@ -144,11 +145,6 @@ def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
         for number, name in enumerate(row.text_encoders):
             kind = "T5" if name == "T5" else "CLIP text encoder"
             yield File("", f"text.{number}" if number else "text", kind=kind), name, ""
-
-
-def _any(marks: Iterable[str]) -> str:
-    """Return a pattern that matches each of these texts."""
-    return "|".join(map(re.escape, marks))
 
 
 def _put(model: Model, file: File, name: str, pattern: str) -> None:
