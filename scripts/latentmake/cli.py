@@ -50,7 +50,9 @@ class _Words(TyperGroup):
             mistake = None if isinstance(error, BrokenPipeError) else mistake_of(error)
             if mistake is None:
                 raise
-        typer.echo(f"error: {mistake}", err=True)
+        from latentmake.commands.project import coloured  # here: help needs no project
+
+        typer.echo(f"{coloured('error')}: {mistake}", err=True)
         raise typer.Exit(2)
 
 

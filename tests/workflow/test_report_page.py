@@ -212,6 +212,23 @@ def test_ten_thousand_items_are_filtered_and_sorted_and_made_as_they_are_scrolle
     assert browser.complaints() == []
 
 
+def test_on_a_phone_filters_are_folded_and_the_cards_are_seen(
+    tmp_path: Path, browser: Browser
+) -> None:
+    path = page_of([item(number, f"cat {number}") for number in range(4)], tmp_path, "dog")
+    summary = "#fold summary"
+    with browser.window(390, 844):
+        browser.open(path)
+        (first, *_), (section,) = browser.all(".item"), browser.all("#items")
+        assert first.rect["y"] - section.rect["y"] < 844 / 4
+        browser.all(summary)[0].click()
+        browser.click("without")
+        assert browser.all(summary)[0].text == "Filters (1 on)"
+    browser.open(path)
+    assert not browser.all(summary)[0].is_displayed()
+    assert browser.all("#filters")[0].is_displayed()
+
+
 def test_a_grid_is_a_third_as_high_as_a_card_a_row(tmp_path: Path, browser: Browser) -> None:
     items = [item(number, f"a cat on a red chair beside a window {number}") for number in range(30)]
     path = page_of(items, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import typer
 from latentmake import commandline
 from latentmake.base.errors import ConfigError, first_line, nearest
 from latentmake.commands.completion import DEFAULT
-from latentmake.commands.project import HOME, check_directory, configurations, sections_of
+from latentmake.commands.project import HOME, check_directory, coloured, configurations, sections_of
 from latentmake.config.document import check_file
 from latentmake.entry import TOLD_AT_THE_END
 from latentmake.request import word_and_run
@@ -78,7 +79,7 @@ def _snakemake(arguments: Sequence[str]) -> int:
     except SystemExit as end:  # the Snakefile reports a mistake
         if not isinstance(end.code, str):
             return end.code or 0
-        typer.echo(end.code, err=True)
+        typer.echo(re.sub("^error", coloured("error"), end.code), err=True)
         return 2
     return _ended(status, options)
 

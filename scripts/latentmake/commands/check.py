@@ -10,7 +10,7 @@ import typer
 
 from latentmake import backends
 from latentmake.base.machine import free, human, shortages
-from latentmake.commands.project import Project, coloured
+from latentmake.commands.project import coloured, plan_of, run_names
 from latentmake.pages.plan_report import counted, disk_needs, estimate_lines, stopped_by
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Part
@@ -19,11 +19,11 @@ from latentmake.plan.state import PartState
 from latentmake.training.findings import Finding, Verdict, checklist, failed, image_findings
 
 
-def check(project: Project, runs: Sequence[str] | None, as_json: bool) -> None:
+def check(facts: Facts, runs: Sequence[str] | None, as_json: bool) -> None:
     """Check all that a run needs: caches, items, disk, models, the trainer and its settings."""
-    names = project.run_names(runs)
-    plan = project.plan(names)
-    findings = {name: [*_findings(project.facts, plan.runs[name])] for name in names}
+    names = run_names(facts.config, runs)
+    plan = plan_of(facts, names)
+    findings = {name: [*_findings(facts, plan.runs[name])] for name in names}
     if as_json:
         values = {name: [finding._asdict() for finding in findings[name]] for name in names}
         typer.echo(json.dumps(values, indent=1))
@@ -32,7 +32,7 @@ def check(project: Project, runs: Sequence[str] | None, as_json: bool) -> None:
             typer.echo(f"{name}:")
         typer.echo(checklist(findings[name], coloured))
         if failed(findings[name]):
-            typer.echo(_stopped(project.facts, plan.runs[name], findings[name]))
+            typer.echo(_stopped(facts, plan.runs[name], findings[name]))
     if any(map(failed, findings.values())):
         raise typer.Exit(1)
 

@@ -33,35 +33,33 @@ class FoundDataset(NamedTuple):
     Attributes:
         name: name of the dataset in the configuration.
         words: name of the folder as a caption; `10_sks man` and `sks_man` become `sks man`.
-        path: the folder.
-        repeats: number of repeats in the name of a kohya folder, such as 10 in `10_sks man`.
-        video: whether the items are videos.
+        settings: section of the configuration: folder, captions, whether the items are videos, and
+            repeats as in the name of a kohya folder, such as 10 in `10_sks man`.
         items: number of images or videos.
         bare: names of items without a caption file or an entry in the metadata file.
         texts: first lines of the captions of the probed items.
-        ending: ending of the caption files.
-        listed: name of the metadata file, if any.
         sizes: width and height of the probed items in pixels, the smallest first.
         clips: number of frames, and frames per second, of the probed videos.
     """
 
     name: str
     words: str
-    path: Path
-    repeats: int
-    video: bool
+    settings: Dataset
     items: int
     bare: list[str]
     texts: list[str]
-    ending: str
-    listed: str | None
     sizes: list[tuple[int, int]]
     clips: list[tuple[int, float]]
 
     @property
     def counted(self) -> str:
         """Number of items with its noun: `30 images`."""
-        return counted(self.items, "video" if self.video else "image")
+        return counted(self.items, "video" if self.settings.video else "image")
+
+    @property
+    def controls(self) -> Path:
+        """Folder where its control images are expected."""
+        return Path(self.settings.path).parent / f"control_{self.name}"
 
     @property
     def captioned(self) -> int:
@@ -81,20 +79,11 @@ class FoundDataset(NamedTuple):
         names = ", ".join(self.bare[:_SHOWN])
         if len(self.bare) > _SHOWN:
             names += f" and {len(self.bare) - _SHOWN} more"
-        file = self.path / (self.listed or Path(self.bare[0]).with_suffix(self.ending))
+        path, listed = self.settings.path, self.settings.metadata_file
+        file = listed or Path(path, self.bare[0]).with_suffix(self.settings.caption_extension)
         first = "it" if len(self.bare) == 1 else "the first"
         many = counted(len(self.bare), "caption")
-        return f"{many} of {self.path} ({names}): write {first} into {file}"
-
-    @property
-    def settings(self) -> Dataset:
-        """Section of the configuration, with only the keys that decide which files are read."""
-        return Dataset.model_construct(
-            path=str(self.path),
-            caption_extension=self.ending,
-            metadata_file=str(self.path / self.listed) if self.listed else None,
-            target_frames=[1] if self.video else None,
-        )
+        return f"{many} of {path} ({names}): write {first} into {file}"
 
     @property
     def fps(self) -> float | None:
@@ -140,7 +129,7 @@ def left_out(folder: Path, datasets: Sequence[FoundDataset]) -> Iterator[str]:
     """Yield a line, with the reason, for everything that `datasets_in` leaves out of a folder."""
     taken: dict[Path, list[Dataset]] = {}
     for dataset in datasets:
-        taken.setdefault(dataset.path, []).append(dataset.settings)
+        taken.setdefault(Path(dataset.settings.path), []).append(dataset.settings)
     for path, (first, *others) in taken.items():
         if line := unread(first, others, _listing(path)):
             yield f"{path}: {line}"
@@ -226,8 +215,14 @@ def _dataset(folder: Path, suffix: str, items: list[str], files: set[str]) -> Fo
                 clips.append((media.frames, rate))
     sizes.sort(key=lambda size: size[0] * size[1])
     name, words = f"{slug(words)}{suffix}", words.replace("_", " ").strip() or "dataset"
-    counts = (len(items), bare, texts, ending, listed)
-    return FoundDataset(name, words, folder, repeats, video, *counts, sizes, clips)
+    settings = Dataset.model_construct(
+        path=str(folder),
+        num_repeats=repeats,
+        caption_extension=ending,
+        metadata_file=str(folder / listed) if listed else None,
+        target_frames=[1] if video else None,
+    )
+    return FoundDataset(name, words, settings, len(items), bare, texts, sizes, clips)
 
 
 def _first_line(file: Path) -> list[str]:

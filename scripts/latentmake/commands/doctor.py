@@ -17,7 +17,6 @@ import latentmake
 from latentmake.base.errors import UserError
 from latentmake.base.machine import free, human
 from latentmake.commands.project import opened
-from latentmake.config.machines import ExternalProgram
 from latentmake.training.external.installation import proven_commit, said
 
 _PACKAGES = ("snakemake", "torch", "diffusers", "transformers", "accelerate", "safetensors")
@@ -37,13 +36,16 @@ def doctor(
         with opened(configfile, directory) as project:
             config = project.config
             settings = {"musubi_tuner": config.musubi_tuner, "sd_scripts": config.sd_scripts}
-            used = ((name, program) for name, program in settings.items() if program)
-            trainers = {name: _trainer(name, program) for name, program in used}
+            places = {name: Path(own.path).expanduser() for name, own in settings.items() if own}
+            trainers = {
+                name: f"{folder}: {proven_commit(name, folder).note}"
+                for name, folder in places.items()
+            }
             facts["trainers"] = trainers or "none is configured"
     except UserError as error:
         facts["configuration"] = str(error)
-    places = (Path(), Path("cache"))
-    facts["disk"] = {str(place.absolute()): f"{human(free(place))} free" for place in places}
+    folders = (Path(), Path("cache"))
+    facts["disk"] = {str(folder.absolute()): f"{human(free(folder))} free" for folder in folders}
     facts["last error"] = _last_error()
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
@@ -86,12 +88,6 @@ def _gpu() -> dict[str, object]:
     if not facts["devices"]:
         facts["note"] = "no GPU was found: training will be slow"
     return facts
-
-
-def _trainer(section: str, program: ExternalProgram) -> str:
-    """Return the folder of a trainer, its commit, and whether Latentmake is tested with it."""
-    folder = Path(program.path).expanduser()
-    return f"{folder}: {proven_commit(section, folder).note}"
 
 
 def _last_error() -> dict[str, list[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -13,7 +12,7 @@ import typer
 from latentmake import backends
 from latentmake.base.errors import ConfigError
 from latentmake.commands.file_origin import Explanation, explanations
-from latentmake.commands.project import Project, coloured, opened
+from latentmake.commands.project import coloured, plan_of
 from latentmake.exchange.clip_files import CLIPS, LIST, plan_clips
 from latentmake.exchange.export import export_reasons, plan_export
 from latentmake.pages.following import outdated, refuse_following
@@ -35,15 +34,9 @@ _MADE = {
 """Word of a target -> pattern of the target and of the files that it makes."""
 
 
-def explain(
-    path: str,
-    as_json: bool = False,
-    configfile: Sequence[Path] | None = None,
-    directory: Path | None = None,
-) -> None:
+def explain(facts: Facts, path: str, as_json: bool) -> None:
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
-    with opened(configfile, directory, encoders=True) as project:
-        explained = _of_run(project, path) or explanations(project.facts, path)
+    explained = _of_run(facts, path) or explanations(facts, path)
     if as_json:
         typer.echo(json.dumps([explanation.values() for explanation in explained], indent=1))
     else:
@@ -51,10 +44,10 @@ def explain(
         typer.echo("\n".join(lines), nl=False)
 
 
-def _of_run(project: Project, path: str) -> list[Explanation]:
+def _of_run(facts: Facts, path: str) -> list[Explanation]:
     """Explain a target of a run, or a file that a target makes; empty if it is neither."""
     place = os.path.relpath(path or ".")
-    for run in project.config.runs:
+    for run in facts.config.runs:
         previous = run_folder(run) / PREVIOUS
         if Path(place).is_relative_to(previous) and os.path.lexists(place):
             meaning = f"the result before that of train_{run}; a new training replaces it"
@@ -65,29 +58,29 @@ def _of_run(project: Project, path: str) -> list[Explanation]:
             return [Explanation(place, "previous", meaning, differences=changed, runs=[run])]
         for word, pattern in _MADE.items():
             if re.fullmatch(pattern.format(run=re.escape(run)), place):
-                reasons = _reasons(project, word, run, place)
+                reasons = _reasons(facts, word, run, place)
                 fresh = "trained; nothing differs" if word == "train" else ""
                 state, reason = ("stale", "") if reasons else ("fresh", fresh)
                 return [Explanation(place, state, reason, differences=reasons, runs=[run])]
     return []
 
 
-def _reasons(project: Project, word: str, run: str, place: str) -> list[Difference]:
+def _reasons(facts: Facts, word: str, run: str, place: str) -> list[Difference]:
     """Return the reasons why a build makes a run's target again; raises UserError."""
-    config, facts, backend = project.config, project.facts, backends.of_run(project.config, run)
+    backend = backends.of_run(facts.config, run)
     if word == "clips":
         return _clip_reasons(facts, run, place)
     follows = word in ("generate", "evaluate")
     if follows:
-        refuse_following(config, run, word)
-    elif word == "train" and config.runs[run].trainer is None:
+        refuse_following(facts.config, run, word)
+    elif word == "train" and facts.config.runs[run].trainer is None:
         raise ConfigError("the run has no trainer", where=place, hint=f"see runs.{run}")
     elif word == "publish" and not (backend and backend.publishes):
         hint = "only runs of musubi-tuner and sd-scripts are"
         raise ConfigError("the run is not published", where=place, hint=hint)
-    elif word == "publish" and backend and not config.publish.caches:
+    elif word == "publish" and backend and not facts.config.publish.caches:
         return backend.publication_reasons(facts, run)
-    plan = project.plan([run], [run] if follows else []).runs[run]
+    plan = plan_of(facts, [run], [run] if follows else []).runs[run]
     if word == "train":
         return plan.reasons
     if follows and backend is not None:

@@ -20,10 +20,7 @@ from latentmake.pages.explanation import differences, program_of, recipe_words
 from latentmake.plan.batches import judged, named_targets
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompts_of, targets_of
-from latentmake.plan.product import (
-    Difference,
-    short,
-)
+from latentmake.plan.product import Difference, short
 from latentmake.plan.store import mark_reusable
 
 
@@ -232,9 +229,7 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     explanation.key = judge.needed(item, target, content, explanation.header)
     if stale is None:
         explanation.state, explanation.reason = "fresh", ""
-        if (
-            explanation.header
-        ):  # an earlier release may have written another key that is still valid
+        if explanation.header:  # an earlier release may have written another valid key
             explanation.key = explanation.header.key
         return explanation
     damage = f": it {explanation.reason}" if stale.reason == "damaged" else ""

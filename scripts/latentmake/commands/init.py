@@ -14,19 +14,18 @@ from latentmake import backends
 from latentmake.base import atomic
 from latentmake.base.errors import DatasetError, StorageError, UserError
 from latentmake.commands.dataset_folders import FoundDataset, datasets_in, left_out
-from latentmake.commands.local_models import FIRST
-from latentmake.commands.model_section import section_at, section_of, trainer_of
+from latentmake.commands.local_models import FIRST, named_model
+from latentmake.commands.model_section import fill_in, trainer_of
 from latentmake.commands.new_config import (
     PROGRAMS,
     Run,
     config_text,
-    controls_of,
     run_and_file,
     shown,
     size_of,
     unedited,
 )
-from latentmake.commands.project import HOME, is_used, say
+from latentmake.commands.project import HOME, say
 from latentmake.config.root import parse
 from latentmake.config.trainers import Kind
 from latentmake.models import recipe
@@ -54,42 +53,41 @@ def init(
     """
     by_folder = {folder: datasets_in(folder) for folder in folders}
     datasets = _named([dataset for several in by_folder.values() for dataset in several])
-    name, file = run_and_file(datasets, output, is_used)
+    name, file = run_and_file(datasets, output)
     if file.exists() and not force and not unedited(_text_of(file)):
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)
-    section = section_at(model)
-    to_train = section.model
+    to_train = named_model(model)
     taken = [dataset for dataset in datasets if to_train.takes(dataset)]
     if not taken:
         what = f"holds {datasets[0].counted}, which {to_train.title} does not take"
         hint = "name another folder, or another --model"
-        raise DatasetError(what, where=datasets[0].path, hint=hint)
+        raise DatasetError(what, where=datasets[0].settings.path, hint=hint)
     is_installed = _program("musubi", folders) is not None
-    section.kind = kind = trainer_of(to_train, trainer, musubi=is_installed)
-    section_of(section)
-    run = Run(name, taken, section, *size_of(to_train, taken), _program(kind, folders), file)
+    kind = trainer_of(to_train, trainer, musubi=is_installed)
+    fill_in(to_train, kind)
+    run = Run(name, taken, to_train, *size_of(to_train, taken), _program(kind, folders), file)
     text = config_text(run)
     predictions = list[str]()
-    missing = [*_missing(run), *(() if section.missing else _faults(text, predictions))]
+    missing = [*_missing(run), *(() if to_train.missing else _faults(text, predictions))]
     try:
         atomic.write(file, text.encode())
     except UnicodeEncodeError:
         what, hint = "has a name that is not UTF-8, which YAML cannot hold", "rename the folder"
         raise DatasetError(what, where=folders[0], hint=hint) from None
     for dataset in taken:
-        say("found", f"{dataset.path}: {dataset.described}")
+        say("found", f"{dataset.settings.path}: {dataset.described}")
     if to_train.networks:
         say("found", f"{to_train.root}: {to_train.title}")
     for line in predictions:
         say("found", f"it predicts {line}")
-    for line in section.choices:
+    for line in to_train.choices:
         say("note", line)
     say("wrote", f"{file}: trains a LoRA by `kind: {kind}`, at {shown(run.size)} pixels")
     for dataset in datasets:
         if dataset not in taken:
             what = f"its {dataset.counted} are left out, since {to_train.title} does not take them"
-            say("note", f"{dataset.path}: {what}")
+            say("note", f"{dataset.settings.path}: {what}")
     for folder, several in by_folder.items():
         for line in left_out(folder, several):
             say("note", line)
@@ -130,7 +128,7 @@ def _program(kind: str, folders: list[Path]) -> str | None:
 
 def _missing(run: Run) -> Iterator[str]:
     """Yield a line for everything that a user has to add before a build."""
-    section, model = run.section, run.section.model
+    model = run.model
     for dataset in run.datasets:
         if dataset.captioned and dataset.bare:
             yield dataset.lacking
@@ -138,17 +136,17 @@ def _missing(run: Run) -> Iterator[str]:
         yield f"a model; name yours by --model, or run {_DOWNLOAD}"
         if _TINY.is_dir():
             yield f"to try it without a download: --model {_TINY}, which only shows how it works"
-    elif section.missing:
-        names = ", ".join(f"`{key}`" for key in dict.fromkeys(section.missing))
-        page = f"docs/trainers/{section.kind}.md"
-        where = f"put the files that {page} names into {section.folder}"
+    elif model.missing:
+        names = ", ".join(f"`{key}`" for key in dict.fromkeys(model.missing))
+        page = f"docs/trainers/{model.kind}.md"
+        where = f"put the files that {page} names into {model.folder}"
         yield f"{names} of the model: {where}, and run this again"
     if run.clone:
         hint = "then set it up as docs/guides/install-trainers.md says"
-        yield f"the trainer `{section.kind}`: {run.clone}, {hint}"
+        yield f"the trainer `{model.kind}`: {run.clone}, {hint}"
     for dataset in run.datasets if model.version.controls[0] else ():
-        if not Path(controls_of(dataset)).is_dir():
-            yield f"control images of {dataset.path}: put them into {controls_of(dataset)}"
+        if not dataset.controls.is_dir():
+            yield f"control images of {dataset.settings.path}: put them into {dataset.controls}"
 
 
 def _faults(text: str, predictions: list[str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from latentmake.config import weights
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture, Version
 from latentmake.config.fields import literal
 from latentmake.config.weights import fetching
+from latentmake.data.folders import slug
 from latentmake.formats.safetensors import Tensor
 from latentmake.models.files import STEMS, variants
 from latentmake.models.headers import LORA, SUFFIXES, kinds_of, one, tensors_of
@@ -82,8 +84,9 @@ class Part(NamedTuple):
         return self.has(r"^first_stage_model\.") and self.has(r"^(cond_stage_model|conditioner)\.")
 
 
-class Model(NamedTuple):
-    """Model on a disk.
+@dataclass
+class Model:
+    """Model on a disk, and its section of a configuration; `model_section` fills in the section.
 
     Attributes:
         architecture: architecture of the model.
@@ -91,7 +94,13 @@ class Model(NamedTuple):
         networks: networks that can be trained; for Wan, all of them have one task.
         parts: all networks on the disk.
         root: the folder that was searched.
-        name: name of the model's file or folder, or of the model on the hub.
+        name: name in the configuration, from the model's file or folder, or its name on the hub.
+        place: function that converts a path to its value in the configuration.
+        kind: kind of the trainer.
+        keys: key -> value, in the order of the section.
+        missing: keys whose files are missing.
+        network: the network that is trained.
+        choices: a line for each key for which several files fit.
     """
 
     architecture: Architecture
@@ -100,6 +109,24 @@ class Model(NamedTuple):
     parts: list[Part]
     root: Path
     name: str
+    place: Callable[[Path], Any] = literal
+    kind: str = ""
+    keys: dict[str, Any] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    network: Part | None = None
+    choices: list[str] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of missing files: beside the model, unless the model is in the hub's cache."""
+        return self.root if self.place is literal else Path("models", self.architecture.name)
+
+    def value(self, key: str, path: Path | None, name: str) -> Any:
+        """Return the value of a key; without a path, the file is missing and expected as `name`."""
+        if path is not None:
+            return self.place(path)
+        self.missing.append(key)
+        return literal(self.folder / name)
 
     @property
     def title(self) -> str:
@@ -116,7 +143,7 @@ class Model(NamedTuple):
 
     def takes(self, dataset: FoundDataset) -> bool:
         """Whether the model can be trained on the images or videos of a dataset."""
-        return self.version.videos if dataset.video else self.version.images
+        return self.version.videos if dataset.settings.video else self.version.images
 
     @property
     def others(self) -> list[Part]:
@@ -160,9 +187,9 @@ def model_at(place: Path, label: str = "") -> Model:
         what = f"is {one(kinds[0])}, not a model" if kinds and len(named) == 1 else "holds no model"
         raise ModelError(what, where=place, hint=f"name the file or folder of one: {_KNOWN}")
     ((name, networks),) = by_architecture.items()
-    title = label.rpartition("/")[2] or _title(place)
+    title = slug(label.rpartition("/")[2] or _title(place))
     if name == WAN.name:
-        return _wan(parts, networks, root, place)._replace(name=title)
+        return Model(WAN, *_wan(parts, networks, place), parts, root, title)
     task = _task(ARCHITECTURES[name], f"{label} {place.name} {networks[0].path.name}")
     return Model(ARCHITECTURES[name], task, networks, parts, root, title)
 
@@ -174,17 +201,12 @@ def _title(place: Path) -> str:
     return place.absolute().parent.name if general else name
 
 
-def named_model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
-    """Return the model at a path or with a hub ID; raises ModelError.
-
-    The second value converts a path of the model to the value in a configuration.
-    """
-    if given is None:
-        if FIRST.is_dir():
-            return model_at(FIRST), literal
-        return Model(ARCHITECTURES["sd1"], None, [], [], FIRST, FIRST.name), literal
-    if Path(given).exists() or not _HUB.fullmatch(given):
-        return model_at(Path(given)), literal
+def named_model(given: str | None) -> Model:
+    """Return the model at a path or with a hub ID; raises ModelError."""
+    if given is None and not FIRST.is_dir():
+        return Model(ARCHITECTURES["sd1"], None, [], [], FIRST, slug(FIRST.name))
+    if given is None or Path(given).exists() or not _HUB.fullmatch(given):
+        return model_at(Path(given or FIRST))
     commit = weights.known_commit(given)
     if commit is None:
         hint = f"correct the path, or run `hf download {given}` for a model of the hub"
@@ -198,7 +220,9 @@ def named_model(given: str | None) -> tuple[Model, Callable[[Path], Any]]:
             value[key] = str(path.relative_to(snapshot))
         return value
 
-    return model_at(snapshot, given), place
+    model = model_at(snapshot, given)
+    model.place = place
+    return model
 
 
 def several(names: Iterable[str], place: Path) -> ModelError:
@@ -237,8 +261,11 @@ def _task(architecture: Architecture, label: str) -> str | None:
     return min(versions, key=rank) if len(versions) > 1 else None
 
 
-def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Model:
-    """Return a Wan model; the network's channels and width give its task; raises ModelError."""
+def _wan(parts: list[Part], networks: list[Part], place: Path) -> tuple[str, list[Part]]:
+    """Return the task of a Wan model and its networks; raises ModelError.
+
+    The network's channels and width give the task.
+    """
     shape = networks[0].shape("patch_embedding.weight")
     width, channels = shape[:2] if len(shape) > 1 else (5120, 16)  # torch files: shapes unknown
     if channels == 48 and width == 3072:
@@ -258,8 +285,7 @@ def _wan(parts: list[Part], networks: list[Part], root: Path, place: Path) -> Mo
     size = "1.3B" if width == 1536 else "14B"
     if two or (family == "i2v" and channels == 36 and not reads_clip):
         size = "A14B"
-    task = f"{family}-{size}-FC" if channels == 48 else f"{family}-{size}"
-    return Model(WAN, task, networks, parts, root, root.name)
+    return f"{family}-{size}-FC" if channels == 48 else f"{family}-{size}", networks
 
 
 def _noiseless(part: Part) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from latentmake.base.errors import ConfigError, ModelError
-from latentmake.commands.local_models import RECOGNISED, Model, Part, is_high, named_model, several
+from latentmake.commands.local_models import RECOGNISED, Model, Part, is_high, several
 from latentmake.config.architectures import WAN, File, Vae
 from latentmake.config.fields import literal
 from latentmake.config.weights import TextWeights
-from latentmake.data.folders import slug
 from latentmake.models.checks import fault_of
 from latentmake.models.files import tokenizer_files
 
@@ -35,52 +33,6 @@ _SIZES = {
 _RENAMED = r"\bdouble_stream_modulation_img\.linear\."  # name in FLUX.2 of diffusers
 _UMT5 = ("google/umt5-xxl", "umt5-xxl", ".")  # folders that may contain umT5's tokenizer
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "spiece.model")
-
-
-@dataclass
-class Section:
-    """Section of a model that `init` writes.
-
-    Attributes:
-        model: the model.
-        kind: kind of the trainer.
-        folder: folder where missing files are expected.
-        place: function that converts a path to its value in the configuration.
-        keys: key -> value, in the order of the section.
-        missing: keys whose files are missing.
-        network: the network that is trained.
-        choices: a line for each key for which several files fit.
-    """
-
-    model: Model
-    kind: str
-    folder: Path
-    place: Callable[[Path], Any] = literal
-    keys: dict[str, Any] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    network: Part | None = None
-    choices: list[str] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """Name of the model in the configuration, from the name of its file or folder."""
-        return slug(self.model.name)
-
-    def value(self, key: str, path: Path | None, name: str) -> Any:
-        """Return the value of a key; without a path, the file is missing and expected as `name`."""
-        if path is not None:
-            return self.place(path)
-        self.missing.append(key)
-        return literal(self.folder / name)
-
-
-def section_at(given: str | None) -> Section:
-    """Return an empty section for the model at a path or with a hub ID; raises ModelError."""
-    model, place = named_model(given)
-    # Missing files belong beside the model, unless the model is in the hub's cache.
-    is_here = place is literal
-    beside = model.root if is_here else Path("models") / model.architecture.name
-    return Section(model, "", beside, place)
 
 
 def trainer_of(model: Model, requested: str | None, *, musubi: bool) -> str:
@@ -112,9 +64,9 @@ def trainer_of(model: Model, requested: str | None, *, musubi: bool) -> str:
     return requested or kinds[0]
 
 
-def section_of(section: Section) -> Section:
-    """Fill in the keys of a model; raises ModelError."""
-    model, kind, keys = section.model, section.kind, section.keys
+def fill_in(model: Model, kind: str) -> None:
+    """Fill in the section of a model for a kind of trainer; raises ModelError."""
+    model.kind, keys = kind, model.keys
     row, networks = model.architecture, _usable(model, kind)
     if not networks and model.networks:
         what = f"the trainer {kind} cannot read this network of {model.title}"
@@ -126,7 +78,7 @@ def section_of(section: Section) -> Section:
         raise several(names, model.root)
     low = [network for network in networks if not is_high(network)]
     high = [network for network in networks if is_high(network)]
-    network = section.network = next(iter((*low, *high)), None)
+    network = model.network = next(iter((*low, *high)), None)
     complete = network is not None and network.complete
     is_generic = row.encodes and kind == "sd" and len(row.text_encoders) == 1
     if row is not WAN and (complete or not is_generic):
@@ -136,13 +88,12 @@ def section_of(section: Section) -> Section:
     if row.encodes and kind == "sdscripts":
         keys["layout"] = kind
     for file, name, pattern in () if complete else _encoders(model):
-        _put(section, file, name, pattern)
+        _put(model, file, name, pattern)
     key = "checkpoint" if complete or kind == "sdscripts" else "unet" if kind == "sd" else "dit"
     if low or not high or kind == "musubi":
-        keys[key] = section.value(key, _trained(section, low[0]) if low else None, key)
+        keys[key] = model.value(key, _trained(model, low[0]) if low else None, key)
     if high:
-        keys["dit_high_noise"] = section.place(_trained(section, high[0]))
-    return section
+        keys["dit_high_noise"] = model.place(_trained(model, high[0]))
 
 
 def _usable(model: Model, kind: str) -> list[Part]:
@@ -158,7 +109,7 @@ def _usable(model: Model, kind: str) -> list[Part]:
         mark = row.scripts.mark
         return [network for network in networks if network.has(mark) and not network.has(_RENAMED)]
     if row.strategies is not None:
-        pattern = _any(row.strategies.marks)
+        pattern = "|".join(map(re.escape, row.strategies.marks))
         if files := [network for network in networks if network.has(pattern)]:
             return files
     if row.single_file or not (model.root / "model_index.json").is_file():
@@ -166,11 +117,11 @@ def _usable(model: Model, kind: str) -> list[Part]:
     return [network for network in networks if network.path.parent == model.root]
 
 
-def _trained(section: Section, network: Part) -> Path:
+def _trained(model: Model, network: Part) -> Path:
     """Return the path of a network that its trainer expects: a file, its folder or the model's."""
-    if section.kind == "sdscripts" and not section.model.architecture.single_file:
-        return network.path if network.path.is_file() else section.model.root
-    return network.path if section.kind in ("sd", "wan") else network.file
+    if model.kind == "sdscripts" and not model.architecture.single_file:
+        return network.path if network.path.is_file() else model.root
+    return network.path if model.kind in ("sd", "wan") else network.file
 
 
 def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
@@ -185,7 +136,8 @@ def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
     elif strategies is not None and not row.encodes:
         for encoder in filter(None, (strategies.latents, strategies.text)):
             for network in encoder.networks:
-                yield File("", network.key), row.name, _any(network.marks)
+                marks = "|".join(map(re.escape, network.marks))
+                yield File("", network.key), row.name, marks
     elif strategies is not None:
         vae = Vae(2, 16 if row.single_file else 4)
         original = r"^encoder\.down\.0\." if strategies.insists else ""
@@ -195,14 +147,9 @@ def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
             yield File("", f"text.{number}" if number else "text", kind=kind), name, ""
 
 
-def _any(marks: Iterable[str]) -> str:
-    """Return a pattern that matches each of these texts."""
-    return "|".join(map(re.escape, marks))
-
-
-def _put(section: Section, file: File, name: str, pattern: str) -> None:
-    """Choose the file of an encoder and add its key to a section."""
-    row, model = section.model.architecture, section.model
+def _put(model: Model, file: File, name: str, pattern: str) -> None:
+    """Choose the file of an encoder and add its key to the section."""
+    row = model.architecture
     # Some encoders of sd-scripts read neither folders nor shards.
     one_file = row.strategies is not None and row.strategies.insists
     takes_folder = file.form == "folder" or (row.encodes and not one_file)
@@ -217,20 +164,20 @@ def _put(section: Section, file: File, name: str, pattern: str) -> None:
     if key == "text":
         folder = f"text_encoder_{int(number) + 1}" if number else "text_encoder"
         fitting.sort(key=lambda part: part.path.name != folder)
-    own = section.network.path.parent if section.network else model.root
+    own = model.network.path.parent if model.network else model.root
     fitting.sort(key=lambda part: part.path.parent != own)  # the network's own pipeline first
     chosen = next(iter(fitting), None)
     if chosen is not None and len(fitting) > 1 and chosen.path.parent != own:
         others = ", ".join(str(part.path) for part in fitting[1:])
-        section.choices.append(f"`{file.key}` is {chosen.path}; {others} would fit, too")
+        model.choices.append(f"`{file.key}` is {chosen.path}; {others} would fit, too")
     path = chosen and (chosen.path if takes_folder else chosen.file)
-    value = section.value(file.key, path, folder)
+    value = model.value(file.key, path, folder)
     if key != "text":
-        section.keys[key] = value
+        model.keys[key] = value
         return
     if row.encodes and path is not None and path.is_file():
-        value = _with_tokenizer(section, path, value, folder)
-    section.keys.setdefault(key, []).append(value)
+        value = _with_tokenizer(model, path, value, folder)
+    model.keys.setdefault(key, []).append(value)
 
 
 def _fits(file: File, name: str, part: Part) -> bool:
@@ -247,12 +194,12 @@ def _fits(file: File, name: str, part: Part) -> bool:
     return not shape or shape[axis] == sizes.get(name, first) or shape[axis] not in sizes.values()
 
 
-def _with_tokenizer(section: Section, path: Path, value: Any, folder: str) -> Any:
+def _with_tokenizer(model: Model, path: Path, value: Any, folder: str) -> Any:
     """Return the value of a text encoder's file, with keys for its configuration and tokenizer.
 
     If both lie beside the file, as in a folder of transformers, the value stays as it is.
     """
-    root, is_wan = section.model.root, section.model.architecture is WAN
+    root, is_wan = model.root, model.architecture is WAN
     keys = {"path": value} if isinstance(value, str) else {**value}
     tokenizer = folder.replace("text_encoder", "tokenizer")
     places = [root / tokenizer]
@@ -267,7 +214,7 @@ def _with_tokenizer(section: Section, path: Path, value: Any, folder: str) -> An
         if (root / folder / "config.json").is_file():
             keys["config"] = literal(root / folder)
         else:
-            keys["config"] = section.value("text.config", None, folder)
+            keys["config"] = model.value("text.config", None, folder)
     existing = (place for place in places if any((place / name).is_file() for name in _TOKENIZER))
-    keys["tokenizer"] = section.value("text.tokenizer", next(existing, None), tokenizer)
+    keys["tokenizer"] = model.value("text.tokenizer", next(existing, None), tokenizer)
     return keys

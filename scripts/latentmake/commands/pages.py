@@ -16,28 +16,29 @@ import typer
 from pydantic import JsonValue
 
 from latentmake.base import atomic
-from latentmake.base.errors import ConfigError, TrainingError, UserError
-from latentmake.commands.project import Project
+from latentmake.base.errors import ConfigError, TrainingError
+from latentmake.commands.project import plan_of, run_names
 from latentmake.config.root import Config
 from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
-from latentmake.pages.page import FPS, Pictures, write_page
+from latentmake.pages.page import FPS, Pictures, as_text, write_page
 from latentmake.pages.pictured import Pictured, Row, pictures_in
 from latentmake.pages.report import write_report
+from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import PREVIOUS, run_folder
 
 _DIGEST = 12  # digits of a digest that a page shows
 _LONGEST = 200  # most characters of runs' names in the name of a page
 
 
-def captions(project: Project, run: str, open_page: bool, as_json: bool) -> None:
+def captions(facts: Facts, run: str, open_page: bool, as_json: bool) -> None:
     """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
     path = Path(f"reports/captions_{run}.html")
-    project.run_names([run])
-    cards = read_cards(project.facts, run)
+    run_names(facts.config, [run])
+    cards = read_cards(facts, run)
     lines = "".join(cards.lines())
     atomic.write(path.with_suffix(".jsonl"), lines.encode())
-    write_page(path, "cards", f"Captions of {run}", page_data(project.facts, run, cards, path))
+    write_page(path, "cards", f"Captions of {run}", page_data(facts, run, cards, path))
     for line in cards.notes:
         typer.echo(line, err=as_json)
     if as_json:
@@ -51,11 +52,11 @@ def captions(project: Project, run: str, open_page: bool, as_json: bool) -> None
     _show(path, open_page=open_page)
 
 
-def report(project: Project, run: str, open_page: bool, as_json: bool) -> None:
+def report(facts: Facts, run: str, open_page: bool, as_json: bool) -> None:
     """Write a page with the caches of a run, its training, its buckets and its items."""
     path = Path(f"reports/report_{run}.html")
-    project.run_names([run])
-    status = write_report(project.facts, project.plan([run]).runs[run], path)
+    run_names(facts.config, [run])
+    status = write_report(facts, plan_of(facts, [run]).runs[run], path)
     if as_json:
         typer.echo(json.dumps({"page": str(path), **status.model_dump(mode="json")}, indent=1))
         return
@@ -72,10 +73,10 @@ def _show(page: Path, *, open_page: bool) -> None:
 # -- a comparison ---------------------------------------------------------------------------------
 
 
-def compare(project: Project, runs: Sequence[str], open_page: bool, as_json: bool) -> None:
+def compare(facts: Facts, runs: Sequence[str], open_page: bool, as_json: bool) -> None:
     """Write a page with the sample pictures and clips of runs; nothing is trained."""
-    names = project.run_names(runs)
-    results = [pictured(project.config, name) for name in names]
+    names = run_names(facts.config, runs)
+    results = [pictured(facts.config, name) for name in names]
     path = page_path(names)
     if len(names) == 1:
         before = pictures_in(run_folder(names[0]) / PREVIOUS, f"{names[0]} (previous)")
@@ -94,24 +95,18 @@ def compare(project: Project, runs: Sequence[str], open_page: bool, as_json: boo
 
 def pictured(config: Config, name: str) -> Pictured:
     """Return the result of a run with its pictures; raises UserError if it has none."""
-    result = pictures_in(run_folder(name), name)
-    if result is None:
-        raise _without_pictures(config, name)
-    return result
-
-
-def _without_pictures(config: Config, name: str) -> UserError:
-    run = config.runs[name]
+    if (result := pictures_in(run_folder(name), name)) is not None:
+        return result
+    run, where = config.runs[name], f"run {name}"
     draws = getattr(run.trainer, "draws", None)
     if draws is None:
-        what = "draws no sample pictures: only the trainers sd and wan do"
-        return ConfigError(what, where=f"run {name}")
+        raise ConfigError("draws no sample pictures: only the trainers sd and wan do", where=where)
     if not draws:
         hint = f"make clips: snakemake --cores all generate_{name}"
         hint = hint if run.generate else "set `samples: {prompts: [...]}` of its trainer"
-        return ConfigError("draws no samples without prompts", where=f"run {name}", hint=hint)
+        raise ConfigError("draws no samples without prompts", where=where, hint=hint)
     hint = f"make them: snakemake --cores all train_{name}"
-    return TrainingError("has no sample pictures yet", where=f"run {name}", hint=hint)
+    raise TrainingError("has no sample pictures yet", where=where, hint=hint)
 
 
 def page_path(names: Sequence[str]) -> Path:
@@ -149,7 +144,7 @@ def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -
     return {
         "title": " vs ".join(by_run),
         "sides": sides,
-        "rows": [row.label for row in rows],
+        "rows": [_label(*row) for row in rows],
         "steps": sorted({step for run in runs if run.samples for step in run.samples.steps}),
         "pictures": pictures.embedded,
         "clips": pictures.clips,
@@ -157,6 +152,12 @@ def gather(runs: Sequence[Pictured], path: Path, say: Callable[[str], object]) -
         "fps": max(speeds, default=FPS),
         "settings": settings_table([run.settings() for run in runs]),
     }
+
+
+def _label(prompt: str, seed: int | None) -> str:
+    """Return the text of a row."""
+    text = as_text(prompt) or "(the empty prompt)"
+    return text if seed is None else f"{text} (seed {seed})"
 
 
 def _text(key: str, value: JsonValue) -> str:

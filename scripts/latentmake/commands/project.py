@@ -1,4 +1,4 @@
-"""Project that a command works on, and functions that print results.
+"""Facts about the project that a command works on, and functions that print results.
 
 The configuration is the one that Snakemake would read in this folder: its default file or the files
 of `-c`, and the values of a profile.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,54 +35,42 @@ HOME = Path(__file__).resolve().parents[3]
 """Folder that contains the Snakefile."""
 
 
-@dataclass
-class Project:
-    """Project of a command that does not build.
+def run_names(config: Config, names: Sequence[str] | None) -> list[str]:
+    """Return the named runs, or all runs if none is named.
 
-    Attributes:
-        config: configuration of the project.
-        facts: facts about the project's files; plans that use them write no orders.
-        configfiles: files of `-c`.
+    Raises:
+        ConfigError: A name is not a run of the configuration.
     """
+    for name in names or ():
+        if name not in config.runs:
+            guess = nearest(name, config.runs)
+            hint = f"did you mean `{guess}`?" if guess else f"runs: {', '.join(config.runs)}"
+            for file, sections in configurations().items():
+                if name in sections.get("runs", ()):
+                    hint = f"{file} has it: add -c {file}"
+            raise ConfigError("there is no such run", where=name, hint=hint)
+    return list(dict.fromkeys(names or config.runs))
 
-    config: Config
-    facts: Facts
-    configfiles: Sequence[Path] = ()
 
-    def run_names(self, names: Sequence[str] | None) -> list[str]:
-        """Return the named runs, or all runs if none is named.
+def plan_of(facts: Facts, runs: Sequence[str], generated: Sequence[str] = ()) -> Plan:
+    """Plan all caches and the trainings of these runs, without writing anything.
 
-        Raises:
-            ConfigError: A name is not a run of the configuration.
-        """
-        for name in names or ():
-            if name not in self.config.runs:
-                guess = nearest(name, self.config.runs)
-                names_of_runs = ", ".join(self.config.runs)
-                hint = f"did you mean `{guess}`?" if guess else f"runs: {names_of_runs}"
-                for file, sections in configurations().items():
-                    if name in sections.get("runs", ()):
-                        hint = f"{file} has it: add -c {file}"
-                raise ConfigError("there is no such run", where=name, hint=hint)
-        return list(dict.fromkeys(names or self.config.runs))
-
-    def plan(self, runs: Sequence[str], generated: Sequence[str] = ()) -> Plan:
-        """Plan all caches and the trainings of these runs, without writing anything.
-
-        For the runs in `generated`, the caches include the prompts of `generate`.
-        """
-        with many_objects():
-            plan = make_plan(self.facts, runs, generated=generated)
-            for run in plan.runs.values():
-                backends.plan_training(self.facts, run, train=False)
-        return plan
+    For the runs in `generated`, the caches include the prompts of `generate`.
+    """
+    with many_objects():
+        plan = make_plan(facts, runs, generated=generated)
+        for run in plan.runs.values():
+            backends.plan_training(facts, run, train=False)
+    return plan
 
 
 @contextlib.contextmanager
 def opened(
     configfile: Sequence[Path] | None, directory: Path | None, *, encoders: bool | None = None
-) -> Iterator[Project]:
-    """Open the project of a folder. At the end, the memo of its files is saved.
+) -> Iterator[Facts]:
+    """Yield the facts about the project of a folder. At the end, the memo of its files is saved.
+
+    Plans that use these facts write no orders.
 
     Args:
         configfile: files of `-c`.
@@ -103,7 +90,7 @@ def opened(
     for file in configfile or default:
         facts.options += ("-c", str(file))
     try:
-        yield Project(facts.config, facts, configfile or ())
+        yield facts
     finally:
         facts.memo.save()
 
@@ -133,21 +120,17 @@ def _values(
     named = [Path(file).absolute() for file in options.configfile or ()]
     os.chdir(options.directory or ".")
     values: dict[str, object] = {}
-    default = [] if named or DEFAULT.exists() else _only_one()
+    default: list[Path] = []
+    if not named and not DEFAULT.exists():
+        default = [file for file, sections in configurations().items() if sections]
+    if len(default) > 1:
+        what = f"several configurations are here: {', '.join(map(str, default))}"
+        raise ConfigError(what, where=Path.cwd(), hint=f"name one: -c {default[0]}")
     for file in named or default or [DEFAULT]:
         check_file(file)
         update_config(values, load_configfile(file))
     update_config(values, parse_config(options.config))
     return values, default
-
-
-def _only_one() -> list[Path]:
-    """Return the configuration of this folder, if it has one; raises ConfigError if several."""
-    files = [file for file, sections in configurations().items() if sections]
-    if len(files) > 1:
-        what = f"several configurations are here: {', '.join(map(str, files))}"
-        raise ConfigError(what, where=Path.cwd(), hint=f"name one: -c {files[0]}")
-    return files
 
 
 def configurations() -> dict[Path, Mapping[str, Any]]:

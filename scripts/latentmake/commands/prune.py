@@ -23,7 +23,7 @@ from latentmake.base import atomic
 from latentmake.base.errors import ConfigError, StorageError, UserError, refuse_unknown
 from latentmake.base.machine import human
 from latentmake.base.workspace import OWNER, other_owner
-from latentmake.commands.project import Project, printable, table
+from latentmake.commands.project import printable, table
 from latentmake.formats.cachefile import header_of
 from latentmake.pages.plan_report import counted
 from latentmake.plan.build import alone
@@ -37,7 +37,7 @@ Groups = dict[tuple[str, str], Files]
 
 
 def prune(
-    project: Project,
+    facts: Facts,
     datasets: Sequence[str] | None,
     everything: bool,
     yes: bool,
@@ -45,15 +45,15 @@ def prune(
     as_json: bool,
 ) -> None:
     """List caches that the configuration does not need any more, or remove them with --yes."""
-    prunables = prunable(project.facts)
+    prunables = prunable(facts)
     for name in datasets or ():
         refuse_unknown("dataset", name, prunables, "prune")
-    names = datasets or sorted(project.config.datasets)
+    names = datasets or sorted(facts.config.datasets)
     others = [name for name in prunables if name not in names and other_owner(name) is None]
     # A build must not start while its files are listed and removed.
     with alone() if yes else contextlib.nullcontext():
-        removable = {name: find(project.facts, name) for name in names}
-        further = {name: find(project.facts, name) for name in others if everything}
+        removable = {name: find(facts, name) for name in names}
+        further = {name: find(facts, name) for name in others if everything}
         if not as_json:
             unnamed = [name for name in others if name != PROMPTS and not datasets]
             for name, groups in removable.items():
@@ -69,7 +69,7 @@ def prune(
         if yes:
             remove(files)
     if as_json:
-        typer.echo(json.dumps(_values(removable, removed=yes), indent=1))
+        typer.echo(json.dumps(_values(removable, files, removed=yes), indent=1))
     elif yes:
         typer.echo(f"removed {_amount(files)}")
     elif files:
@@ -99,16 +99,15 @@ def remove(files: Files) -> None:
 # -- shown ----------------------------------------------------------------------------------------
 
 
-def _values(removable: Mapping[str, Groups], *, removed: bool) -> dict[str, object]:
+def _values(removable: Mapping[str, Groups], files: Files, *, removed: bool) -> dict[str, object]:
     """Return the values that `--json` prints."""
-    files = [
+    values = [
         {"path": path, "bytes": stat.st_size, "dataset": name, "reason": why}
         for name, groups in removable.items()
         for (_, why), group in groups.items()
         for path, stat in group.items()
     ]
-    all_groups = (group for groups in removable.values() for group in groups.values())
-    return {"removed": removed, "bytes": freed(all_files(all_groups)), "files": files}
+    return {"removed": removed, "bytes": freed(files), "files": values}
 
 
 def _show(name: str, groups: Groups, *, verbose: bool) -> None:

@@ -17,28 +17,36 @@ import typer
 
 from latentmake.commands import completion
 
+_WEIGHTS = "a file or folder of weights, or the id of a model in the local hub cache."
+
+
+def _option(text: str, *names: str, default: str | bool = True, metavar: str | None = None) -> Any:
+    """Return an option; `default` is the value that the help shows for a missing option."""
+    return typer.Option(*names, help=text, show_default=default, metavar=metavar)
+
+
+def _argument(metavar: str, text: str, **options: Any) -> Any:
+    return typer.Argument(metavar=metavar, help=text, **options)
+
 
 def _configfile(default: str) -> Any:
     """Return the option `-c`; `default` says which files a command reads without it."""
     text = "Configuration; repeat it to merge several, the last one wins."
-    return typer.Option("-c", "--configfile", metavar="FILE", help=text, show_default=default)
+    return _option(text, "-c", "--configfile", default=default, metavar="FILE")
 
 
 def _runs(metavar: str, text: str, **options: Any) -> Any:
     """Return an argument that the shell completes with the names of runs."""
-    complete = completion.runs
-    return typer.Argument(metavar=metavar, help=text, autocompletion=complete, **options)
+    return _argument(metavar, text, autocompletion=completion.runs, **options)
 
 
 ConfigFiles = Annotated[list[Path] | None, _configfile(str(completion.DEFAULT))]
-Directory = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Folder of the project.", show_default=".")
-]
+Directory = Annotated[Path | None, _option("Folder of the project.", default=".", metavar="FOLDER")]
 Runs = Annotated[list[str] | None, _runs("RUN", "Runs of the configuration.", show_default="all")]
 Run = Annotated[str, _runs("RUN", "A run of the configuration.")]
-Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-NewFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")]
+Open = Annotated[bool, _option("Open the page in a browser.", "--open")]
+Json = Annotated[bool, _option("Print JSON.", "--json")]
+NewFolder = Annotated[Path, _argument("FOLDER", "Folder to make.")]
 Kind = Literal["sd", "wan", "musubi", "sdscripts"]
 
 
@@ -53,9 +61,8 @@ def _in(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command to call the function of its name in a module of this folder.
 
-    With `project`, the command also has `_options`, and the function gets the project, which is
-    open while it runs, in place of `configfile` and `directory`. For `encoders` see
-    `project.opened`.
+    With `project`, the command also has `_options`, and the function gets the facts of the opened
+    project in place of `configfile` and `directory`. For `encoders` see `project.opened`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -68,8 +75,8 @@ def _in(
             from latentmake.commands.project import opened
 
             place = values.pop("configfile"), values.pop("directory")
-            with opened(*place, encoders=encoders) as opened_project:
-                function(opened_project, **values)
+            with opened(*place, encoders=encoders) as facts:
+                function(facts, **values)
 
         if project:
             own, more = (signature(one, eval_str=True).parameters for one in (command, _options))
@@ -87,19 +94,18 @@ def build(
     context: typer.Context,
     targets: Annotated[
         list[str],
-        typer.Argument(
-            metavar="TARGET...",
-            help="A run to train, such as `cats`, a target such as `caches_cats`, or a file.",
+        _argument(
+            "TARGET...",
+            "A run to train, such as `cats`, a target such as `caches_cats`, or a file.",
             autocompletion=completion.builds,
         ),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan only.")] = False,
+    dry_run: Annotated[bool, _option("Print the plan only.", "--dry-run", "-n")] = False,
     configfile: Annotated[
         list[Path] | None, _configfile("the file of this folder that has the run")
     ] = None,
     profile: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Profile of Snakemake: `slurm`, or one of yours."),
+        str | None, _option("Profile of Snakemake: `slurm`, or one of yours.", metavar="NAME")
     ] = None,
     directory: Directory = None,
 ) -> None:
@@ -124,26 +130,22 @@ def demo(folder: NewFolder = Path("latentmake-demo")) -> None:
 
 @_in("init")
 def init(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of images or videos.")
-    ],
+    folders: Annotated[list[Path], _argument("FOLDER...", "Folders of images or videos.")],
     model: Annotated[
         str | None,
-        typer.Option(
+        _option(
+            f"Model to train: {_WEIGHTS}",
+            default="Stable Diffusion 1.5, with the command that downloads it",
             metavar="PLACE",
-            help="Model to train: a file or folder of weights, or the id of a model in the local "
-            "hub cache.",
-            show_default="Stable Diffusion 1.5, with the command that downloads it",
         ),
     ] = None,
     trainer: Annotated[
-        Kind | None, typer.Option(help="Trainer.", show_default="one that can train the model")
+        Kind | None, _option("Trainer.", default="one that can train the model")
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File to write.", show_default="FOLDER.yaml, here"),
+        Path | None, _option("File to write.", default="FOLDER.yaml, here", metavar="FILE")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, _option("Replace an existing file.", "--force")] = False,
 ) -> None:
     """Write a first configuration for your images and model, with a comment at each setting.
 
@@ -152,30 +154,22 @@ def init(
     """
 
 
-@_in("other_trainers")
+@_in("import_")
 def import_(
     file: Annotated[
         Path, typer.Argument(help="Dataset file of musubi-tuner or sd-scripts (TOML).")
     ],
     name: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Name of the run.", show_default="the file's")
+        str | None, _option("Name of the run.", default="the file's", metavar="RUN")
     ] = None,
     architecture: Annotated[
-        str | None,
-        typer.Option(help="Architecture of the model.", show_default="as the caches say"),
+        str | None, _option("Architecture of the model.", default="as the caches say")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Task of the model, such as t2v-14B.")] = None,
+    task: Annotated[str | None, _option("Task of the model, such as t2v-14B.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="Model: a file or folder of weights, or the id of a model in the local hub cache.",
-            show_default="paths to fill in",
-        ),
+        str | None, _option(f"Model: {_WEIGHTS}", default="paths to fill in", metavar="PLACE")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="File to write.", show_default="print it")
-    ] = None,
+    output: Annotated[Path | None, _option("File to write.", default="print it")] = None,
     directory: Directory = None,
 ) -> None:
     """Make a configuration of another trainer's dataset file; notes in it say what differs."""
@@ -188,25 +182,22 @@ def import_(
 def status(
     runs: Runs = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="List each file that is not up to date.")
+        bool, _option("List each file that is not up to date.", "--verbose", "-v")
     ] = False,
 ) -> None:
     """Count fresh and stale caches of runs, and what is left to encode and train."""
 
 
-@_in("explain")
+@_in("explain", project=True, encoders=True)
 def explain(
     path: Annotated[
         str,
-        typer.Argument(
-            metavar="PATH",
-            help="A cache file, an image or caption of a dataset, a file below runs/ or clips/, "
+        _argument(
+            "PATH",
+            "A cache file, an image or caption of a dataset, a file below runs/ or clips/, "
             "or a target such as train_cats.",
         ),
     ],
-    as_json: Json = False,
-    configfile: ConfigFiles = None,
-    directory: Directory = None,
 ) -> None:
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
 
@@ -218,13 +209,14 @@ def check(runs: Runs = None) -> None:
 
 @_in("verify", project=True)
 def verify(
+    context: typer.Context,
     runs: Runs = None,
     repair: Annotated[
         bool,
-        typer.Option(
-            "--repair",
-            help="Delete damaged files and move others that are wrong to the store; the next build "
+        _option(
+            "Delete damaged files and move others that are wrong to the store; the next build "
             "makes them.",
+            "--repair",
         ),
     ] = False,
 ) -> None:
@@ -269,22 +261,22 @@ def doctor(
 def prune(
     datasets: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="DATASET",
-            help="Folders of cache/.",
+        _argument(
+            "DATASET",
+            "Folders of cache/.",
             show_default="the datasets of the configuration",
             autocompletion=completion.datasets,
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also list folders that the configuration does not name.")
+        bool, _option("Also list folders that the configuration does not name.", "--all")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List each file.")] = False,
+    yes: Annotated[bool, _option("Remove what is listed.", "--yes")] = False,
+    verbose: Annotated[bool, _option("List each file.", "--verbose", "-v")] = False,
 ) -> None:
     """List caches that the configuration does not need any more, or remove them with --yes."""
 
 
-@_in("other_trainers", project=True, encoders=True)
+@_in("adopt", project=True, encoders=True)
 def adopt(runs: Annotated[list[str], _runs("RUN...", "Runs of the configuration.")]) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""

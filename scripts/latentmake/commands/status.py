@@ -10,18 +10,19 @@ from typing import Any
 import typer
 
 from latentmake.base.machine import duration, human
-from latentmake.commands.project import Project, coloured, table
+from latentmake.commands.project import coloured, plan_of, run_names, table
 from latentmake.pages.status import Status, StatusRow, status_of
+from latentmake.plan.facts import Facts
 from latentmake.plan.state import REASONS
 
 
-def status(project: Project, runs: Sequence[str] | None, verbose: bool, as_json: bool) -> None:
+def status(facts: Facts, runs: Sequence[str] | None, verbose: bool, as_json: bool) -> None:
     """Count fresh and stale caches of runs, and what is left to encode and train."""
-    names = project.run_names(runs)
-    plan = project.plan(names)
-    untrained = [name for name in names if project.config.runs[name].trainer is None]
+    names = run_names(facts.config, runs)
+    plan = plan_of(facts, names)
+    untrained = [name for name in names if facts.config.runs[name].trainer is None]
     plan.leave_out_prompts(untrained)
-    results = [status_of(project.facts, plan.runs[name]) for name in names]
+    results = [status_of(facts, plan.runs[name]) for name in names]
     if as_json:
         typer.echo(json.dumps([result.model_dump(mode="json") for result in results], indent=1))
         return

@@ -6,37 +6,57 @@ import contextlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import typer
 
 from latentmake.base.machine import human
-from latentmake.commands.project import Project, coloured, printable
+from latentmake.commands.project import coloured, printable, run_names
 from latentmake.pages import verification
-from latentmake.pages.verification import DAMAGED, UNEXPECTED, Finding, Verified
+from latentmake.pages.verification import DAMAGED, EDITED, UNEXPECTED, Finding
 from latentmake.plan.build import alone
+from latentmake.plan.facts import Facts
 
 
-def verify(project: Project, runs: Sequence[str] | None, repair: bool, as_json: bool) -> None:
+def verify(
+    facts: Facts,
+    context: typer.Context,
+    runs: Sequence[str] | None,
+    repair: bool,
+    as_json: bool,
+) -> None:
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
     # A build must not start while a repair deletes files.
     with alone() if repair else contextlib.nullcontext():
-        result = verification.verify(project.facts, project.run_names(runs), repair=repair)
+        findings, missing, figures = verification.verify(
+            facts, run_names(facts.config, runs), repair=repair
+        )
+    wrong = [finding for finding in findings if finding.verdict != EDITED]
     if as_json:
-        findings = [
+        values = [
             {name: getattr(finding, name) for name in ("path", "verdict", "reason", "done")}
-            for finding in result.findings
+            for finding in findings
         ]
-        typer.echo(json.dumps({**vars(result), "findings": findings}, indent=1))
+        typer.echo(json.dumps({**figures, "missing": missing, "findings": values}, indent=1))
     else:
-        for line in (*map(_line, result.findings), *_summary(result)):
-            typer.echo(line)
-    repairable = {finding.verdict for finding in result.findings if finding.is_ours}
+        for finding in findings:
+            typer.echo(_line(finding))
+        size, seconds = human(figures["size"]), figures["seconds"]
+        typer.echo(f"verified {figures['files']} cache files ({size} in {seconds:.1f} s)")
+        counts = Counter(finding.verdict for finding in wrong)
+        kinds = ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
+        kinds = f" ({kinds})" if kinds else ""
+        typer.echo(f"{len(wrong)} wrong{kinds}, {figures['repaired']} repaired")
+        if edited := len(findings) - len(wrong):
+            typer.echo(f"{edited} edited since: the next build encodes them again")
+        if missing:
+            typer.echo(f"{len(missing)} missing: the next build makes them")
+    repairable = {finding.verdict for finding in findings if finding.is_ours}
     if not repair and (does := _repair(repairable)):
-        files = [word for file in project.configfiles for word in ("-c", str(file))]
+        files = [word for file in context.params["configfile"] or () for word in ("-c", str(file))]
         command = shlex.join(["latentmake", "verify", *(runs or ()), *files, "--repair"])
         typer.echo(f"`{command}` {does}, and the next build makes them", err=True)
-    if len(result.wrong) > result.repaired:
+    if len(wrong) > figures["repaired"]:
         raise typer.Exit(1)
 
 
@@ -55,14 +75,3 @@ def _line(finding: Finding) -> str:
     if finding.done:
         text += f"; {finding.done}"
     return printable(f"{finding.path}: {text}".replace("\n", "\\n"))
-
-
-def _summary(result: Verified) -> Iterator[str]:
-    yield f"verified {result.files} cache files ({human(result.size)} in {result.seconds:.1f} s)"
-    counts = Counter(finding.verdict for finding in result.wrong)
-    kinds = ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
-    yield f"{len(result.wrong)} wrong{f' ({kinds})' if kinds else ''}, {result.repaired} repaired"
-    if edited := len(result.findings) - len(result.wrong):
-        yield f"{edited} edited since: the next build encodes them again"
-    if result.missing:
-        yield f"{len(result.missing)} missing: the next build makes them"

@@ -28,6 +28,7 @@ from latentmake.config.fields import literal
 from latentmake.config.root import parse
 from latentmake.data.folders import kohya, slug
 from latentmake.layouts.layout import layout_of
+from latentmake.layouts.tensors import encoder_name
 
 _SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 _VARIANTS = 4  # texts of each item, if a file of sd-scripts asks for random texts
@@ -99,12 +100,14 @@ class _Keys(BaseModel, extra="allow", strict=True):
     @property
     def sides(self) -> Sides | None:
         """Width and height in pixels; None if the table has no resolution."""
-        match self.resolution:
-            case [width, height]:
-                return width, height
-            case int(side):
-                return side, side
-        return None
+        if isinstance(self.resolution, int):
+            return self.resolution, self.resolution
+        return (self.resolution[0], self.resolution[1]) if self.resolution else None
+
+    @property
+    def ending(self) -> str:
+        """Ending of caption files, with its dot; "" if the table has none."""
+        return f".{self.caption_extension.removeprefix('.')}" if self.caption_extension else ""
 
     @property
     def fit(self) -> dict[str, Any]:
@@ -138,11 +141,6 @@ class Block(NamedTuple):
     batch_size: int
     caches: str | None
     table: int = 0
-
-    @property
-    def is_reg(self) -> bool:
-        """Whether the images are regularisation images."""
-        return bool(self.values.get("is_reg"))
 
 
 @dataclass
@@ -245,10 +243,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"is not TOML: {error}", where=path, hint="correct it") from None
 
 
-def _dotted(ending: str) -> str:
-    return f".{ending.removeprefix('.')}"
-
-
 def _blocks_of_musubi(config: Imported, file: _Keys) -> Iterator[Block]:
     for number, own in enumerate(file.datasets):
         where = f"datasets[{number}]"
@@ -270,7 +264,7 @@ def _block_of_musubi(config: Imported, keys: _Keys, key: str, path: Path) -> Blo
     values: dict[str, Any] = {"path": literal(path), "flat": True, "empty_caption": "allow"}
     video = key.startswith("video")
     if key.endswith("directory"):
-        values["caption_extension"] = _dotted(keys.caption_extension or "txt")
+        values["caption_extension"] = keys.ending or ".txt"
         if not video:
             values["on_error"] = "skip"
     if keys.control_directory:
@@ -301,7 +295,7 @@ def _blocks_of_sdscripts(config: Imported, file: _Keys) -> Iterator[Block]:
             seen.add(source)
             blocks.append(_block_of_sdscripts(config, keys, where)._replace(table=number))
             config.leave(keys)
-        regularising = [block.is_reg for block in blocks]
+        regularising = ["is_reg" in block.values for block in blocks]
         if any(regularising) and all(regularising):
             why = "sd-scripts shows regularisation images beside others of their block only"
             config.note(f"datasets[{number}]: left out, {why}")
@@ -325,9 +319,12 @@ def _block_of_sdscripts(config: Imported, keys: _Keys, where: str) -> Block:
         values |= {"metadata_file": literal(config.find(keys.metadata_file))}
         values |= {"caption_extension": ".none", "empty_caption": "allow", "on_error": "skip"}
     else:
-        ending, tokens = _dotted(keys.caption_extension or "caption"), keys.class_tokens
-        values |= {"flat": True, "caption_extension": ending}
-        values |= {"class_tokens": tokens} if tokens else {"missing_caption": "empty"}
+        values |= {"flat": True, "caption_extension": keys.ending or ".caption"}
+        values |= (
+            {"class_tokens": keys.class_tokens}
+            if keys.class_tokens
+            else {"missing_caption": "empty"}
+        )
     captions = keys.take(*_CAPTIONS)
     if drawn := ", ".join(key for key in _RANDOM if key in captions):
         captions = {"variants": _VARIANTS, **captions}
@@ -441,26 +438,25 @@ def _values(config: Imported, blocks: Sequence[Block], spec: Architecture) -> di
     for block in blocks:
         groups.setdefault(json.dumps(block.values, sort_keys=True), []).append(block)
     datasets: dict[str, Any] = {}
-    # resolutions of a run -> dataset -> batch sizes
-    together: dict[tuple[Sides, ...], dict[str, list[int]]] = {}
-    tables: dict[str, set[int]] = {}  # dataset -> numbers of tables of the file
+    of_dataset: dict[str, list[Block]] = {}
+    together: dict[tuple[Sides, ...], list[str]] = {}  # resolutions of a run -> its datasets
     for group in groups.values():
         name = _name(group[0].values["path"], datasets)
         caches = list(dict.fromkeys(block.caches for block in group if block.caches))
         datasets[name] = group[0].values | ({"adopt_from": caches} if caches else {})
         sizes = sorted({_size(config, block, spec) for block in group})
-        batches = [block.batch_size for block in group]
-        together.setdefault(tuple(sizes), {})[name] = batches
-        tables[name] = {block.table for block in group}
+        together.setdefault(tuple(sizes), []).append(name)
+        of_dataset[name] = group
+    tables = {name: {block.table for block in group} for name, group in of_dataset.items()}
     _join_regularisation(config, datasets, together)
     runs: dict[str, Any] = {}
     kind, key = ("musubi", "batch_size") if musubi else ("sdscripts", "train_batch_size")
     for number, (resolutions, members) in enumerate(together.items(), 1):
         name = f"{config.run}_{number}" if number > 1 else config.run
-        batches = sorted({size for batch_sizes in members.values() for size in batch_sizes})
+        batches = sorted({block.batch_size for one in members for block in of_dataset[one]})
         if len(batches) > 1:
             config.note(f"batch_size: the run {name} has one, the smallest of {batches}")
-        if any(datasets[member].get("is_reg") for member in members) and any(
+        if any("is_reg" in datasets[member] for member in members) and any(
             tables[one] != tables[other] and datasets[one]["fit"] == datasets[other]["fit"]
             for one in members
             for other in members
@@ -468,7 +464,7 @@ def _values(config: Imported, blocks: Sequence[Block], spec: Architecture) -> di
             why = f"the run {name} balances them over its datasets of the same buckets"
             config.note(f"is_reg: sd-scripts balances images within a block of its file; {why}")
         runs[name] = {
-            "datasets": [*members],
+            "datasets": members,
             "model": spec.name,
             "resolutions": [size[0] if size[0] == size[1] else [*size] for size in resolutions],
             "trainer": {"kind": kind} | ({key: batches[0]} if batches[0] > 1 else {}),
@@ -485,24 +481,21 @@ def _values(config: Imported, blocks: Sequence[Block], spec: Architecture) -> di
 
 
 def _join_regularisation(
-    config: Imported,
-    datasets: Mapping[str, Any],
-    together: dict[tuple[Sides, ...], dict[str, list[int]]],
+    config: Imported, datasets: Mapping[str, Any], together: dict[tuple[Sides, ...], list[str]]
 ) -> None:
     """Move regularisation images that would be a run of their own into a run of other datasets.
 
-    The other run must share a resolution with them. `together` is resolutions of a run -> dataset
-    -> batch sizes.
+    The other run must share a resolution with them. `together` is resolutions of a run -> datasets.
     """
     regularising = [
         sizes
         for sizes, members in together.items()
-        if all(datasets[name].get("is_reg") for name in members)
+        if all("is_reg" in datasets[name] for name in members)
     ]
     for sizes in regularising:
         members = together.pop(sizes)
         others = (other for other in together if other not in regularising)
-        together[next(other for other in others if {*sizes} & {*other})].update(members)
+        together[next(other for other in others if {*sizes} & {*other})] += members
         names = f"the regularisation images {', '.join(members)}"
         config.note(f"resolution: the run shows {names} at all of its own")
 
@@ -513,11 +506,10 @@ def _weights(spec: Architecture, task: str | None) -> dict[str, Any]:
         strategies = spec.strategies and spec.strategies.text
         networks = {network.key for network in strategies.networks} if strategies else set()
         names = spec.text_encoders or [key for key in networks if key.startswith("text")]
-        encoders = ["text_encoder", *(f"text_encoder_{n}" for n in range(2, len(names) + 1))]
         return {
             "layout": "sdscripts",
             "vae": f"{folder}/vae",
-            "text": [f"{folder}/{encoder}" for encoder in encoders],
+            "text": [f"{folder}/{encoder_name(n)}" for n in range(max(1, len(names)))],
             "checkpoint": f"{folder}/model.safetensors",
         }
     needs = scripts.versions[task or ""].needs if (task or "") in scripts.versions else ()

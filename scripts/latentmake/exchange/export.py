@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
@@ -25,6 +24,7 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import CacheError, ConfigError
 from latentmake.base.progress import Progress
 from latentmake.config.models import Model
+from latentmake.config.weights import AiTraining
 from latentmake.formats import cachefile
 from latentmake.layouts.tensors import LATENTS, hidden_state
 from latentmake.models.files import text_tokens
@@ -82,64 +82,58 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
             what = f"the dataset {dataset} lies at a URL, where nothing is written"
             raise ConfigError(what, where="export.folder", hint="name a folder on this disk")
     model, where = facts.config.models[run.model], f"models.{run.model}"
-    if (named := model.ai_training) is None:
-        hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
-        raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
+    endings, texts = endings_of(model, where), list[tuple[str, bool]]()
+    for place, ending in zip(model.text, endings.text or (), strict=False):
+        if (tokens := text_tokens(place)) is None:
+            raise undescribed(f"{where}.text")
+        texts.append((ending, tokens[1]))
     return ExportOrder(
         run=name,
         manifest=str(run_folder(name) / "manifest.jsonl"),
         folder=export.folder,
         part=part,
-        ending=named.latents,
-        texts=[*_texts(model, named.text or [], f"{where}.text")],
+        ending=endings.latents,
+        texts=texts,
         overwrite=export.overwrite,
     )
 
 
-def _texts(model: Model, endings: list[str], where: str) -> Iterator[tuple[str, bool]]:
-    for place, ending in zip(model.text, endings, strict=False):
-        if (tokens := text_tokens(place)) is None:
-            what = "no config.json on this disk says what its caches are like"
-            hint = "name a folder that has one as `path`, or the file as `config`"
-            raise ConfigError(what, where=where, hint=hint)
-        yield ending, tokens[1]
+def endings_of(model: Model, where: str) -> AiTraining:
+    """Return what ai-training's files end in; raises ConfigError if the model does not say it."""
+    if model.ai_training is None:
+        hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
+        raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
+    return model.ai_training
 
 
-class _File(NamedTuple):
-    """A file to write.
+def undescribed(where: str) -> ConfigError:
+    """Return the error for an encoder without a configuration; `where` is its key."""
+    what = "no config.json on this disk says what its caches are like"
+    hint = "name a folder that has one as `path`, or the file as `config`"
+    return ConfigError(what, where=where, hint=hint)
 
-    Attributes:
-        path: path of the file.
-        name: name of its tensor.
-        dtype: dtype of its tensor.
-        cache: path of the cache file to read.
-        tensor: name of the tensor in the cache file.
-    """
 
-    path: Path
-    name: str
-    dtype: str
-    cache: str
-    tensor: str
+_File = tuple[Path, str, str, str, str]
+"""File to write, name and dtype of its tensor; cache file to read, and name of the tensor in it."""
 
 
 def export_reasons(order: ExportOrder) -> list[Difference]:
     """Return why an export would write files; raises CacheError if a cache cannot be read."""
     return [
-        change._replace(name=f"{file.path}: {change.name}")
-        for file in _files(order)
-        for change in _differences(file, cachefile.read_header(file.cache))
+        change._replace(name=f"{path}: {change.name}")
+        for path, _, _, cache, _ in _files(order)
+        for change in _differences(path, cachefile.read_header(cache))
     ]
 
 
 _FOREIGN = Difference("it is not of latentmake's making and holds something else")
 
 
-def _differences(file: _File, header: cachefile.Header) -> list[Difference]:
+def _differences(path: Path, header: cachefile.Header) -> list[Difference]:
     """Return why a file is not up to date; `header` is that of its cache."""
-    own = cachefile.header_of(file.path)
-    if own is None and file.path.is_file():
-        adopted = header.adopted and header.adopted == digest.of_file(file.path)
+    own = cachefile.header_of(path)
+    if own is None and path.is_file():
+        adopted = header.adopted and header.adopted == digest.of_file(path)
         return [] if adopted else [_FOREIGN]  # the cache may be adopted from this file
     product = Product("it has not been written yet", {"cache": header.key})
     return judge(product, own and Made(parts={"cache": own.key}))
@@ -164,10 +158,10 @@ def export(order: ExportOrder, *, say: Callable[[str], None], threads: int = 1) 
         ThreadPoolExecutor(max(threads, _LEAST_THREADS)) as pool,
         Progress(total=len(files), desc="exporting", unit="file") as progress,
     ):
-        for file, state in zip(files, pool.map(partial(_export, order), files), strict=True):
+        for (path, *_), state in zip(files, pool.map(partial(_export, order), files), strict=True):
             total[state] += 1
             if state == _LEFT:
-                say(f"{file.path}: is not of latentmake's making and holds something else")
+                say(f"{path}: is not of latentmake's making and holds something else")
             progress.update()
     say(f"{order.run}: " + ", ".join(f"{total[state]} {state}" for state in STATES))
     if total[_LEFT]:
@@ -184,29 +178,30 @@ def _files(order: ExportOrder) -> Iterator[_File]:
             base = f"{order.folder}/{row.dataset}/{row.stem}"
         if order.ending is not None:
             (cache,) = row.latents_at(order.part)
-            yield _File(Path(base + order.ending), "latent", "float32", cache, LATENTS)
+            yield Path(base + order.ending), "latent", "float32", cache, LATENTS
         for number, (ending, padded) in enumerate(order.texts):
             dtype = "float32" if padded else "bfloat16"  # ai-training's CLIP pads, its T5 does not
             state = hidden_state(number)
-            yield _File(Path(base + ending), "emb", dtype, row.first_text, state)
+            yield Path(base + ending), "emb", dtype, row.first_text, state
 
 
 def _export(order: ExportOrder, file: _File) -> str:
     """Write one file unless it is up to date; return its state."""
     import torch
 
+    path, name, dtype, place, tensor_name = file
     try:
-        header = cachefile.read_header(file.cache)
-        if not (differences := _differences(file, header)):
+        header = cachefile.read_header(place)
+        if not (differences := _differences(path, header)):
             return _SAME
         if differences == [_FOREIGN] and not order.overwrite:
             return _LEFT
-        with safe_open(file.cache, framework="pt") as cache:
-            tensor = cache.get_tensor(file.tensor).to(getattr(torch, file.dtype))
+        with safe_open(place, framework="pt") as cache:
+            tensor = cache.get_tensor(tensor_name).to(getattr(torch, dtype))
             recipe = cache.metadata()[cachefile.RECIPE]
     except (OSError, SafetensorError) as error:
         hint = "check that the file exists and is readable"
-        raise CacheError(f"cannot be read ({error})", where=file.cache, hint=hint) from None
+        raise CacheError(f"cannot be read ({error})", where=place, hint=hint) from None
     stamp = cachefile.stamp(key=header.key, source=header.source, recipe=recipe)
-    atomic.write(file.path, cachefile.serialize({file.name: tensor}, stamp))
+    atomic.write(path, cachefile.serialize({name: tensor}, stamp))
     return _WRITTEN

@@ -32,20 +32,9 @@ _CLIP_SPECIAL, _T5_SPECIAL = 2, 1  # number of special tokens around a text
 _BARS = 40  # most bars of a histogram
 
 
-class Cut(NamedTuple):
-    """Tokens of a text that an encoder sees, and the rest of the text.
-
-    Attributes:
-        tokens: number of tokens in the text.
-        kept: number of tokens that the encoder sees, counted from the first.
-        rest: text of the other tokens; empty if the encoder sees all.
-        words: words that the encoder does not see completely, without commas.
-    """
-
-    tokens: int
-    kept: int
-    rest: str
-    words: tuple[str, ...]
+Cut = tuple[int, int, str, tuple[str, ...]]
+"""Number of tokens in a text, number of tokens that an encoder sees (counted from the first), text
+of the other tokens, and words that the encoder does not see completely, without commas."""
 
 
 def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut:
@@ -62,13 +51,13 @@ def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> Cut
     encoded = tokenizer(text, return_offsets_mapping=placed, **options)
     ids = encoded["input_ids"]
     if limit is None or len(ids) <= limit:
-        return Cut(len(ids), len(ids), "", ())
+        return len(ids), len(ids), "", ()
     if not placed:
         text, start = tokenizer.decode(ids[limit:], skip_special_tokens=True), 0
     else:
         start = encoded["offset_mapping"][limit][0]
     words = (match for match in re.finditer(r"[^\s,]+", text) if match.end() > start)
-    return Cut(len(ids), limit, text[start:].strip(), tuple(match[0] for match in words))
+    return len(ids), limit, text[start:].strip(), tuple(match[0] for match in words)
 
 
 def limits(model: Model) -> dict[str, int | None]:
@@ -97,35 +86,31 @@ def limits(model: Model) -> dict[str, int | None]:
     return kept
 
 
-class Text(NamedTuple):
-    """One text of an item, and the part that each encoder sees."""
-
-    text: str
-    seen: list[Cut]
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether at least one encoder does not see all of the text."""
-        return any(part.kept < part.tokens for part in self.seen)
-
-    @property
-    def split(self) -> list[str]:
-        """The text in three parts: kept by all encoders, by some of them, by none."""
-        ends = [
-            len(self.text) - len(seen.rest) if self.text.endswith(seen.rest) else len(self.text)
-            for seen in self.seen
-        ] or [len(self.text)]
-        first, last = min(ends), max(ends)
-        return [self.text[:first], self.text[first:last], self.text[last:]]
+def split(text: str, seen: Sequence[Cut]) -> list[str]:
+    """Return a text in three parts: kept by all encoders, by some of them, by none."""
+    rests = (rest if text.endswith(rest) else "" for _, _, rest, _ in seen)
+    ends = [len(text) - len(rest) for rest in rests] or [len(text)]
+    return [text[: min(ends)], text[min(ends) : max(ends)], text[max(ends) :]]
 
 
 class Card(NamedTuple):
-    """One item of a dataset with its texts; `fault` is the reason why they cannot be read."""
+    """One item of a dataset with its texts.
+
+    Attributes:
+        seen: for each text, the part that each encoder sees.
+        fault: the reason why the texts cannot be read.
+    """
 
     dataset: str
     item: Item
-    texts: list[Text]
+    texts: list[str]
+    seen: list[list[Cut]]
     fault: str = ""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether at least one encoder does not see all of a text."""
+        return any(kept < tokens for seen in self.seen for tokens, kept, *_ in seen)
 
 
 class Cards(NamedTuple):
@@ -145,27 +130,22 @@ class Cards(NamedTuple):
 
     def encoders(self) -> list[dict[str, Any]]:
         """Return statistics of the texts' lengths, for each encoder."""
-        texts = [text for card in self.cards for text in card.texts]
+        texts = [seen for card in self.cards for seen in card.seen]
         return [
-            _lengths(name, limit, [text.seen[number] for text in texts])
+            _lengths(name, limit, [seen[number] for seen in texts])
             for number, (name, limit) in enumerate(self.limits.items())
         ]
 
     def lines(self) -> Iterator[str]:
         """Yield a line of JSON for each text."""
         for card in self.cards:
-            for number, text in enumerate(card.texts):
+            for number, (text, seen) in enumerate(zip(card.texts, card.seen, strict=True)):
                 encoders = {
-                    encoder: {
-                        "tokens": seen.tokens,
-                        "kept": seen.kept,
-                        "cut": seen.rest,
-                        "words": list(seen.words),
-                    }
-                    for encoder, seen in zip(self.limits, text.seen, strict=True)
+                    encoder: dict(zip(("tokens", "kept", "cut", "words"), part, strict=True))
+                    for encoder, part in zip(self.limits, seen, strict=True)
                 }
                 values = {"dataset": card.dataset, "stem": card.item.stem, "variant": number}
-                yield json.dumps(values | {"text": text.text, "encoders": encoders}) + "\n"
+                yield json.dumps(values | {"text": text, "encoders": encoders}) + "\n"
 
 
 def read_cards(facts: Facts, name: str) -> Cards:
@@ -186,10 +166,10 @@ def read_cards(facts: Facts, name: str) -> Cards:
             if own is None:
                 own = [read_caption(item.caption)]
             marks.update(item.where for text in own if MARKER in text)
-            cards.append(Card(dataset, item, [Text(text, see(text)) for text in own]))
+            cards.append(Card(dataset, item, own, [*map(see, own)]))
         except SourceError as error:
             faults.append(str(error))
-            cards.append(Card(dataset, item, [], str(error)))
+            cards.append(Card(dataset, item, [], [], str(error)))
     return Cards(cards, limits, faults, [*notes, *marked(marks)])
 
 
@@ -224,7 +204,7 @@ def _token_counter(
 
 def _lengths(name: str, limit: int | None, seen: Sequence[Cut]) -> dict[str, Any]:
     """Return statistics of the texts of one encoder, with a histogram of their lengths."""
-    lengths = [text.tokens for text in seen] or [0]
+    lengths = [tokens for tokens, *_ in seen] or [0]
     width = -(-(max(lengths) + 1) // _BARS)  # number of lengths that share a bar
     bars = [0] * (max(lengths) // width + 1)
     for length in lengths:
@@ -233,7 +213,7 @@ def _lengths(name: str, limit: int | None, seen: Sequence[Cut]) -> dict[str, Any
         "name": name,
         "limit": limit,
         "texts": len(seen),
-        "cut": sum(text.kept < text.tokens for text in seen),
+        "cut": sum(kept < tokens for tokens, kept, *_ in seen),
         "median": median_low(lengths),
         "longest": max(lengths),
         "width": width,

@@ -233,6 +233,7 @@
     more();
     fill();
     at("status").firstChild.textContent = `${found.length} of ${data.items.length} items.`;
+    at("fold").querySelector("summary").textContent = state.on.size ? `Filters (${state.on.size} on)` : "Filters";
     for (const [name, button] of buttons) button.setAttribute("aria-pressed", String(state.on.has(name)));
   }
 
@@ -274,6 +275,12 @@
   at("dataset").addEventListener("change", (event) => show({ dataset: event.target.value }));
   at("sort").addEventListener("change", (event) => show({ sort: event.target.value }));
   at("words").addEventListener("input", (event) => show({ words: event.target.value }));
+
+  // On a phone the filters are folded, so that the cards are seen first.
+  const phone = matchMedia("(max-width: 40rem)");
+  const fold = () => at("fold").toggleAttribute("open", !phone.matches);
+  phone.addEventListener("change", fold);
+  fold();
   new IntersectionObserver(fill, { rootMargin: "200%" }).observe(at("end"));
 
   // -- the other sections -----------------------------------------------------------------------

@@ -15,8 +15,8 @@ from latentmake.config.datasets import Dataset
 from latentmake.formats.readers import Readers
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import resolution_of
-from latentmake.pages.captions import Card, Cards
-from latentmake.pages.edits import Edits
+from latentmake.pages.captions import Card, Cards, split
+from latentmake.pages.edits import edits, items_seen
 from latentmake.pages.thumbnails import look_at
 from latentmake.plan.facts import Facts
 from latentmake.plan.product import some
@@ -43,15 +43,18 @@ def page_data(
         for dataset in run.datasets
     }
     cards, notes = run_cards.cards, [*run_cards.notes]
-    edits = Edits(facts, name, cards)
+    seen = items_seen(name)
+    gone = sorted(
+        stem for _, stem in seen.keys() - {(card.dataset, card.item.stem) for card in cards}
+    )
     if len(cards) > ON_PAGE:
         notes.append(f"{ON_PAGE} of {len(cards)} items are shown, those with cut texts first.")
-        cards = sorted(cards, key=lambda card: not any(text.is_cut for text in card.texts))
-    elif edits.gone:
-        notes.append(f"The training also saw {some(edits.gone)}, which the dataset has no more.")
+        cards = sorted(cards, key=lambda card: not card.is_cut)
+    elif gone:
+        notes.append(f"The training also saw {some(gone)}, which the dataset has no more.")
 
     cards = cards[:ON_PAGE]
-    changes = [edits.of(card) for card in cards]  # before the threads: this may use the memo
+    changes = edits(facts, name, seen, cards)  # before the threads: this may use the memo
 
     def values(number: int) -> dict[str, Any]:
         card = cards[number]
@@ -66,7 +69,10 @@ def page_data(
             "size": size,
             "picture": picture,
             "fault": card.fault or fault,
-            "texts": [[text.split, [seen[:2] for seen in text.seen]] for text in card.texts],
+            "texts": [
+                [split(text, seen), [part[:2] for part in seen]]
+                for text, seen in zip(card.texts, card.seen, strict=True)
+            ],
             "targets": [
                 _target(facts, name, card, resolution.name, size) for resolution in run.resolutions
             ],
@@ -84,7 +90,7 @@ def page_data(
         "notes": notes,
         "items": items,
         "root": f"{os.path.relpath('.', page.parent)}/",
-        "trained": edits.has_record,
+        "trained": bool(seen),
         "plans": stale is not None,
         "word": next(filter(None, (_trigger(datasets[name]) for name in run.datasets)), ""),
         "tables": [],

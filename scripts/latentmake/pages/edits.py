@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from latentmake.base.errors import TrainingError
@@ -15,64 +15,54 @@ from latentmake.training.order import parts_in
 from latentmake.training.seen import SeenItem, read_seen, seen_items
 
 
-class Edits:
-    """Items that were edited since the last training of a run.
+def edits(
+    facts: Facts, run: str, seen: Mapping[tuple[str, str], SeenItem], cards: Sequence[Card]
+) -> list[dict[str, list[str] | bool]]:
+    """Return the edits of each card's item since the last training of a run.
 
     Pictures are compared by their digests. A digest is computed only if the memo does not have it.
     Pictures at a URL are not compared.
 
-    Attributes:
-        has_record: whether a record says which items the last training saw.
-        gone: stems of items that the training saw and that no longer exist.
+    Args:
+        facts: facts about the configuration.
+        run: name of the run.
+        seen: items that the training saw, as `items_seen` returns them.
+        cards: cards of the run's items.
+
+    Returns:
+        An empty dict if nothing was edited or no training is recorded. Otherwise `new`, or `before`
+        (the texts that the training saw), `repainted` or both.
     """
+    model = facts.config.runs[run].model
+    inputs: dict[str, dict[str, Item]] = {}
+    for card in cards if seen else ():
+        own = card.item.inputs("latents", facts.layout(model))
+        inputs.setdefault(card.dataset, {})[card.item.stem] = own
+    contents = {
+        dataset: Contents(
+            (file for item in own.values() for file in item.files),
+            facts.memo,
+            facts.config.datasets[dataset],
+        )
+        for dataset, own in inputs.items()
+    }
 
-    def __init__(self, facts: Facts, run: str, cards: Sequence[Card]) -> None:
-        self._seen = _read_seen(run)
-        self.has_record = bool(self._seen)
-        present = {(card.dataset, card.item.stem) for card in cards}
-        self.gone = sorted(stem for _, stem in self._seen.keys() - present)
-        model = facts.config.runs[run].model
-        layout = facts.layout(model)
-        inputs: dict[str, dict[str, Item]] = {}
-        for card in cards if self.has_record else ():
-            own = inputs.setdefault(card.dataset, {})
-            own[card.item.stem] = card.item.inputs("latents", layout)
-        self._inputs = inputs
-        self._contents = {
-            dataset: Contents(
-                (file for item in own.values() for file in item.files),
-                facts.memo,
-                facts.config.datasets[dataset],
-            )
-            for dataset, own in inputs.items()
-        }
-
-    def of(self, card: Card) -> dict[str, list[str] | bool]:
-        """Return the edits of an item.
-
-        Returns:
-            An empty dict if nothing was edited or no training is recorded. Otherwise `new`, or
-            `before` (the texts that the training saw), `repainted` or both.
-        """
-        if not self.has_record:
-            return {}
-        was = self._seen.get((card.dataset, card.item.stem))
-        if was is None:
+    def of(card: Card) -> dict[str, list[str] | bool]:
+        if (was := seen.get((card.dataset, card.item.stem))) is None:
             return {"new": True}
-        edits = dict[str, list[str] | bool]()
-        if not card.fault and was.texts != [text.text for text in card.texts]:
-            edits["before"] = was.texts
-        if was.source and self._digest(card) not in (None, was.source):
-            edits["repainted"] = True
-        return edits
+        edited = dict[str, list[str] | bool]()
+        if not card.fault and was.texts != card.texts:
+            edited["before"] = was.texts
+        if was.source and not card.item.is_remote:
+            source = contents[card.dataset].of(inputs[card.dataset][card.item.stem])
+            if source not in (None, was.source):
+                edited["repainted"] = True
+        return edited
 
-    def _digest(self, card: Card) -> str | None:
-        if card.item.is_remote:
-            return None
-        return self._contents[card.dataset].of(self._inputs[card.dataset][card.item.stem])
+    return [of(card) if seen else {} for card in cards]
 
 
-def _read_seen(run: str) -> dict[tuple[str, str], SeenItem]:
+def items_seen(run: str) -> dict[tuple[str, str], SeenItem]:
     """Return dataset and stem -> item of a run's last finished training; empty if unknown.
 
     Results of earlier releases have no file of the items. Their items are read from the manifest,

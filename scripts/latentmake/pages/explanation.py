@@ -17,14 +17,7 @@ from latentmake.formats.cachefile import Header, read_header, read_metadata, rec
 from latentmake.layouts.layout import kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Part, Target, view_of
-from latentmake.plan.product import (
-    Difference,
-    is_digest,
-    short,
-    some,
-    text_of,
-    value_differences,
-)
+from latentmake.plan.product import Difference, is_digest, short, some, text_of, value_differences
 from latentmake.plan.run_plan import RunPlan
 from latentmake.plan.state import Judge
 

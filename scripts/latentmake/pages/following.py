@@ -20,13 +20,14 @@ from latentmake.base.errors import ConfigError
 from latentmake.base.machine import duration
 from latentmake.config.root import Config
 from latentmake.pages.page import (
-    ClipSources,
+    clip_addresses,
     embedded,
     state_in,
     table,
     template_digest,
     write_page,
 )
+from latentmake.pages.plan_report import counted
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.product import Difference, Made, Product, judge
 from latentmake.training.loop.clips import (
@@ -67,11 +68,8 @@ def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -
             "title": prompt,
             "note": f"seed {seed}",
             "clips": [
-                {
-                    "label": _LABELS["adapter" if clip.adapter else "base"],
-                    "source": clip.file,
-                    **size,
-                }
+                {"label": _LABELS["adapter" if clip.adapter else "base"], "source": clip.file}
+                | size
                 for clip in clips
             ],
         }
@@ -95,14 +93,14 @@ def write_evaluation(folder: Path, path: Path, say: Callable[[str], object]) -> 
     content = (folder / METRICS).read_bytes()
     metrics = Metrics.model_validate_json(content)
     files = [clip.file for clip in metrics.clips()]
-    data = _data(metrics, folder, ClipSources(path, [folder / file for file in files]))
+    data = _data(metrics, folder, clip_addresses(path, [folder / file for file in files]))
     title = f"Evaluation of {metrics.run}"
     size = write_page(path, "gallery", title, data, _state(content))
     noun = "pictures" if files and files[0].endswith(".png") else "clips"
     say(f"{path}: {len(files)} {noun}, {size}; {_summary(metrics)}")
 
 
-def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any]:
+def _data(metrics: Metrics, folder: Path, address: Callable[[Path], str]) -> dict[str, Any]:
     lines = [
         {"kind": kind, "name": _LABELS[kind], "values": metrics.loss_by_timestep[kind]}
         for kind in ("base", "adapter")
@@ -116,12 +114,8 @@ def _data(metrics: Metrics, folder: Path, sources: ClipSources) -> dict[str, Any
                 "note": result.group,
                 "caption": result.caption,
                 "clips": [
-                    {
-                        "label": _LABELS[kind],
-                        "source": sources.address(folder / clip.file),
-                        "width": clip.width,
-                        "height": clip.height,
-                    }
+                    {"label": _LABELS[kind], "source": address(folder / clip.file)}
+                    | {"width": clip.width, "height": clip.height}
                     for kind, clip in result.clips.items()
                 ],
             }
@@ -160,25 +154,18 @@ def _tables(metrics: Metrics) -> Iterator[dict[str, Any]]:
 
 def _loss_rows(losses: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     """Return the rows of a table of losses: name, loss of the base, of the adapter, and change."""
-    return [
-        [name, _number(by_kind["base"]), _number(by_kind["adapter"]), _change(**by_kind)]
-        for name, by_kind in losses.items()
-    ]
-
-
-def _number(value: float) -> str:
-    return f"{value:#.4g}"
-
-
-def _change(base: float, adapter: float) -> str:
-    return f"{(adapter - base) / base:+.2%}".replace("%", " %") if base else "–"
+    rows = []
+    for name, by_kind in losses.items():
+        base, adapter = by_kind["base"], by_kind["adapter"]
+        change = f"{(adapter - base) / base * 100:+.2f} %" if base else "–"
+        rows.append([name, f"{base:#.4g}", f"{adapter:#.4g}", change])
+    return rows
 
 
 def _summary(metrics: Metrics) -> str:
     base, adapter = metrics.loss["base"], metrics.loss["adapter"]
-    count = len(metrics.results)
     change = (adapter - base) / base * 100 if base else 0.0
-    items = f"{count} held-out {'item' if count == 1 else 'items'}"
+    items = counted(len(metrics.results), "held-out item")
     if abs(change) < 0.05:
         return f"On {items} the adapter changes the loss by less than 0.05 %."
     word = "lowers" if change < 0 else "raises"

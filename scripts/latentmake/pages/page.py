@@ -11,7 +11,7 @@ import base64
 import io
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -121,26 +121,25 @@ def state_in(path: Path) -> str | None:
     return match[1].decode() if match else None
 
 
-class ClipSources:
-    """Addresses of clips for a page's `video` elements.
+def clip_addresses(page: Path, paths: Iterable[Path]) -> Callable[[Path], str]:
+    """Return a function that returns the address of a clip for a page's `video` elements.
+
+    The address is a data URI, or the path from the page to the clip; it raises OSError.
 
     Args:
         page: path of the page.
         paths: all clips of the page.
     """
+    embeds = sum(path.stat().st_size for path in {*paths} if path.is_file()) <= EMBEDDED
 
-    def __init__(self, page: Path, paths: list[Path]) -> None:
-        self._folder = page.parent
-        sizes = (path.stat().st_size for path in {*paths} if path.is_file())
-        self.embeds = sum(sizes) <= EMBEDDED
-
-    def address(self, path: Path) -> str:
-        """Return a data URI, or the path from the page to the clip; raises OSError."""
-        if self.embeds:
+    def address(path: Path) -> str:
+        if embeds:
             ending = path.suffix.lower().removeprefix(".")
             kind = f"image/{ending}" if ending == "png" else f"video/{ending}"
             return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-        return quote(Path(os.path.relpath(path, self._folder)).as_posix())
+        return quote(Path(os.path.relpath(path, page.parent)).as_posix())
+
+    return address
 
 
 _WIDTH, _NARROW = 1024, 512  # largest width of a picture in pixels
@@ -184,7 +183,7 @@ class Pictures:
 
     def __init__(self, page: Path, paths: Sequence[Path]) -> None:
         clips = [path for path in paths if path.suffix.lower() in PLAYED]
-        self._sources = ClipSources(page, clips)
+        self._address = clip_addresses(page, clips)
         self._width = _WIDTH if len(paths) - len(clips) <= _MANY else _NARROW
         self.clips: list[int] = []
         self._numbers: dict[str, int] = {}
@@ -212,7 +211,7 @@ class Pictures:
     def _clip(self, path: Path) -> Picture:
         media = probe_video(str(path))
         small = max(media.width, media.height) < _PIXEL_ART
-        return self._sources.address(path), media.width, media.height, small
+        return self._address(path), media.width, media.height, small
 
     def _image(self, data: bytes, path: Path) -> Picture:
         from PIL import Image

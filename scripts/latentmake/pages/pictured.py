@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from latentmake.pages.page import as_text
 from latentmake.training.loop.clips import FOLDER, GenerationIndex
 from latentmake.training.loop.order import INDEX, PictureIndex
 from latentmake.training.order import COPIED, Record, parts_in
@@ -19,17 +18,8 @@ _LOSSES = ("loss", "validation_loss")
 _POINTS = 200  # largest number of points of a curve
 
 
-class Row(NamedTuple):
-    """Row of a page: a prompt, and the seed if it is a generated clip."""
-
-    prompt: str
-    seed: int | None = None
-
-    @property
-    def label(self) -> str:
-        """Text of the row on the page."""
-        text = as_text(self.prompt) or "(the empty prompt)"
-        return text if self.seed is None else f"{text} (seed {self.seed})"
+Row = tuple[str, int | None]
+"""Row of a page: a prompt, and the seed if it is a generated clip."""
 
 
 class Pictured(NamedTuple):
@@ -47,10 +37,10 @@ class Pictured(NamedTuple):
             for step, names in zip(self.samples.steps, self.samples.files, strict=True):
                 for prompt, name in zip(self.samples.prompts, names, strict=True):
                     if name is not None:
-                        yield Row(prompt), str(step), folder / "samples" / name
+                        yield (prompt, None), str(step), folder / "samples" / name
         for clip in self.clips.clips if self.clips else ():
             if clip.adapter:
-                yield Row(clip.prompt, seed=clip.seed), _ALL_STEPS, folder / FOLDER / clip.file
+                yield (clip.prompt, clip.seed), _ALL_STEPS, folder / FOLDER / clip.file
 
     def weights(self) -> dict[str, str]:
         """Return step -> path of its LoRA, for the steps whose file still exists."""
@@ -83,8 +73,8 @@ class Pictured(NamedTuple):
     def values(self) -> dict[str, object]:
         """Return the values that `--json` prints."""
         pictures = [
-            {"prompt": row.prompt, "seed": row.seed, "step": step, "path": str(path)}
-            for row, step, path in self.files()
+            {"prompt": prompt, "seed": seed, "step": step, "path": str(path)}
+            for (prompt, seed), step, path in self.files()
         ]
         return {"name": self.name, "settings": self.settings(), "pictures": pictures}
 

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
 
+from tabulate import tabulate
+
 from latentmake.base.errors import SourceError
 from latentmake.base.machine import Need, duration, human, shortages
 from latentmake.base.paths import is_remote
@@ -84,18 +86,14 @@ def _table(rows: Mapping[tuple[str, str, str], Counter[str]]) -> list[str]:
     cells = [
         [*name, *(str(counts[head] or ".") for head in heads[3:])] for name, counts in rows.items()
     ]
-    columns = [[head, *column] for head, *column in zip(heads, *cells, strict=True)]
-    widths = [max(map(len, column)) for column in columns]
-    if sum(widths) + 2 * len(widths) - 2 > _WIDTH and len({*columns[1][1:]}) == 1:
-        del columns[1], widths[1]  # all rows have the same model
-    names = len(columns) - len(heads[3:])
-    columns = [
-        [cell.ljust(width) if number < names else cell.rjust(width) for cell in column]
-        for number, (column, width) in enumerate(zip(columns, widths, strict=True))
-    ]
-    head, *others = zip(*columns, strict=True)
-    rule = ["-" * width for width in widths]
-    return ["  ".join(line).rstrip() for line in (head, rule, *others)]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    sides = ["left", "left", "left", *("right" for _ in heads[3:])]
+    lines = [heads, ["-" * width for width in widths], *cells]
+    if sum(widths) + 2 * len(widths) - 2 > _WIDTH and len({row[1] for row in cells}) == 1:
+        lines, sides = [[*line[:1], *line[2:]] for line in lines], sides[1:]  # all have one model
+    # Without headers, tabulate makes the columns no wider than their texts.
+    table = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=sides)
+    return table.splitlines()
 
 
 def counted(number: int, noun: str) -> str:
@@ -182,21 +180,20 @@ def report(
         StorageError: A disk does not have enough space for the build.
     """
     training = [run for name, run in plan.runs.items() if name in trained]
-    lines = [*estimate_lines(facts, orders)]
-    lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
-    lines += [line for run in training for line in (run.reason, run.note) if line]
     runs = plan.runs.values()
-    lines = [*dict.fromkeys(fitting_lines(facts, plan)), *lines]
+    lines = [*_noted(facts, runs)]
     stale = (target for run in runs for state in run.parts.values() for target in state.to_make)
     if any(target.reason == "changed recipe" for target in stale):
         from latentmake.pages.explanation import recipe_changes
 
-        lines = [*recipe_changes(facts, runs), *lines]
+        lines += recipe_changes(facts, runs)
+    lines += dict.fromkeys(fitting_lines(facts, plan))
+    lines += estimate_lines(facts, orders)
+    lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
+    lines += [line for run in training for line in (run.reason, run.note) if line]
     needs = (need for need in plan.needs if need.size)
     lines += [f"{need.what}: {human(need.size)} in {need.folder}" for need in needs]
-    if more:
-        lines.append(more)
-    lines = [*_noted(facts, runs), *lines]
+    lines += [more] if more else []
     # A command for one kind of caches writes no manifest, so faulty items do not stop it.
     complete = (run for name, run in plan.runs.items() if len(kinds[name]) > 1 and _may_stop(run))
     lines += [line for run in complete if (line := stopped_by(facts, run))]

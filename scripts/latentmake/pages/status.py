@@ -84,10 +84,9 @@ def stale_items(plan: RunPlan) -> dict[tuple[str, str], list[str]]:
 
 
 def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
-    def name_of(order: Order, part: str) -> tuple[str, str, str]:
-        return row_of(Part(order.dataset, order.model, part))
-
-    rests = estimates(facts.memo, plan.orders, name_of)
+    rests = estimates(
+        facts.memo, plan.orders, lambda order, part: row_of(Part(order.dataset, order.model, part))
+    )
     parts: dict[tuple[str, str, str], list[Part]] = {}
     for part in plan.parts:
         parts.setdefault(row_of(part), []).append(part)

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,34 +54,19 @@ class Finding(NamedTuple):
     source: str = ""
 
 
-@dataclass
-class Verified:
-    """Result of a verification.
+def verify(
+    facts: Facts, runs: Sequence[str], *, repair: bool = False
+) -> tuple[list[Finding], list[str], dict[str, float]]:
+    """Read the cache files and weights of runs; `repair` deletes faulty ones; raises UserError.
 
-    Attributes:
-        files: number of cache files that were read.
-        size: number of bytes that were read.
-        missing: paths of missing cache files, which the next build makes.
-        repaired: number of findings whose file no longer exists at its path.
+    Returns:
+        The findings, the paths of missing cache files, which the next build makes, and figures:
+        `files` and `size` (number and bytes of the cache files that were read), `seconds`, and
+        `repaired` (number of findings whose file no longer exists at its path).
     """
-
-    files: int = 0
-    size: int = 0
-    seconds: float = 0.0
-    repaired: int = 0
-    missing: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def wrong(self) -> list[Finding]:
-        """Findings, except files whose sources were edited."""
-        return [finding for finding in self.findings if finding.verdict != EDITED]
-
-
-def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verified:
-    """Read the cache files and weights of runs; `repair` deletes faulty ones; raises UserError."""
     wanted = {entry[-1].path: entry for run in runs for entry in _wanted(facts, run)}
-    result, began = Verified(), time.monotonic()
+    began, figures = time.monotonic(), {"files": 0, "size": 0, "seconds": 0.0, "repaired": 0}
+    findings, missing = list[Finding](), list[str]()
     with (
         ThreadPoolExecutor(usable_cores()) as pool,
         Progress(total=len(wanted), unit="files", desc="verifying") as progress,
@@ -91,23 +75,23 @@ def verify(facts: Facts, runs: Sequence[str], *, repair: bool = False) -> Verifi
             progress.update()
             finding = _finding(facts, *entry, checked)
             if finding and finding.verdict == MISSING:
-                result.missing.append(finding.path)
+                missing.append(finding.path)
                 continue
-            result.files += 1
-            result.size += size
+            figures["files"] += 1
+            figures["size"] += size
             if finding:
-                result.findings.append(finding)
-    result.seconds = time.monotonic() - began
-    result.findings = sorted(_misplaced(result.findings, wanted))
+                findings.append(finding)
+    figures["seconds"] = time.monotonic() - began
+    findings = sorted(_misplaced(findings, wanted))
     if repair:
-        result.findings = [
-            _repaired(finding, facts) if finding.is_ours else finding for finding in result.findings
+        findings = [
+            _repaired(finding, facts) if finding.is_ours else finding for finding in findings
         ]
-        result.repaired = sum(not os.path.lexists(finding.path) for finding in result.findings)
+        figures["repaired"] = sum(not os.path.lexists(finding.path) for finding in findings)
         # The next build must read the remaining files again, even if their stat is unchanged.
-        facts.memo.targets.forget(finding.path for finding in result.findings)
-    result.findings += (finding for run in runs for finding in _changed_weights(run))
-    return result
+        facts.memo.targets.forget(finding.path for finding in findings)
+    findings += (finding for run in runs for finding in _changed_weights(run))
+    return findings, missing, figures
 
 
 def _misplaced(findings: Sequence[Finding], wanted: Mapping[str, _Wanted]) -> Iterator[Finding]:

@@ -9,7 +9,6 @@ import torch
 import yaml
 from latentmake.commands.init import init
 from latentmake.commands.local_models import Model, Part, model_at
-from latentmake.commands.model_section import Section
 from latentmake.commands.new_config import dtype_of
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.root import parse
@@ -45,8 +44,9 @@ def test_the_dtype_of_new_caches_is_that_of_the_weights_or_the_gpus(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     network = Part(tmp_path, tmp_path, {"conv_in.weight": Tensor(weights, (1,), 0, 4)})
-    model = Model(ARCHITECTURES["sd1"], None, [network], [network], tmp_path, "one")
-    assert dtype_of(Section(model, kind, tmp_path, network=network)) == dtype
+    model = Model(ARCHITECTURES["sd1"], None, [network], [], tmp_path, "one", kind=kind)
+    model.network = network
+    assert dtype_of(model) == dtype
 
 
 @pytest.mark.parametrize("shards", [(".fp16",), (".fp16-00001-of-00002", ".fp16-00002-of-00002")])

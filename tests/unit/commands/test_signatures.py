@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def test_a_word_takes_what_the_function_of_its_work_takes() -> None:
         taken = [*inspect.signature(word).parameters]
         if outside["project"]:
             assert taken[-3:] == ["as_json", "configfile", "directory"], name
-            taken = ["project", *taken[:-2]]
+            taken = ["facts", *taken[:-2]]
         assert work == taken, name
 
 
@@ -143,3 +144,19 @@ def test_verdicts_have_a_colour_which_no_color_takes_away(monkeypatch: pytest.Mo
     assert aligned == checklist(found)
     monkeypatch.setenv("NO_COLOR", "1")
     assert checklist(found, coloured) == checklist(found)
+
+
+@pytest.mark.parametrize("plain", ["", "1"])
+def test_the_word_error_is_red_in_a_terminal_only(tmp_path: Path, plain: str) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "latentmake", "status", "--directory", "nowhere"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "NO_COLOR": plain}
+    subprocess.run(command, cwd=tmp_path, env=environment, stderr=theirs, check=False)
+    line = os.read(ours, 1000).decode().strip()
+    os.close(ours)
+    os.close(theirs)
+    word = "error" if plain else typer.style("error", fg="red")
+    expected = ": nowhere: there is no such folder; check --directory"
+    assert line == f"{word}{expected}"
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert done.stderr.decode() == f"error{expected}\n"

@@ -13,7 +13,7 @@ import pytest
 import torch
 import world
 from latentmake.base.errors import ConfigError
-from latentmake.commands.other_trainers import folders_of
+from latentmake.commands.adopt import folders_of
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.exchange.adoption import STATES, adopt

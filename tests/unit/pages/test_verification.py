@@ -18,7 +18,7 @@ from latentmake.base.digest import target_stat
 from latentmake.data.memo import Memo
 from latentmake.formats import cachefile
 from latentmake.formats.safetensors import read_head
-from latentmake.pages.verification import DAMAGED, EDITED, UNEXPECTED, Verified, verify
+from latentmake.pages.verification import DAMAGED, EDITED, UNEXPECTED, Finding, verify
 from latentmake.plan import store
 from latentmake.plan.planner import make_plan
 from safetensors.torch import load_file
@@ -36,15 +36,15 @@ class Caches:
     def __getitem__(self, number: int) -> Path:
         return Path(self.files[number].path)
 
-    def verify(self, *, repair: bool = False) -> Verified:
+    def verify(self, *, repair: bool = False) -> tuple[list[Finding], list[str], dict[str, float]]:
         with Memo(Path(".latentmake/memo.sqlite")) as memo:
             facts = verify_world.facts_of(self.values, memo)
             return verify(facts, ["tiny"], repair=repair)
 
     def verified(self, *, repair: bool = False) -> dict[str, tuple[str, str]]:
         """Return path -> (verdict, what was done) of a verification."""
-        found = self.verify(repair=repair)
-        return {each.path: (each.verdict, each.done) for each in found.findings}
+        findings, _, _ = self.verify(repair=repair)
+        return {each.path: (each.verdict, each.done) for each in findings}
 
     def stale(self) -> dict[str, str]:
         """Return path -> reason of what the next build makes."""
@@ -114,10 +114,9 @@ def test_links_are_deleted_and_what_they_lead_to_is_not(caches: Caches) -> None:
 def test_a_file_of_an_edited_source_is_named_and_left_for_the_undone_edit(caches: Caches) -> None:
     text = next(each for each in caches.files if each.part == "text")
     Path(text.source).write_text("another caption")
-    found = caches.verify(repair=True)
-    (finding,) = found.findings
+    (finding,), _, figures = caches.verify(repair=True)
     assert (finding.path, finding.verdict, finding.done) == (text.path, EDITED, "")
-    assert found.wrong == [] and found.repaired == 0
+    assert figures["repaired"] == 0
     assert finding.reason == f"it was not made of {text.source} as it is"
     Path(text.source).write_text(f"caption {int(Path(text.source).stem[-4:])}")
     assert caches.stale() == {} and caches.verified() == {}
@@ -137,8 +136,7 @@ def test_a_file_without_checksum_is_compared_as_far_as_can_be(caches: Caches) ->
 
 def test_missing_files_are_listed_and_are_no_finding(caches: Caches) -> None:
     caches[0].unlink()
-    found = caches.verify(repair=True)
-    assert (found.missing, found.findings) == ([str(caches[0])], [])
+    assert caches.verify(repair=True)[:2] == ([], [str(caches[0])])
 
 
 def test_a_cache_that_cannot_be_written_is_verified_and_repaired_by_nothing(
@@ -149,12 +147,11 @@ def test_a_cache_that_cannot_be_written_is_verified_and_repaired_by_nothing(
         pytest.skip("mounting needs the rights of root")
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", "cache"], check=True)
-        found = caches.verify(repair=True)
+        (finding,), _, figures = caches.verify(repair=True)
     finally:
         subprocess.run(["umount", "cache"], check=True)
-    (finding,) = found.findings
     assert finding.done == "cannot be deleted (the file system is read-only)"
-    assert found.repaired == 0
+    assert figures["repaired"] == 0
 
 
 @pytest.mark.parametrize("number", [0.0, float("nan")])
@@ -182,7 +179,7 @@ def test_trained_weights_that_changed_are_named_and_never_deleted(caches: Caches
     verify_world.flip_a_bit(weights)
     changed = weights.read_bytes()
     for repair in (False, True):
-        (finding,) = caches.verify(repair=repair).findings
+        (finding,), _, _ = caches.verify(repair=repair)
         assert (finding.path, finding.verdict, finding.done) == (str(weights), DAMAGED, "")
         assert "changed since they were trained" in finding.reason
         assert "delete runs/tiny/training.json and run `snakemake train_tiny`" in finding.reason
@@ -199,5 +196,5 @@ def test_a_second_name_of_damaged_weights_is_named_too(caches: Caches) -> None:
     other = Path("runs/tiny/output/tiny.safetensors")
     other.parent.mkdir()
     os.link(weights, other)
-    (finding,) = caches.verify().findings
+    (finding,), _, _ = caches.verify()
     assert f"delete {other} and runs/tiny/training.json" in finding.reason
