@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from latentmake.base import digest
-from latentmake.base.errors import TrainingError
 from latentmake.config.architectures import Scripts, Setting
 from latentmake.config.external_trainers import MusubiTrainer, shaping_settings
 from latentmake.config.fields import resolution_name, shaping
@@ -16,7 +15,7 @@ from latentmake.config.models import Model
 from latentmake.data.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
 from latentmake.models.files import scripted_files
-from latentmake.training.external.installation import Installation, Program
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import ExternalOrder, Resume, depends_on_length
 
 DEPLOYED = "caches"
@@ -44,9 +43,6 @@ class MusubiOrder(ExternalOrder):
         return model.spec.scripts.settings
 
     def find(self, memory: Memo | None = None) -> Installation:
-        if self.musubi_tuner is None:
-            note = "the configuration does not say where it lies: set `musubi_tuner.path`"
-            raise TrainingError(note)
         return find(self.musubi_tuner, self.scripts, memory)
 
     def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
@@ -132,9 +128,10 @@ class MusubiOrder(ExternalOrder):
         return f"{self.output}/{DEPLOYED}/{dataset}_{resolution_name(*resolution)}"
 
 
-def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:
+def find(
+    settings: ExternalProgram | None, scripts: Scripts, memory: Memo | None = None
+) -> Installation:
     """Find an architecture's scripts in musubi-tuner's folder; raises TrainingError."""
-    name, section, script = MusubiOrder.name, MusubiOrder.section, scripts.training.name
     needed = f"a musubi-tuner that knows {scripts.title}"
-    program = Program(name, section, "src/musubi_tuner", script, needed)
-    return Installation.locate(program, settings.path, settings.venv, memory)
+    name = scripts.training.name
+    return Installation.locate(MusubiOrder.section, settings, name, needed, memory)
