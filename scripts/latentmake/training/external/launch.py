@@ -60,11 +60,7 @@ def prepare(order: ExternalOrder, want: TrainedParts) -> Resume:
     States and LoRAs of an earlier start of this training move into a folder in `files.resumed`,
     named by the epochs that were done before that start. (`previous.begin` has already moved the
     files of other trainings.) If this is killed at any time, it can be repeated: the number of
-    epochs is written last.
-
-    Args:
-        order: order of the run.
-        want: parts of the training.
+    epochs is written last. `want` has the parts of the training.
     """
     files = RunFiles(order)
     files.work.mkdir(parents=True, exist_ok=True)

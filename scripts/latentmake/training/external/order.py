@@ -29,6 +29,8 @@ from latentmake.training.order import VERSION, RunFiles, RunOrder, lock_of, part
 
 _VERSION = 2  # 1: keys had one default each; 2: the defaults come from the architecture's guide
 
+_EPOCHS = 10  # default of sd-scripts if neither epochs nor steps are set
+
 # Keys with one default for all architectures in version 1.
 _RENEWED = frozenset(
     ("gradient_checkpointing", "learning_rate", "network_alpha", "network_dim", "seed")
@@ -79,6 +81,7 @@ class ExternalOrder(RunOrder):
         section: section of the configuration that names the program's folder. The order has a field
             of the same name.
         memory_hint: advice for a training that runs out of GPU memory.
+        toml_name: pattern of `toml`.
         datasets: dataset -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
         trained: whether the run has a trainer; a run without one is only published.
@@ -91,6 +94,7 @@ class ExternalOrder(RunOrder):
     name: ClassVar[str]
     section: ClassVar[str]
     memory_hint: ClassVar[str]
+    toml_name: ClassVar[str]
     datasets: dict[str, Dataset]
     resolutions: list[tuple[int, int]]
     model_name: str
@@ -151,9 +155,11 @@ class ExternalOrder(RunOrder):
             raise ModelError(what, where=str(error.filename), hint=hint) from None
 
     @property
-    @abstractmethod
     def lora_module(self) -> str:
         """Python module of the program that creates the LoRA of the architecture."""
+        row = self.model.spec.scripts or self.model.spec.strategies
+        assert row is not None  # the configuration is refused otherwise
+        return row.network
 
     @property
     def beginning(self) -> str:
@@ -171,9 +177,12 @@ class ExternalOrder(RunOrder):
         }
 
     @property
-    @abstractmethod
     def epochs(self) -> int | None:
         """Epochs of the training; None if a number of steps ends it."""
+        if self.trainer.max_train_steps is not None:
+            return None
+        epochs = self.trainer.max_train_epochs
+        return _EPOCHS if epochs is None else epochs
 
     @abstractmethod
     def can_resume(self, resume: Resume) -> bool:
@@ -187,9 +196,9 @@ class ExternalOrder(RunOrder):
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=left)})
 
     @property
-    @abstractmethod
     def toml(self) -> str:
         """Path of the dataset TOML, below the run's folder."""
+        return self.toml_name.format(run=self.run)
 
     @property
     def places(self) -> Places:

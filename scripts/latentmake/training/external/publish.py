@@ -40,8 +40,6 @@ Kind = Literal["latents", "text"]
 Call = tuple[str, list[str]]
 """A script of the program, and the script's arguments."""
 
-_SYSTEMS: tuple[System, System] = ("linux", "windows")
-
 _SETTINGS: Mapping[str, Kind] = {
     ".latentmake-latents.json": "latents",
     ".latentmake-text.json": "text",
@@ -149,7 +147,7 @@ class Publication(ABC, Generic[Order]):
             what = f"several of the run's folders have the name {blocks[0]}"
             hint = "name them by `{dataset}/{resolution}`"
             raise ConfigError(what, where="publish.folders", hint=hint)
-        self.names = [Names(order, system, folder) for system in _SYSTEMS]
+        self.names = [Names(order, "linux", folder), Names(order, "windows", folder)]
         self._listed: dict[Path, dict[str, dict[Kind, list[Path]]]] = {}
 
     @abstractmethod
@@ -302,9 +300,8 @@ class Publication(ABC, Generic[Order]):
 
         A finding has failed if both systems lack names, because then neither script can run.
         """
-        verdict: Verdict = "warning"
-        if all(names.unnamed for names in self.names):
-            verdict = "failed"
+        is_lost = all(names.unnamed for names in self.names)
+        verdict: Verdict = "failed" if is_lost else "warning"
         for names, other in zip(self.names, reversed(self.names), strict=True):
             title, unnamed = names.system.capitalize(), names.unnamed
             if not unnamed:

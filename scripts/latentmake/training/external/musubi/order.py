@@ -33,6 +33,7 @@ class MusubiOrder(ExternalOrder):
     name = "musubi-tuner"
     section = "musubi_tuner"
     memory_hint = "try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`"
+    toml_name = "dataset.toml"
     kind: Literal["musubi"] = "musubi"
     trainer: MusubiTrainer
     musubi_tuner: ExternalProgram | None
@@ -58,20 +59,8 @@ class MusubiOrder(ExternalOrder):
         return scripted_files(path)
 
     @property
-    def toml(self) -> str:
-        return "dataset.toml"
-
-    @property
-    def lora_module(self) -> str:
-        return self.scripts.network
-
-    @property
     def beginning(self) -> str:  # all of musubi-tuner's networks/lora*.py use this prefix
         return "lora_unet_" if self.network["--network_module"] == self.lora_module else ""
-
-    @property
-    def epochs(self) -> int | None:
-        return self.trainer.max_train_epochs if self.trainer.max_train_steps is None else None
 
     def can_resume(self, resume: Resume) -> bool:
         if self.epochs is None:  # states do not record how many steps are left

@@ -43,7 +43,6 @@ from latentmake.training.external.order import (
     sampling,
 )
 
-_EPOCHS = 10  # default if neither epochs nor steps are set
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
 
 
@@ -53,6 +52,7 @@ class SdScriptsOrder(ExternalOrder):
     name = "sd-scripts"
     section = "sd_scripts"
     memory_hint = "try gradient_checkpointing, a smaller train_batch_size or a smaller resolution"
+    toml_name = "sdscripts/{run}.toml"
     kind: Literal["sdscripts"] = "sdscripts"
     trainer: SdScriptsTrainer
     sd_scripts: ExternalProgram
@@ -105,21 +105,6 @@ class SdScriptsOrder(ExternalOrder):
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix in _WEIGHTS)
         return digest.of_value([*map(file_digest, files)])
-
-    @property
-    def toml(self) -> str:
-        return f"sdscripts/{self.run}.toml"
-
-    @property
-    def lora_module(self) -> str:
-        return self.strategies.network
-
-    @property
-    def epochs(self) -> int | None:
-        trainer = self.trainer
-        if trainer.max_train_steps is not None:
-            return None
-        return _EPOCHS if trainer.max_train_epochs is None else trainer.max_train_epochs
 
     @property
     def counts(self) -> bool:
