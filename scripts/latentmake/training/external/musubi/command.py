@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from latentmake.config.architectures import Setting
-from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
-from latentmake.data.memo import Memo
 from latentmake.models.files import script_of
 from latentmake.models.headers import weight_file
-from latentmake.training.external.musubi.order import MusubiOrder, find
+from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import (
     Places,
     Resume,
@@ -144,22 +142,3 @@ def caching_arguments(
 MODULES = {"flash_attn": "flash_attn", "flash3": "flash_attn_interface", "xformers": "xformers"}
 """Attention -> package that provides it; torch itself has the others."""
 PREFERRED = ("flash_attn", "xformers")  # fastest first; SageAttention has no backward pass
-_UNUSED = ("networks",)  # code of LoRAs: loaders of weights import it, caching scripts use none
-
-
-def program_digest(
-    settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
-) -> str:
-    """Return the digest of musubi-tuner's sources that encode `latents` or `text` of a model.
-
-    Raises:
-        TrainingError: musubi-tuner or the script is missing.
-    """
-    assert model.spec.scripts is not None
-    installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
-    installation.script(name)
-    # The recipes of Wan's caches have always included all imports: to exclude some now would make
-    # these caches stale.
-    without = () if model.spec.encodes else _UNUSED
-    _, _, content = installation.sources_of(name, without)
-    return content

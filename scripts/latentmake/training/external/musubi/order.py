@@ -14,10 +14,11 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.data.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
-from latentmake.models.files import scripted_files
+from latentmake.models.files import script_of, scripted_files
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import ExternalOrder, Resume, depends_on_length
 
+_UNUSED = ("networks",)  # code of LoRAs: loaders of weights import it, caching scripts use none
 DEPLOYED = "caches"
 """Folder of links to caches, below the folder of a run."""
 
@@ -124,3 +125,21 @@ def find(
     needed = f"a musubi-tuner that knows {scripts.title}"
     name = scripts.training.name
     return Installation.locate(MusubiOrder.section, settings, name, needed, memory)
+
+
+def program_digest(
+    settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
+) -> str:
+    """Return the digest of musubi-tuner's sources that encode `latents` or `text` of a model.
+
+    Raises:
+        TrainingError: musubi-tuner or the script is missing.
+    """
+    assert model.spec.scripts is not None
+    installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
+    installation.script(name)
+    # The recipes of Wan's caches have always included all imports: to exclude some now would make
+    # these caches stale.
+    without = () if model.spec.encodes else _UNUSED
+    _, _, content = installation.sources_of(name, without)
+    return content

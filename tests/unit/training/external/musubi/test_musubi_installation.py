@@ -16,7 +16,7 @@ from latentmake.data.memo import Memo
 from latentmake.training.external.installation import PROVEN, Installation, network_finding
 from latentmake.training.external.musubi import order
 from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.command import program_digest
+from latentmake.training.external.musubi.order import program_digest
 from latentmake.training.findings import failed
 from musubi_world import install, make_run, stand_in
 from publish_world import order_of
