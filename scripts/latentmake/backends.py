@@ -35,12 +35,9 @@ BACKENDS = {
 }
 """Kind -> module and class, imported on first use."""
 
-_ENCODERS = {
-    "musubi": ("latentmake.training.external.musubi", "command", "ScriptsEncoding"),
-    "sdscripts": ("latentmake.training.external.sdscripts", "order", "StrategiesEncoding"),
-}
-"""Encoder of a model -> package of the external program, its module with the program's digest, and
-the class of its jobs."""
+_ENCODERS = {"musubi": "ScriptsEncoding", "sdscripts": "StrategiesEncoding"}
+"""Encoder of a model, which is the name of the external program's package -> class of its jobs."""
+_EXTERNAL = "latentmake.training.external"
 
 _WITHOUT_TRAINER = {"musubi": "musubi"}
 """Layout -> kind of a run without `trainer`, which can be published."""
@@ -100,15 +97,16 @@ def facts_of(config: Config, **options: bool) -> Facts:
 
 def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Memo) -> str:
     """Return the digest of the external program that encodes a model's `latents` or `text`."""
-    package, module, _ = _ENCODERS[model.encoder]
-    result: str = import_module(f"{package}.{module}").program_digest(program, model, kind, memory)
+    module = import_module(f"{_EXTERNAL}.{model.encoder}.order")
+    result: str = module.program_digest(program, model, kind, memory)
     return result
 
 
 def encoder_of(order: Order) -> ExternalEncoder | None:
     """Return the external encoder of an order; None if Latentmake's encoders encode it."""
-    if order.model_settings.encoder not in _ENCODERS:
+    name = order.model_settings.encoder
+    if name not in _ENCODERS:
         return None
-    package, _, name = _ENCODERS[order.model_settings.encoder]
-    encoder: ExternalEncoder = getattr(import_module(f"{package}.encode"), name).make
+    module = import_module(f"{_EXTERNAL}.{name}.encode")
+    encoder: ExternalEncoder = getattr(module, _ENCODERS[name]).make
     return encoder

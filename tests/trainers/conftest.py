@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from latentmake.training.external.installation import Installation, Program
+from latentmake.config.machines import ExternalProgram
+from latentmake.training.external.installation import Installation
 from made_once import made_once
 from preloaded_trainers import make_venv
 from real_clip_models import CLIP_WORLDS
@@ -26,9 +27,9 @@ from real_project import RealProject
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {
-    "musubi-tuner": ("LATENTMAKE_MUSUBI", "src/musubi_tuner"),
-    "sd-scripts": ("LATENTMAKE_SD_SCRIPTS", ""),
-    "ai-training": ("LATENTMAKE_AI_TRAINING", ""),
+    "musubi-tuner": "LATENTMAKE_MUSUBI",
+    "sd-scripts": "LATENTMAKE_SD_SCRIPTS",
+    "ai-training": "LATENTMAKE_AI_TRAINING",
 }
 REAL_WORLDS = WORLDS | CLIP_WORLDS
 PYTHON = os.environ.get("LATENTMAKE_TRAINERS_PYTHON", sys.executable)
@@ -92,7 +93,7 @@ def write_wan_dit(tuner: Installation, file: str) -> None:
 
 def sources(name: str) -> Path:
     """Return the folder of a trainer's sources; skip where there is none."""
-    variable, _ = FOLDERS[name]
+    variable = FOLDERS[name]
     given = os.environ.get(variable)
     folder = Path(given) if given else ROOT.parent / "shared/trainers" / name
     if not folder.is_dir():
@@ -190,9 +191,9 @@ def trainer(
         (site / "sitecustomize.py").write_text(SITE)
         folder = sources(name)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(folder)]))
-        program = Program(name, name, FOLDERS[name][1], script, name)
-        found = Installation.locate(program, os.fspath(folder), os.fspath(forked_venv))
-        if missing := found.lacking({*found.sources_of().needs, "accelerate"}):
+        settings = ExternalProgram(path=os.fspath(folder), venv=os.fspath(forked_venv))
+        found = Installation.locate(name.replace("-", "_"), settings, script, name)
+        if missing := found.lacking({*found.sources_of()[1], "accelerate"}):
             pytest.skip(
                 f"{PYTHON} lacks {', '.join(missing)} for {name}: set LATENTMAKE_TRAINERS_PYTHON"
             )

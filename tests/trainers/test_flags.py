@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FOLDERS, PYTHON, sources
+from conftest import PYTHON, sources
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
-from latentmake.training.external.installation import Installation, Program
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import training_arguments
 from latentmake.training.external.order import Resume, prompt_lines
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
@@ -42,8 +42,8 @@ SCRIPTS = [
 
 
 def installation(name: str, script: str) -> Installation:
-    program = Program(name, name, FOLDERS[name][1], script, name)
-    return Installation.locate(program, os.fspath(sources(name)), PYTHON)
+    settings = ExternalProgram(path=os.fspath(sources(name)), venv=PYTHON)
+    return Installation.locate(name.replace("-", "_"), settings, script, name)
 
 
 def asked_steps(script: str) -> int:
@@ -114,7 +114,7 @@ def test_sd_scripts_knows_every_flag(
         publish=Publish(),
     )
     program = installation("sd-scripts", f"{script}.py")
-    assert program.sources_of().flags
+    assert program.sources_of()[0]
     counted = script.endswith("_network")
     arguments = command_arguments(
         order, order.places, order.trainer.attention, Resume(Path("state"), 1, counted, 5)

@@ -51,13 +51,8 @@ def test_a_script_knows_each_flag_and_task_of_its_row(row: Architecture) -> None
     for task, version in row.scripts.versions.items():
         for kind in ("latents", "text"):
             model, script = model_of(row, task), row.scripts.caching(kind).name
-            given = caching_arguments(
-                model,
-                kind,
-                dataset_config="toml",
-                place=lambda weights: weights.local,
-                num_workers=1,
-            )
+            further = {"--num_workers": 1, "--skip_existing": True, "--keep_cache": True}
+            given = caching_arguments(model, kind, "toml", lambda weights: weights.local, further)
             assert not program.missing_flags(given, script)
             texts = [Path(program.script(script)).read_text(), *_versions(program)]
             for value in (each for each in version.caching(kind) if each[:1] != "-"):

@@ -181,7 +181,7 @@ print("accepted", len(sys.argv) - 1)
 
 def accepted(tuner: Installation, tomls: list[Path]) -> str:
     """Load dataset TOMLs by the schema of a trainer."""
-    return said_by(tuner, VALIDATE[tuner.program.name], *tomls)
+    return said_by(tuner, VALIDATE[tuner.name], *tomls)
 
 
 def test_musubi_tuners_schema_takes_every_toml_and_its_scripts_know_every_flag(

@@ -28,9 +28,7 @@ from latentmake.plan.orders import PROMPTS
 from latentmake.plan.run_plan import RunPlan
 from latentmake.session import Session
 from latentmake.training.external.backend import Launched
-from latentmake.training.external.order import reasons
 from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.loop.order import wanted
 from latentmake.training.order import RunFiles, read_order
 from latentmake.training.sd.unet import SdOrder
 from project import Project, Result
@@ -221,10 +219,10 @@ def _outdated(config: Config, plan: RunPlan) -> bool:
     assert trainer is not None and plan.trainer_order is not None
     if isinstance(trainer, Launched):
         run = read_order(plan.trainer_order, trainer.order_type)
-        return bool(reasons(run.with_weights(digest.of_file), lock))
+        return bool(run.with_weights(digest.of_file).reasons(lock))
     order = read_order(plan.trainer_order, SdOrder)
     order = as_begun(order, lock)
-    return RunFiles(order).trained(wanted(order, lock)) is None
+    return RunFiles(order).trained(order.wanted(lock)) is None
 
 
 def check(project: Project, key: Key, change: Change, *, model: str, trainer: str) -> None:

@@ -65,15 +65,15 @@ def check_run(config: Config, name: str) -> None:
     """
     run = config.runs[name]
     model, where = config.models[run.model], f"models.{run.model}"
-    endings = export.endings_of(model, where)
+    latents, texts = export.endings_of(model, where)
     described = {
-        "vae": not endings.latents or vae_factor(model.vae),
-        "text": not endings.text or all(map(text_tokens, model.text)),
+        "vae": not latents or vae_factor(model.vae),
+        "text": not texts or all(map(text_tokens, model.text)),
     }
     for key, is_described in described.items():
         if not is_described:
             raise export.undescribed(f"{where}.{key}")
-    for dataset in run.datasets if endings.text else ():
+    for dataset in run.datasets if texts else ():
         if config.datasets[dataset].composed:
             what = f"the texts of {dataset} are not just what its caption files hold"
             hint = f"leave out models.{run.model}.ai_training.text, so that they are encoded"

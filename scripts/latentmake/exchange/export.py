@@ -24,7 +24,6 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import CacheError, ConfigError
 from latentmake.base.progress import Progress
 from latentmake.config.models import Model
-from latentmake.config.weights import AiTraining
 from latentmake.formats import cachefile
 from latentmake.layouts.tensors import LATENTS, hidden_state
 from latentmake.models.files import text_tokens
@@ -82,8 +81,9 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
             what = f"the dataset {dataset} lies at a URL, where nothing is written"
             raise ConfigError(what, where="export.folder", hint="name a folder on this disk")
     model, where = facts.config.models[run.model], f"models.{run.model}"
-    endings, texts = endings_of(model, where), list[tuple[str, bool]]()
-    for place, ending in zip(model.text, endings.text or (), strict=False):
+    latents, endings = endings_of(model, where)
+    texts: list[tuple[str, bool]] = []
+    for place, ending in zip(model.text, endings, strict=False):
         if (tokens := text_tokens(place)) is None:
             raise undescribed(f"{where}.text")
         texts.append((ending, tokens[1]))
@@ -92,18 +92,18 @@ def plan_export(facts: Facts, name: str) -> ExportOrder:
         manifest=str(run_folder(name) / "manifest.jsonl"),
         folder=export.folder,
         part=part,
-        ending=endings.latents,
+        ending=latents,
         texts=texts,
         overwrite=export.overwrite,
     )
 
 
-def endings_of(model: Model, where: str) -> AiTraining:
-    """Return what ai-training's files end in; raises ConfigError if the model does not say it."""
+def endings_of(model: Model, where: str) -> tuple[str | None, list[str]]:
+    """Return the endings of ai-training's latents and texts; raises ConfigError if none is set."""
     if model.ai_training is None:
         hint = "name what ai-training's files end in: {latents: .img_sdxl, text: .txt_t5cache}"
         raise ConfigError("this key is missing", where=f"{where}.ai_training", hint=hint)
-    return model.ai_training
+    return model.ai_training.latents, model.ai_training.text or []
 
 
 def undescribed(where: str) -> ConfigError:

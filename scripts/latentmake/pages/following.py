@@ -39,7 +39,6 @@ from latentmake.training.loop.clips import (
     Result,
     evaluation_folder,
 )
-from latentmake.training.loop.order import INDEX
 from latentmake.training.order import Record
 
 PAGE = "index.html"
@@ -59,7 +58,7 @@ def _state(results: bytes) -> str:
 
 def write_generated(folder: Path, receipt: Path, say: Callable[[str], object]) -> None:
     """Write the page of the clips in a folder's index, and the receipt; raises StorageError."""
-    content = (folder / INDEX).read_bytes()
+    content = (folder / GenerationIndex.file).read_bytes()
     index = GenerationIndex.model_validate_json(content)
     noun = "clips" if "frames" in index.settings else "pictures"
     size = {key: index.settings[key] for key in ("width", "height")}
@@ -192,7 +191,11 @@ def refuse_following(config: Config, run: str, word: str) -> None:
 def outdated(run: str, word: str) -> list[Difference]:
     """Return the reasons why a run's page of `generate` or `evaluate` is outdated."""
     folder = run_folder(run) / FOLDER
-    results, page, files = folder / INDEX, folder / PAGE, [run_folder(run) / "generated.json"]
+    results, page, files = (
+        folder / GenerationIndex.file,
+        folder / PAGE,
+        [run_folder(run) / "generated.json"],
+    )
     if word == "evaluate":
         results, files = evaluation_folder(run) / METRICS, []
         page = Path(f"reports/evaluate_{run}.html")

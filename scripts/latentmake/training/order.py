@@ -179,13 +179,37 @@ class RunOrder(BaseModel, ABC):
             files=[*files.results, files.receipt],
         )
 
-    def differences(self, parts: TrainedParts, last: Record | None) -> list[Difference]:
+    @abstractmethod
+    def wanted(
+        self, data: str | None = None, recorded: Iterable[TrainedParts] | None = None
+    ) -> TrainedParts:
+        """Return the parts that trained weights must have to be up to date with this order.
+
+        Args:
+            data: digest of the run's caches; by default the digest in its lock, see `lock_of`.
+            recorded: parts of results. One that an earlier release trained like this stays valid,
+                so its parts are returned.
+        """
+
+    def like(self, last: Record, data: str) -> Self:
+        """Return the order with the values that the last training chose for settings."""
+        del last, data
+        return self
+
+    def reasons(self, lock: str | None) -> list[Difference]:
         """Return why the run must be trained, or its job must write files again.
 
-        If the weights are up to date, the job does not train: it only writes missing files. See
-        `product` for the arguments.
+        If the weights are up to date, the job does not train: it only writes missing files.
+
+        Args:
+            lock: digest of the run's caches; None if some are outdated, which is a reason already.
         """
-        differences = judge(self.product(parts, last), last)
+        order, last = self, Record.read(RunFiles(self).finished.record)
+        data = lock or (last.dataset if last else "")
+        if last:
+            order = self.like(last, data)
+        want = order.wanted(data, [last.parts] if last else [])
+        differences = judge(order.product(want, last), last)
         damaged = filter(is_damaged, [RunFiles(self).record])
         return differences or [Difference(f"{path} is damaged") for path in damaged]
 

@@ -20,11 +20,12 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress
+from itertools import chain
 from pathlib import Path
 from posixpath import splitext
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -85,7 +86,6 @@ _OPTIONAL = ("held_out", "trained", "is_reg")  # keys that a lock may lack
 
 _Keys: TypeAlias = dict[str, list[tuple[str, str]]]
 """`{dataset}/{part}` -> stem and key of each target"""
-_T = TypeVar("_T")
 
 _UNUSED = "not used: there are more regularisation images than others"
 
@@ -202,23 +202,27 @@ def write_manifest(
     layout = layout_of(order.layout)
     held = _held_out(order, members, contents)
     shown = _shown(order, members, held)
-    keys = [_keys_of(member, made, layout) for member in members]
+    by_part: _Keys = defaultdict(list)
+    learned: _Keys = defaultdict(list)  # without held-out items
+    images: dict[str, list[str]] = defaultdict(list)
+    for member in members:
+        images[member.dataset].append(place_of(member.item, layout))
+        for part, pairs in _keys_of(member, made, layout).items():
+            by_part[part] += pairs
+            if member.item.image not in held:
+                learned[part] += pairs
     rows = [*_rows(order, members, held, shown)]
     if unused := sum("aside" in row for row in rows):
         say(f"regularisation images that are not used: {unused} of {len(shown)}")
     if len(rows) == unused:
         raise DatasetError("no item is left to train on", where=f"run {order.run}")
     listed = lines_of([*rows, *_skipped_rows(order, skipped, say)])
-    by_part = _merged(keys)
     _remove_orphans(order, excluded, by_part, say)
     trained = ""
     if held:
         away = sum("validation" in row for row in rows)
         say(f"held out for validation: {order.validation} sources, {away} of {len(members)} items")
-        trains = (member.item.image not in held for member in members)
-        training = _digests(_merged(compress(keys, trains)))
-        trained = lock_digest(training, order.repeats, is_reg=order.is_reg)
-    images = _merged({member.dataset: [place_of(member.item, layout)]} for member in members)
+        trained = lock_digest(_digests(learned), order.repeats, is_reg=order.is_reg)
     parts = _digests(by_part)
     lock = Lock(
         digest=lock_digest(parts, order.repeats, order.validation, order.is_reg),
@@ -288,15 +292,6 @@ def _keys_of(member: Member, made: Mapping[str, str], layout: Layout) -> _Keys:
         part, content = member.text
         keys[part] = [(member.item.stem, content)]
     return keys
-
-
-def _merged(items: Iterable[Mapping[str, list[_T]]]) -> dict[str, list[_T]]:
-    """Return the lists of all items together, by name."""
-    lists: dict[str, list[_T]] = {}
-    for item in items:
-        for name, values in item.items():
-            lists.setdefault(name, []).extend(values)
-    return lists
 
 
 def _digests(keys: _Keys) -> dict[str, str]:

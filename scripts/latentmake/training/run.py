@@ -18,7 +18,6 @@ from latentmake.base.errors import TrainingError, UserError, is_out_of_memory, s
 from latentmake.base.signals import signals_call
 from latentmake.training.loop import draw
 from latentmake.training.loop.launch import order_of, read
-from latentmake.training.loop.order import wanted
 from latentmake.training.loop.plan import LoopBackend
 from latentmake.training.loop.recipe import decided
 from latentmake.training.loop.train import Training
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
             place, recipe = Path(training.output), backend.recipe(training)
             if order is not None:
                 draw.follow(order, recipe)
-            elif not RunFiles(training).trained(wanted(training)):
+            elif not RunFiles(training).trained(training.wanted()):
                 Training(recipe).run()
     except UserError as error:
         say_error(error)

@@ -20,7 +20,7 @@ from latentmake.training.external.installation import (
     network_finding,
     proven_commit,
 )
-from latentmake.training.external.order import ExternalOrder, Places, Resume, former, reasons
+from latentmake.training.external.order import ExternalOrder, Places, Resume
 from latentmake.training.external.publish import Publication, differing, parts_of, publish
 from latentmake.training.findings import (
     Finding,
@@ -72,8 +72,8 @@ class Launched(Backend, Generic[Order]):
 
     def command(self, order: Order, program: Installation, resume: Resume) -> list[str]:
         """Return the training script and its arguments, with absolute paths."""
-        script, attention = program.script(program.program.script), self.attention(order, program)
-        return [str(script), *self.arguments(order, order.places, attention, resume)]
+        attention = self.attention(order, program)
+        return [str(program.training), *self.arguments(order, order.places, attention, resume)]
 
     def plan(self, facts: Facts, plan: RunPlan, *, train: bool) -> None:
         order, unread = self.order_type.of_run(facts.config, plan.name), ""
@@ -88,10 +88,10 @@ class Launched(Backend, Generic[Order]):
             order.write()
         if order.trained:
             outdated = [] if plan.lock else plan.outdated
-            plan.reasons = [*forced, *outdated, *reasons(order, plan.lock, unread)]
+            plan.reasons = [*forced, *outdated, *order.reasons(plan.lock, unread)]
         if plan.reasons:
             plan.note = order.described()
-            if plan.lock and order.weights and not forced and former(order, plan.lock):
+            if plan.lock and order.weights and not forced and order.former(plan.lock):
                 plan.note = taken_back(plan.name)
             if train:
                 refuse_failed(self.preflight(order, facts.memo, quick=True))
@@ -110,7 +110,7 @@ class Launched(Backend, Generic[Order]):
         yield from map(model_finding, models)
         try:
             program = order.find(memory)
-            note = program.note or str(program.script(program.program.script))
+            note = program.note or str(program.training)
             yield Finding(order.name, "warning" if program.note else "ok", note)
             if not quick:
                 yield proven_commit(order.section, program.folder)

@@ -17,128 +17,109 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import latentmake
 from latentmake.base import digest
 from latentmake.base.errors import TrainingError
 from latentmake.base.paths import is_windows
+from latentmake.config.machines import ExternalProgram
 from latentmake.data.memo import Memo
 from latentmake.training.findings import Finding
 
+Facts = tuple[list[str] | None, list[str], str]
+"""Facts from a script and all modules that it imports from its own folders.
 
-class Sources(NamedTuple):
-    """Facts from a script and all modules that it imports from its own folders.
+The flags that it declares (None if unknown, because it does not declare `--dataset_config` with
+argparse, or computes names of flags), the top-level names of other packages that every run imports,
+and a digest of the files' content and of their names below the last folder.
+"""
 
-    Attributes:
-        flags: flags that the script declares; None if unknown, because it does not declare
-            `--dataset_config` with argparse, or computes names of flags.
-        needs: top-level names of other packages that every run imports.
-        digest: digest of the files' content and of their names below the last folder.
+
+def _read(script: Path, roots: Sequence[Path], without: Sequence[Path]) -> tuple[Facts, list[Path]]:
+    """Return the facts from a script, and the paths on which they depend.
+
+    It finds its modules in the folders `roots`. Modules in the folders `without` are ignored.
     """
-
-    flags: list[str] | None
-    needs: list[str]
-    digest: str
-
-
-class _Reader:
-    """Reader of a script and of all modules that it imports from some folders."""
-
-    def __init__(self, script: Path, roots: Sequence[Path], without: Sequence[str]) -> None:
-        self._script = script
-        self._without = [roots[0] / name for name in without]
-        self._roots = roots
-        self._unreadable = False
-        self._digests: dict[str, str] = {}
-        self._parsed: dict[Path, ast.Module] = {}
-
-    def facts(self) -> tuple[Sources, list[Path]]:
-        """Return the facts, and the paths on which they depend."""
-        paths = [*self._trees, *{path.parent for path in self._trees}]
-        content = digest.of_value(sorted(self._digests.items()))
-        return Sources(self._flags(), self._needs(), content), paths
-
-    @cached_property
-    def _trees(self) -> dict[Path, ast.Module]:
-        return self._reach(everywhere=True)
-
-    def _reach(self, *, everywhere: bool) -> dict[Path, ast.Module]:
-        """Parse the script and its imports; with `everywhere` also imports inside functions."""
-        trees: dict[Path, ast.Module] = {}
-        waiting = [self._script]
-        while waiting:
-            path = waiting.pop()
-            if path in trees or any(folder in path.parents for folder in self._without):
-                continue
-            try:
-                trees[path] = self._parse(path)
-            except (OSError, SyntaxError, ValueError, RecursionError):
-                self._unreadable = True
-                continue
-            for name, base in _imports(trees[path], path, everywhere=everywhere):
-                waiting.extend(self._files(name, [base] if base else self._roots))
-        return trees
-
-    def _parse(self, path: Path) -> ast.Module:
-        if path not in self._parsed:
+    trees: dict[Path, ast.Module] = {}
+    digests: dict[str, str] = {}
+    waiting, is_complete = [script], True
+    while waiting:
+        path = waiting.pop()
+        if path in trees or any(folder in path.parents for folder in without):
+            continue
+        try:
             code = path.read_bytes()
-            self._digests[os.path.relpath(path, self._roots[-1])] = digest.of_bytes(code)
+            digests[os.path.relpath(path, roots[-1])] = digest.of_bytes(code)
             with warnings.catch_warnings(action="ignore"):  # the code is not ours to correct
-                tree = ast.parse(code)
-            if path != self._script:  # an imported module does not run its main block
-                tree.body = [node for node in tree.body if not _is_main(node)]
-            self._parsed[path] = tree
-        return self._parsed[path]
-
-    def _files(self, name: str, roots: Sequence[Path]) -> list[Path]:
-        """Return the program's own files that an import of a dotted name would run."""
-        for root in roots:
-            files: list[Path] = []
-            place = root
-            for part in name.split("."):
-                place = place / part
-                if (package := place / "__init__.py").is_file():
-                    files.append(package)
-            if (module := place.with_name(f"{place.name}.py")).is_file():
-                files.append(module)
-            if files:
-                return files
-        return []
-
-    def _flags(self) -> list[str] | None:
-        flags = set[str]()
-        for call in (node for tree in self._trees.values() for node in ast.walk(tree)):
-            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
-                names = [getattr(argument, "value", None) for argument in call.args]
-                if not all(isinstance(name, str) for name in names):
-                    return None
-                flags.update(map(str, names))
-        if "--dataset_config" not in flags or self._unreadable:
-            return None
-        return sorted(flag for flag in flags if flag.startswith("-"))
-
-    def _needs(self) -> list[str]:
-        named = {
-            name.partition(".")[0]
-            for path, tree in self._reach(everywhere=False).items()
-            for name, base in _imports(tree, path, everywhere=False)
-            if base is None
-        }
-        files = [path for root in self._roots for path in root.glob("*")]
-        own = {path.stem for path in files if path.suffix == ".py" or path.is_dir()}
-        return sorted(named - own - set(sys.stdlib_module_names))
+                tree = trees[path] = ast.parse(code)
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            is_complete = False
+            continue
+        if path != script:  # an imported module does not run its main block
+            tree.body = [node for node in tree.body if not _is_main(node)]
+        for name, base in _imports(ast.walk(tree), path):
+            waiting.extend(_files(name, [base] if base else roots))
+    flags = _flags(trees.values()) if is_complete else None
+    content = digest.of_value(sorted(digests.items()))
+    paths = [*trees, *{path.parent for path in trees}]
+    return (flags, _needs(script, trees, roots), content), paths
 
 
-def _imports(
-    tree: ast.Module, path: Path, *, everywhere: bool
-) -> Iterator[tuple[str, Path | None]]:
-    for node in ast.walk(tree) if everywhere else tree.body:
+def _files(name: str, roots: Sequence[Path]) -> list[Path]:
+    """Return the program's own files that an import of a dotted name would run."""
+    for root in roots:
+        files: list[Path] = []
+        place = root
+        for part in name.split("."):
+            place = place / part
+            if (package := place / "__init__.py").is_file():
+                files.append(package)
+        if (module := place.with_name(f"{place.name}.py")).is_file():
+            files.append(module)
+        if files:
+            return files
+    return []
+
+
+def _flags(trees: Iterable[ast.Module]) -> list[str] | None:
+    flags = set[str]()
+    for call in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
+            names = [getattr(argument, "value", None) for argument in call.args]
+            if not all(isinstance(name, str) for name in names):
+                return None
+            flags.update(map(str, names))
+    if "--dataset_config" not in flags:
+        return None
+    return sorted(flag for flag in flags if flag.startswith("-"))
+
+
+def _needs(script: Path, trees: Mapping[Path, ast.Module], roots: Sequence[Path]) -> list[str]:
+    """Return the packages that a run imports in any case: imports inside functions do not count."""
+    reached, named, waiting = set[Path](), set[str](), [script]
+    while waiting:
+        path = waiting.pop()
+        if path in reached or path not in trees:
+            continue
+        reached.add(path)
+        for name, base in _imports(trees[path].body, path):
+            waiting.extend(_files(name, [base] if base else roots))
+            if base is None:
+                named.add(name.partition(".")[0])
+    files = [path for root in roots for path in root.glob("*")]
+    own = {path.stem for path in files if path.suffix == ".py" or path.is_dir()}
+    return sorted(named - own - set(sys.stdlib_module_names))
+
+
+def _imports(nodes: Iterable[ast.AST], path: Path) -> Iterator[tuple[str, Path | None]]:
+    """Yield the modules that nodes of a file import, and the folder of a relative import."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -173,22 +154,11 @@ print(json.dumps([{name: place(name) for name in sys.argv[1:]}, sys.path]))
 """
 
 
-class Program(NamedTuple):
-    """An external program.
+_PROGRAMS = {"musubi_tuner": ("musubi-tuner", "src/musubi_tuner"), "sd_scripts": ("sd-scripts", "")}
+"""Section of the configuration -> name of the program, and folder of its scripts in some versions.
 
-    Attributes:
-        name: name of the program.
-        section: section of the configuration that names the program's folder.
-        package: folder of the scripts in some versions, below the program's folder; "" for none.
-        script: name of the training script.
-        needed: description of an installation that has the script, for an error message.
-    """
-
-    name: str
-    section: str
-    package: str
-    script: str
-    needed: str
+The folder is a path below the program's folder; "" stands for none.
+"""
 
 
 @dataclass
@@ -199,68 +169,91 @@ class Installation:
     under which it is called.
 
     Attributes:
-        scripts: folder of the program's scripts.
+        section: section of the configuration that names the program's folder.
+        training: path of the training script.
         note: warning about the choice of Python, or "".
         memory: memo of facts about the program.
     """
 
-    program: Program
+    section: str
     folder: Path
-    scripts: Path
+    training: Path
     python: Path
     note: str
     memory: Memo
 
     @classmethod
     def locate(
-        cls, program: Program, path: str, venv: str | None, memory: Memo | None = None
+        cls,
+        section: str,
+        settings: ExternalProgram | None,
+        script: str,
+        needed: str,
+        memory: Memo | None = None,
     ) -> Self:
         """Find the scripts and the Python of a program's folder.
 
         Args:
-            program: program to find.
-            path: folder of the program.
-            venv: virtual environment of the program; None looks for one in the folder.
+            section: section of the configuration.
+            settings: values of the section; None if the configuration has none.
+            script: name of the training script.
+            needed: description of an installation that has the script, for an error message.
             memory: memo of facts about the program; None keeps them in memory only.
 
         Raises:
             TrainingError: the folder, its scripts, or the Python of its environment are missing.
         """
-        name, section, package, script, needed = program
-        folder = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
-        for scripts in (folder / package, folder):
-            if (scripts / script).is_file():
-                python, note = _find_python(folder, venv, section)
-                return cls(program, folder, scripts, python, note, memory or Memo(None))
+        if settings is None:
+            note = f"the configuration does not say where it lies: set `{section}.path`"
+            raise TrainingError(note)
+        name, package = _PROGRAMS[section]
+        folder = Path(os.path.abspath(Path(settings.path).expanduser()))  # noqa: PTH100
+        for training in (folder / package / script, folder / script):
+            if training.is_file():
+                python, note = _find_python(folder, settings.venv, section)
+                return cls(section, folder, training, python, note, memory or Memo(None))
         if not folder.is_dir():
             fault, hint = f"the folder of {name} does not exist", f"correct `{section}.path`"
         else:
             fault = f"there is no {script} in this folder"
             hint = f"set `{section}.path` to the folder of {needed}, or update it"
-        raise TrainingError(fault, where=path, hint=hint)
+        raise TrainingError(fault, where=settings.path, hint=hint)
+
+    @property
+    def name(self) -> str:
+        """Name of the program."""
+        return _PROGRAMS[self.section][0]
+
+    @property
+    def scripts(self) -> Path:
+        """Folder of the program's scripts."""
+        return self.training.parent
 
     def script(self, name: str) -> Path:
         """Return the path of one of the program's scripts; raises TrainingError if it has none."""
         for scripts in (self.scripts, self.folder):
             if (scripts / name).is_file():
                 return scripts / name
-        hint = f"update it, or correct `{self.program.section}.path`"
-        raise TrainingError(f"{self.program.name} has no {name}", where=self.folder, hint=hint)
+        hint = f"update it, or correct `{self.section}.path`"
+        raise TrainingError(f"{self.name} has no {name}", where=self.folder, hint=hint)
 
-    def sources_of(self, script: str | None = None, without: Sequence[str] = ()) -> Sources:
+    def sources_of(self, script: str | None = None, without: Sequence[str] = ()) -> Facts:
         """Return facts from the sources of a script, by default the training script.
 
         Sources in the folders `without` are ignored.
         """
-        script = script or self.program.script
+        script = script or self.training.name
         roots = [self.scripts, self.folder / "src", self.folder]
-        find = _Reader(self.scripts / script, roots, without).facts
+        ignored = [self.scripts / name for name in without]
         question = ["sources 10", script, [str(root) for root in roots], *without]
-        return Sources(*self.memory.remembered(question, find))
+        flags, needs, content = self.memory.remembered(
+            question, partial(_read, self.scripts / script, roots, ignored)
+        )
+        return flags, needs, content
 
     def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
         """Return the flags that a script, by default the training script, does not declare."""
-        declared = self.sources_of(script).flags
+        declared, _, _ = self.sources_of(script)
         if declared is None:
             return []
         given = [text.partition("=")[0] for text in arguments if text.startswith("--")]
@@ -274,7 +267,8 @@ class Installation:
         ours = Path(latentmake.__file__).resolve().parent.parent
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         paths = [path for path in given if path and Path(path).resolve() != ours]
-        if self.program.package and (self.folder / self.program.package).is_dir():
+        package = _PROGRAMS[self.section][1]
+        if package and (self.folder / package).is_dir():
             paths.insert(0, str(self.folder / "src"))
         variables = {
             name: value
@@ -321,8 +315,8 @@ class Installation:
                 files, places = json.loads(done.stdout.splitlines()[-1])
             except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
                 reason = getattr(error, "strerror", None) or "it gives no answer"
-                what = f"the Python of {self.program.name}'s environment cannot be used ({reason})"
-                hint = f"set `{self.program.section}.venv` to its virtual environment"
+                what = f"the Python of {self.name}'s environment cannot be used ({reason})"
+                hint = f"set `{self.section}.venv` to its virtual environment"
                 raise TrainingError(what, where=self.python, hint=hint) from None
             own = (self.scripts / name.replace(".", "/") for name in names)
             folders = [path.parent for path in own if path.parent.is_dir()]
@@ -364,11 +358,11 @@ def flags(
     """Check that a script, by default the training script, declares all flags of a command."""
     what = "arguments" if script is None else f"arguments of {script}"
     if missing := installation.missing_flags(arguments, script):
-        declared = installation.sources_of(script).flags or ()
-        matches = (get_close_matches(flag, declared, 1, 0.8) for flag in missing)
+        declared, _, _ = installation.sources_of(script)
+        matches = (get_close_matches(flag, declared or (), 1, 0.8) for flag in missing)
         near = " ".join(match for flags_near in matches for match in flags_near)
         hint = f"did you mean {near}?" if near else "update it, or leave that out"
-        note = f"this {installation.program.name} does not know {' '.join(missing)}: {hint}"
+        note = f"this {installation.name} does not know {' '.join(missing)}: {hint}"
         return Finding(what, "failed", note)
     return Finding(what, "ok", "it knows all flags, as far as its sources tell")
 
@@ -380,8 +374,8 @@ def environment_finding(installation: Installation, packages: Iterable[str] = ()
         TrainingError: the program's Python cannot be run.
     """
     python = installation.python
-    needs = {*installation.sources_of().needs, *packages, "accelerate"}
-    if missing := installation.lacking(needs):
+    _, needs, _ = installation.sources_of()
+    if missing := installation.lacking({*needs, *packages, "accelerate"}):
         note = f"{python} lacks {', '.join(missing)}: install it there"
         return Finding("environment", "failed", note)
     return Finding("environment", "ok", f"{python} has all that its script imports")
@@ -400,12 +394,12 @@ def network_finding(program: Installation, module: str, *, here: bool = True) ->
     if place is None and here:
         place = program.modules([module])[module]
     if place is None and not here and not own.parent.is_dir():
-        return Finding(what, "ok", f"{module}: not in {program.program.name}, taken as it is")
+        return Finding(what, "ok", f"{module}: not in {program.name}, taken as it is")
     if place is None:
         names = [f"{module.rpartition('.')[0]}.{path.stem}" for path in own.parent.glob("*.py")]
         near = [f"did you mean {match}?" for match in get_close_matches(module, names, 1)]
         hint = near[0] if near else "correct it, or install it there"
-        note = f"neither {program.program.name} nor its environment has {module}: {hint}"
+        note = f"neither {program.name} nor its environment has {module}: {hint}"
         return Finding(what, "failed", note)
     if not (place and _MAKES_NETWORKS.search(Path(place).read_bytes())):
         return Finding(what, "failed", f"{module} makes no network: it has no `create_network`")

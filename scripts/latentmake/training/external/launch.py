@@ -20,7 +20,6 @@ import glob
 import re
 import shutil
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,7 @@ from latentmake.training.external.order import (
     ExternalOrder,
     Resume,
     absolute,
-    former,
     prompt_lines,
-    wanted,
 )
 from latentmake.training.findings import passed
 from latentmake.training.order import (
@@ -57,40 +54,28 @@ from latentmake.training.order import (
 _KEPT = 2  # states that are kept: the one to resume from, and a spare in case it is damaged
 
 
-def prepare(
-    files: RunFiles,
-    want: TrainedParts,
-    *,
-    epochs: int | None,
-    usable: Callable[[Resume], bool] = lambda resume: True,
-) -> Resume:
+def prepare(order: ExternalOrder, want: TrainedParts) -> Resume:
     """Make the trainer's folder ready for a training, and find the state to resume from.
 
     States and LoRAs of an earlier start of this training move into a folder in `files.resumed`,
     named by the epochs that were done before that start. (`previous.begin` has already moved the
     files of other trainings.) If this is killed at any time, it can be repeated: the number of
-    epochs is written last.
-
-    Args:
-        files: files of the run.
-        want: parts of the training.
-        epochs: epochs of the complete training, after which the trainer saves `{run}-state`; None
-            if a number of steps ends it.
-        usable: function that returns whether the trainer can be resumed from a state.
+    epochs is written last. `want` has the parts of the training.
     """
+    files = RunFiles(order)
     files.work.mkdir(parents=True, exist_ok=True)
     _remove_partial(files)
-    progress, resume = States.read(files.progress), Resume()
+    progress = States.read(files.progress)
     place = files.resumed / f"{progress.epochs if progress else 0:06d}"
     for path in _results(files):
         place.mkdir(parents=True, exist_ok=True)
         atomic.remove(place / path.name)
         path.replace(place / path.name)
-    states = {state: _resume(state, epochs) for state in files.resumed.rglob("*-state")}
+    states = {state: _resume(state, order.epochs) for state in files.resumed.rglob("*-state")}
     latest = sorted(filter(None, states.values()), key=lambda option: option.done)[-_KEPT:]
     for state in states.keys() - {option.state for option in latest}:
         shutil.rmtree(state)
-    resume = next(filter(usable, reversed(latest)), resume)
+    resume = next(filter(order.can_resume, reversed(latest)), Resume())
     States(parts=want, epochs=resume.done).write(files.progress)
     return resume
 
@@ -156,7 +141,11 @@ def _is_complete(state: Path) -> bool:
 
 
 def _resume(state: Path, epochs: int | None) -> Resume | None:
-    """Return the progress of a state in `files.resumed`; None if unknown or not complete."""
+    """Return the progress of a state in `files.resumed`; None if unknown or not complete.
+
+    `epochs` are those of the complete training, after which the trainer saves `{run}-state`; None
+    if a number of steps ends it.
+    """
     before, counted, done = _before(state.parent), _counts(state), _number(state)
     if done is None:
         done = epochs
@@ -207,13 +196,13 @@ def train(
     if not order.weights:
         order = order.with_weights(digest.of_file)
     data = lock_of(order.lock).data
-    want = wanted(order, data)
+    want = order.wanted(data)
     if order.forced:
         previous.anew(files, want, order.planned)
     record = _trained(order, data)
     if record is not None:
         say(f"{order.run}: already trained on exactly this: {files.weights}")
-    elif previous.take_back(files, former(order, data) or want):
+    elif previous.take_back(files, order.former(data) or want):
         say(taken_back(order.run))
         record = _trained(order, data)
     if record is None:
@@ -226,7 +215,7 @@ def _trained(order: ExternalOrder, data: str) -> Record | None:
     """Return the record of an order's result; None if the result is missing or another one."""
     files = RunFiles(order)
     record = Record.read(files.record)
-    is_same = record is not None and record.parts == wanted(order, data, record.parts)
+    is_same = record is not None and record.parts == order.wanted(data, [record.parts])
     return record if is_same and not _fault(files.weights) else None
 
 
@@ -250,7 +239,7 @@ class _Training:
         trainer.deploy(order)
         if settings.samples.prompts:
             atomic.write(files.prompts, prompt_lines(order).encode())
-        self.resume = prepare(files, self.wanted, epochs=order.epochs, usable=order.can_resume)
+        self.resume = prepare(order, self.wanted)
         if self.resume.state is not None:
             done = self.resume.done
             self.say(f"{order.run}: resumed from {self.resume.state}, {done} epochs are done")

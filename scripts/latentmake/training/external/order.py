@@ -25,9 +25,11 @@ from latentmake.config.root import Config, Validation
 from latentmake.data.memo import Memo
 from latentmake.plan.product import Difference, Parts
 from latentmake.training.external.installation import Installation
-from latentmake.training.order import VERSION, Record, RunFiles, RunOrder, parts_in, run_values
+from latentmake.training.order import VERSION, RunFiles, RunOrder, lock_of, parts_in, run_values
 
 _VERSION = 2  # 1: keys had one default each; 2: the defaults come from the architecture's guide
+
+_EPOCHS = 10  # default of sd-scripts if neither epochs nor steps are set
 
 # Keys with one default for all architectures in version 1.
 _RENEWED = frozenset(
@@ -79,6 +81,7 @@ class ExternalOrder(RunOrder):
         section: section of the configuration that names the program's folder. The order has a field
             of the same name.
         memory_hint: advice for a training that runs out of GPU memory.
+        toml_name: pattern of `toml`.
         datasets: dataset -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
         trained: whether the run has a trainer; a run without one is only published.
@@ -91,6 +94,7 @@ class ExternalOrder(RunOrder):
     name: ClassVar[str]
     section: ClassVar[str]
     memory_hint: ClassVar[str]
+    toml_name: ClassVar[str]
     datasets: dict[str, Dataset]
     resolutions: list[tuple[int, int]]
     model_name: str
@@ -151,9 +155,11 @@ class ExternalOrder(RunOrder):
             raise ModelError(what, where=str(error.filename), hint=hint) from None
 
     @property
-    @abstractmethod
     def lora_module(self) -> str:
         """Python module of the program that creates the LoRA of the architecture."""
+        row = self.model.spec.scripts or self.model.spec.strategies
+        assert row is not None  # the configuration is refused otherwise
+        return row.network
 
     @property
     def beginning(self) -> str:
@@ -171,9 +177,12 @@ class ExternalOrder(RunOrder):
         }
 
     @property
-    @abstractmethod
     def epochs(self) -> int | None:
         """Epochs of the training; None if a number of steps ends it."""
+        if self.trainer.max_train_steps is not None:
+            return None
+        epochs = self.trainer.max_train_epochs
+        return _EPOCHS if epochs is None else epochs
 
     @abstractmethod
     def can_resume(self, resume: Resume) -> bool:
@@ -187,9 +196,9 @@ class ExternalOrder(RunOrder):
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=left)})
 
     @property
-    @abstractmethod
     def toml(self) -> str:
         """Path of the dataset TOML, below the run's folder."""
+        return self.toml_name.format(run=self.run)
 
     @property
     def places(self) -> Places:
@@ -230,6 +239,33 @@ class ExternalOrder(RunOrder):
         trainer = self.trainer.model_copy(update=old)
         return self.model_copy(update={"trainer": trainer, "defaults": {}})
 
+    def wanted(self, data: str | None = None, recorded: Iterable[Parts] | None = None) -> Parts:
+        """Return the parts of an up-to-date result; see `RunOrder.wanted`.
+
+        A result that an earlier release trained with the defaults of version 1 stays valid.
+        """
+        want: Parts = {
+            "dataset": lock_of(self.lock).data if data is None else data,
+            "settings": self.settings_digest(),
+            "network": self.weights,
+        }
+        earlier = want | {"settings": self.earlier().settings_digest(), VERSION: 1}
+        return earlier if earlier in (recorded or ()) else want | {VERSION: _VERSION}
+
+    def reasons(self, lock: str | None, unread: str = "") -> list[Difference]:
+        """Return why the run must be trained; `unread` is why its network cannot be read, or ""."""
+        return [Difference(unread)] if unread else super().reasons(lock)
+
+    def former(self, data: str) -> Parts | None:
+        """Return the parts of a previous result that fits the order; None without one."""
+        if RunFiles(self).is_forced(self.wanted(data)):
+            return None
+        for files in RunFiles(self).before():
+            parts = parts_in(files.record)
+            if parts and files.is_complete and parts == self.wanted(data, [parts]):
+                return parts
+        return None
+
     def described(self) -> str:
         """Return a line of the plan about the guide's defaults; "" if the user sets them all."""
         named = {key.removeprefix("--"): value for key, value in self.defaults.items()}
@@ -266,47 +302,6 @@ def with_defaults(
         defaults["network_alpha"] = alpha * own / rank
     keys = {key: value for key, value in defaults.items() if not key.startswith("--")}
     return {"trainer": trainer.model_copy(update=keys), "defaults": defaults}
-
-
-def wanted(order: ExternalOrder, data: str, recorded: Parts | None = None) -> Parts:
-    """Return the parts from which the result of an order must come.
-
-    Args:
-        order: order of the run.
-        data: digest of the run's caches.
-        recorded: parts of the existing result, if any. A result that an earlier release trained
-            with the defaults of version 1 stays valid, so its parts are returned.
-    """
-    settings = order.settings_digest()
-    want: Parts = {"dataset": data, "settings": settings, "network": order.weights}
-    earlier = want | {"settings": order.earlier().settings_digest(), VERSION: 1}
-    return earlier if recorded == earlier else want | {VERSION: _VERSION}
-
-
-def former(order: ExternalOrder, data: str) -> Parts | None:
-    """Return the parts of a previous result of a run that fits its order; None without one."""
-    if RunFiles(order).is_forced(wanted(order, data)):
-        return None
-    for files in RunFiles(order).before():
-        want = wanted(order, data, parts_in(files.record))
-        if files.came_from(want):
-            return want
-    return None
-
-
-def reasons(order: ExternalOrder, lock: str | None, unread: str = "") -> list[Difference]:
-    """Return why the result of a run does not fit its order.
-
-    Args:
-        order: order of the run.
-        lock: digest of the run's caches; None if some are outdated, which is a reason already.
-        unread: why the network cannot be read; "" if it can.
-    """
-    if unread:
-        return [Difference(unread)]
-    record = Record.read(RunFiles(order).finished.record)
-    data = lock or (record.dataset if record else "")
-    return order.differences(wanted(order, data, record.parts if record else None), record)
 
 
 # LR schedulers that do not depend on the number of steps, so a resumed training may end anywhere.

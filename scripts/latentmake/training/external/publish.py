@@ -15,7 +15,6 @@ import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -40,8 +39,6 @@ Order = TypeVar("Order", bound=ExternalOrder)
 Kind = Literal["latents", "text"]
 Call = tuple[str, list[str]]
 """A script of the program, and the script's arguments."""
-
-_SYSTEMS: tuple[System, System] = ("linux", "windows")
 
 _SETTINGS: Mapping[str, Kind] = {
     ".latentmake-latents.json": "latents",
@@ -150,7 +147,7 @@ class Publication(ABC, Generic[Order]):
             what = f"several of the run's folders have the name {blocks[0]}"
             hint = "name them by `{dataset}/{resolution}`"
             raise ConfigError(what, where="publish.folders", hint=hint)
-        self.names = [Names(order, system, folder) for system in _SYSTEMS]
+        self.names = [Names(order, "linux", folder), Names(order, "windows", folder)]
         self._listed: dict[Path, dict[str, dict[Kind, list[Path]]]] = {}
 
     @abstractmethod
@@ -208,53 +205,41 @@ class Publication(ABC, Generic[Order]):
             scripts: folder of the shell scripts, likewise.
             batch_scripts: folder of the batch files, likewise; "" for `scripts`.
         """
-        batches = batch_scripts or scripts
-        run, place, names = self.order.run, self.place, self.names
-        name = f"train_{run}"
-        calls = [self.calls(system) for system in names]
-        published: dict[str, object] = {
-            system.system: {
-                "folder": system.of(place.path, folder=True),
-                "calls": calls_there,
-                "launcher": self._launcher(system),
+        run, place, batches = self.order.run, self.place, batch_scripts or scripts
+        name, files = f"train_{run}", Files()
+        published, calls = dict[str, object](), list[Call]()
+        for names in self.names:
+            calls = self.calls(names)
+            published[names.system] = {
+                "folder": names.of(place.path, folder=True),
+                "calls": calls,
+                "launcher": self._launcher(names),
             }
-            for system, calls_there in zip(names, calls, strict=True)
-        }
+            for path, text in self.tomls(names).items():
+                files[f"{tomls}{posixpath.basename(path)}"] = text.encode()
+        if self.order.trainer.samples.prompts:
+            files[f"{run}_prompts.txt"] = prompt_lines(self.order).encode()
         published |= {"program": self.order.name, "attention": self.modules}
+        content = f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode()
+        for folder in (scripts, batches):
+            files[f"{folder}{name}.json"] = content
+            files[f"{folder}{name}.py"] = Path(__file__).with_name("run_published.py").read_bytes()
         folders = [place.venv] if place.venv else [f"{place.path}/venv", f"{place.path}/.venv"]
         linux, windows = (
-            [system.of(folder, folder=True) for folder in folders] for system in names
+            [system.of(folder, folder=True) for folder in folders] for system in self.names
         )
-        pythons = " ".join(shlex.quote(f"{folder}/bin/python") for folder in linux)
-        shell = partial(_SHELL.format, name=name, pythons=pythons)
+        shells = " ".join(shlex.quote(f"{folder}/bin/python") for folder in linux)
         quoted = [folder.replace("%", "%%").replace("/", "\\") for folder in reversed(windows)]
-        pythons = "\r\n".join(_CHOICE.format(folder=folder) for folder in quoted)
-        batch = partial(_BATCH.replace("\n", "\r\n").format, name=name, pythons=pythons)
-        options = {name: "", f"cache_{run}": " --only-caches"}
-        if len(calls[0]) == 1:
-            del options[f"cache_{run}"]
-        prompts = {f"{run}_prompts.txt": prompt_lines(self.order).encode()}
-        content = f"{json.dumps(published, indent=1, ensure_ascii=False)}\n".encode()
-        toml = {
-            posixpath.basename(path): text
-            for system in names
-            for path, text in self.tomls(system).items()
-        }
-        program = Path(__file__).with_name("run_published.py").read_bytes()
-        return {
-            **(prompts if self.order.trainer.samples.prompts else {}),
-            **{f"{tomls}{base}": text.encode() for base, text in toml.items()},
-            **{f"{place}{name}.json": content for place in (scripts, batches)},
-            **{f"{place}{name}.py": program for place in (scripts, batches)},
-            **{
-                f"{scripts}{script}.sh": shell(option=option).encode()
-                for script, option in options.items()
-            },
-            **{
-                f"{batches}{script}.bat": batch(option=option).encode()
-                for script, option in options.items()
-            },
-        }
+        choices = "\r\n".join(_CHOICE.format(folder=folder) for folder in quoted)
+        options = {name: ""}
+        if len(calls) > 1:  # both systems have the same steps
+            options[f"cache_{run}"] = " --only-caches"
+        for script, option in options.items():
+            shell = _SHELL.format(name=name, pythons=shells, option=option)
+            batch = _BATCH.replace("\n", "\r\n").format(name=name, pythons=choices, option=option)
+            files[f"{scripts}{script}.sh"] = shell.encode()
+            files[f"{batches}{script}.bat"] = batch.encode()
+        return files
 
     def _launcher(self, names: Names) -> list[str]:
         config, number = self.order.trainer.accelerate_config, self.order.publish.num_processes
@@ -315,9 +300,8 @@ class Publication(ABC, Generic[Order]):
 
         A finding has failed if both systems lack names, because then neither script can run.
         """
-        verdict: Verdict = "warning"
-        if all(names.unnamed for names in self.names):
-            verdict = "failed"
+        is_lost = all(names.unnamed for names in self.names)
+        verdict: Verdict = "failed" if is_lost else "warning"
         for names, other in zip(self.names, reversed(self.names), strict=True):
             title, unnamed = names.system.capitalize(), names.unnamed
             if not unnamed:

@@ -21,7 +21,6 @@ from pydantic import Field
 from latentmake.plan.estimates import Amount
 from latentmake.plan.product import Made, Parts
 from latentmake.training.loop.order import Order, TrainingOrder
-from latentmake.training.loop.order import wanted as wanted_by
 from latentmake.training.order import RunFiles
 
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
@@ -106,7 +105,7 @@ def as_begun(order: Order, data: str) -> Order:
     results = [*files.recorded()]
     recorded = [parts for _, parts in results]
     chosen = [order.with_settings(mixed_precision=name) for name in ("bf16", "fp16", "no")]
-    candidates = [(candidate, wanted_by(candidate, data, recorded)) for candidate in chosen]
+    candidates = [(candidate, candidate.wanted(data, recorded)) for candidate in chosen]
     for result, parts in results:
         for candidate, own in candidates:
             is_present = result.output == files.output

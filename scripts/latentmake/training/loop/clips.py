@@ -219,6 +219,7 @@ class GenerationIndex(Made):
     Its parts are those of `GenerationOrder.parts`.
     """
 
+    file: ClassVar[str] = INDEX  # its name
     run: str
     clips: list[Clip]
 

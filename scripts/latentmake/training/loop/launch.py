@@ -13,7 +13,7 @@ from latentmake.base.errors import TrainingError
 from latentmake.training import previous
 from latentmake.training.loop.checkpoint import as_begun, resumable
 from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons
-from latentmake.training.loop.order import Order, Prompt, TrainingOrder, wanted
+from latentmake.training.loop.order import Order, Prompt, TrainingOrder
 from latentmake.training.order import RunFiles, caption_in, finish, lock_of, read_order, taken_back
 from latentmake.training.process import RUN, accelerate_arguments, run_child, say
 from latentmake.training.rows import rows_of
@@ -54,7 +54,7 @@ def train(
     `kind` is the class of the order; see `Backend.train` for the others.
     """
     order = read(order_path, kind)
-    files, want = RunFiles(order), wanted(order)
+    files, want = RunFiles(order), order.wanted()
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")  # emptied in place, because the caller has it open
     if order.forced:
@@ -76,7 +76,7 @@ def train(
         )
         previous.settle(files)
         order = read(order_path, kind)  # now with the precision that the training chose
-        want = wanted(order)
+        want = order.wanted()
     record = files.trained(want)
     if record is None:
         raise TrainingError(

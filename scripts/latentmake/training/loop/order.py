@@ -19,7 +19,15 @@ from latentmake.config.fields import shaping
 from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
 from latentmake.plan.product import Made, Parts
-from latentmake.training.order import VERSION, RunFiles, RunOrder, last_place, lock_of, parts_in
+from latentmake.training.order import (
+    VERSION,
+    Record,
+    RunFiles,
+    RunOrder,
+    last_place,
+    lock_of,
+    parts_in,
+)
 
 if TYPE_CHECKING:
     from latentmake.training.init_lora import Place
@@ -216,6 +224,31 @@ class TrainingOrder(RunOrder):
         """Return the names of the trainer's settings that are not at their defaults."""
         return shaping(self.trainer, "weights", defaults=False)
 
+    def wanted(self, data: str | None = None, recorded: Iterable[Parts] | None = None) -> Parts:
+        """Return the parts of up-to-date weights; see `RunOrder.wanted`.
+
+        Weights that were trained with a setting that no longer exists stay up to date. By default,
+        `recorded` has the parts of the present and previous results.
+        """
+        settings = self.settings_digest()
+        same = [settings, *(self.settings_digest(**gone) for gone in _GONE)]
+        if recorded is None:
+            recorded = (parts for _, parts in RunFiles(self).recorded())
+        fitting = (parts["settings"] for parts in recorded if parts.get("settings") in same)
+        return {
+            "dataset": lock_of(self.lock).data if data is None else data,
+            "settings": next(fitting, settings),
+            "network": self.weights,
+            VERSION: self.version,
+        }
+
+    def like(self, last: Record, data: str) -> Self:
+        """With `auto`, return the order with the precision that the last training chose."""
+        same = last.parts == self.wanted(data, [last.parts])
+        if same or self.trainer.mixed_precision != "auto":
+            return self
+        return self.with_settings(mixed_precision=last.mixed_precision or "auto")
+
     def networks(self) -> Iterable[object]:
         """Return the places of the networks, of a noise schedule, and of a LoRA to begin from."""
         # The VAE does not shape the weights: the LoRA, which does, takes its place.
@@ -231,31 +264,6 @@ class TrainingOrder(RunOrder):
             num_inference_steps=samples.num_inference_steps,
             guidance_scale=samples.guidance_scale,
         )
-
-
-def wanted(
-    order: TrainingOrder, data: str | None = None, recorded: Iterable[Parts] | None = None
-) -> Parts:
-    """Return the parts that trained weights must have to be up to date with this order.
-
-    Weights that were trained with a setting that no longer exists stay up to date.
-
-    Args:
-        order: order of the training.
-        data: digest of the run's caches; by default the digest in its lock, see `lock_of`.
-        recorded: parts of the present and previous results; by default they are read.
-    """
-    settings = order.settings_digest()
-    same = [settings, *(order.settings_digest(**gone) for gone in _GONE)]
-    if recorded is None:
-        recorded = (parts for _, parts in RunFiles(order).recorded())
-    fitting = (parts["settings"] for parts in recorded if parts.get("settings") in same)
-    return {
-        "dataset": lock_of(order.lock).data if data is None else data,
-        "settings": next(fitting, settings),
-        "network": order.weights,
-        VERSION: order.version,
-    }
 
 
 def goes_on(order: TrainingOrder, want: Parts | None) -> bool:

@@ -15,7 +15,7 @@ from latentmake.plan.product import Difference
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.backend import Backend
 from latentmake.training.loop.checkpoint import as_begun, resumable
-from latentmake.training.loop.order import Prompt, TrainingOrder, goes_on, wanted
+from latentmake.training.loop.order import Prompt, TrainingOrder, goes_on
 from latentmake.training.order import Record, RunFiles, run_values, taken_back
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class LoopBackend(Backend):
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.read_only:
             order.write()
-        plan.reasons = [*forced, *reasons(order, plan)]
+        trained = Record.read(RunFiles(order).finished.record)
+        outdated = plan.outdated if trained and not plan.lock else []
+        plan.reasons = [*forced, *outdated, *order.reasons(plan.lock)]
         if plan.reasons:
             plan.note = _note(order, plan)
             if train:
@@ -115,26 +117,11 @@ class LoopBackend(Backend):
         return follow(order, word, log=log, threads=threads)
 
 
-def reasons(order: TrainingOrder, plan: RunPlan) -> list[Difference]:
-    """Return the reasons to train: why the weights are not up to date with an order."""
-    files = RunFiles(order)
-    record = Record.read(files.finished.record)
-    data = plan.lock or (record.dataset if record else "")
-    recorded = [parts for _, parts in files.recorded()]
-    want = wanted(order, data, recorded)
-    # With `auto`, the precision that the training chose is no reason to train again.
-    if record and order.trainer.mixed_precision == "auto" and record.parts != want:
-        order = order.with_settings(mixed_precision=record.mixed_precision or "auto")
-        want = wanted(order, data, recorded)
-    differences = order.differences(want, record)
-    return differences if record is None or plan.lock else [*plan.outdated, *differences]
-
-
 def _note(order: TrainingOrder, plan: RunPlan) -> str:
     """Return a line for the plan; "" if a training begins from the start, or has ended."""
     resumed, begins, want = None, order.trainer.init_lora, None
     if plan.lock and order.weights and not order.forced:
-        want = wanted(order, plan.lock)
+        want = order.wanted(plan.lock)
         if holder := RunFiles(order).holder(want):
             return "" if holder.output == Path(order.output) else taken_back(plan.name)
         checkpoints = resumable(order, want)

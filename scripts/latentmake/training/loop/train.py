@@ -29,7 +29,7 @@ from latentmake.encode.encoders.device import download
 from latentmake.training import previous
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import HINT, Batch, Caches, find_not_finite, read_items
-from latentmake.training.loop.order import goes_on, sample_steps, wanted
+from latentmake.training.loop.order import goes_on, sample_steps
 from latentmake.training.loop.recipe import (
     BatchOrder,
     Network,
@@ -94,7 +94,7 @@ class Training:
         self.order = order = recipe.order
         self.settings = settings = order.trainer
         self.files = RunFiles(order)
-        self.wanted = wanted(order)
+        self.wanted = order.wanted()
         manifest = Path(order.manifest)
         weight = getattr(settings, "prior_loss_weight", 1.0)  # some trainers lack it
         items = read_items(manifest)

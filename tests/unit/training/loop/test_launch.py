@@ -15,7 +15,6 @@ from latentmake.base.errors import DeviceError, TrainingError
 from latentmake.config.trainers import SdTrainer
 from latentmake.training.loop import launch, recipe
 from latentmake.training.loop.checkpoint import Progress, as_begun
-from latentmake.training.loop.order import wanted
 from latentmake.training.loop.recipe import decided, make_accelerator
 from latentmake.training.order import Record, RunFiles, lock_of
 from latentmake.training.sd.unet import SdOrder
@@ -59,8 +58,8 @@ def test_a_training_that_chooses_its_precision_writes_it_down_and_keeps_it(
     train(path, log=log, receipt=receipt)
     assert "already trained" in log.read_text()
     # A key that asks for another one counts.
-    assert files.trained(wanted(in_precision(tmp_path, "no"))) == record
-    assert files.trained(wanted(in_precision(tmp_path, "bf16"))) is None
+    assert files.trained(in_precision(tmp_path, "no").wanted()) == record
+    assert files.trained(in_precision(tmp_path, "bf16").wanted()) is None
     # Without its result the training goes on from its checkpoint, as it began.
     files.record.unlink()
     assert as_begun(auto, lock_of(auto.lock).data) == in_precision(tmp_path, "no")
@@ -74,7 +73,7 @@ def test_what_earlier_releases_trained_stays_trained_and_resumes_as_it_began(
     auto = in_precision(tmp_path, "auto")
     files, settings = RunFiles(auto), {"kind": "sd", "train_batch_size": 2, "steps": 4}
     chosen = {} if begun == "no" else {"mixed_precision": begun}
-    former = wanted(auto) | {"settings": digest.of_value([settings | chosen])}
+    former = auto.wanted() | {"settings": digest.of_value([settings | chosen])}
     losses: dict[str, Any] = {"loss_start": 1.0, "seconds": 1.0}
     progress = Progress(parts=former, step=2, **losses)
     progress.write(files.checkpoints / "step-000002/progress.json")
@@ -85,7 +84,7 @@ def test_what_earlier_releases_trained_stays_trained_and_resumes_as_it_began(
     record.write(files.record)
     files.weights.write_bytes(b"")
     known = as_begun(auto, lock_of(auto.lock).data)
-    assert files.trained(wanted(known)) == record
+    assert files.trained(known.wanted()) == record
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")

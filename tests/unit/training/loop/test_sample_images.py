@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.order import INDEX, PictureIndex, wanted
+from latentmake.training.loop.order import INDEX, PictureIndex
 from latentmake.training.loop.samples import Samples
 from latentmake.training.order import RunFiles
 from latentmake.training.sd.recipe import SdPainter, SdRecipe
@@ -27,7 +27,7 @@ NAMES = [
 
 def draw(order: SdOrder, steps: tuple[int, ...] = STEPS) -> list[int]:
     """Draw as a training does that has these steps; return those that it has drawn."""
-    layout, want, drawn = RunFiles(order), wanted(order), list[int]()
+    layout, want, drawn = RunFiles(order), order.wanted(), list[int]()
     if not layout.logs.exists():
         with SummaryWriter(str(layout.logs)) as writer:
             for step in range(1, 30):
@@ -64,7 +64,7 @@ def test_each_picture_is_a_file_that_the_index_names(order: SdOrder) -> None:
     assert (index.run, index.steps, index.seed) == ("tiny", list(STEPS), 0)
     assert index.prompts == ["a shape 0", "a shape 1"]
     assert [name for row in index.files for name in row] == NAMES
-    assert index.parts == wanted(order)
+    assert index.parts == order.wanted()
     assert index.settings["trainer"] == order.trainer.model_dump(mode="json")
     assert index.settings["unet"] == order.unet.path
     assert len(set(files.values())) == len(files)
@@ -86,7 +86,7 @@ def test_pictures_of_an_earlier_training_go(order: SdOrder, tmp_path: Path) -> N
     assert sorted(pngs(later)) == ["mine.png", *NAMES[:4]]
     after = PictureIndex.read(layout.samples / INDEX)
     assert after is not None
-    assert (after.steps, after.parts) == ([0, 50], wanted(later))
+    assert (after.steps, after.parts) == ([0, 50], later.wanted())
 
 
 def test_a_training_that_resumes_keeps_the_pictures_that_are_there(order: SdOrder) -> None:
@@ -112,7 +112,7 @@ def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
 def test_a_sample_of_nan_is_left_out_with_its_prompt_and_step(
     order: SdOrder, place: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    layout, want, recipe = RunFiles(order), wanted(order), SdRecipe(order)
+    layout, want, recipe = RunFiles(order), order.wanted(), SdRecipe(order)
     stored = Caches(read_items(Path(order.manifest)), recipe.tensors).examples[0].latents
     cpu = torch.device("cpu")
     painter = SdPainter(recipe, order.sample_settings(), order.negative, stored, cpu)

@@ -13,7 +13,7 @@ from latentmake.base.errors import TrainingError
 from latentmake.data.memo import Memo
 from latentmake.pages.plan_report import report
 from latentmake.plan.run_plan import Plan, RunPlan
-from latentmake.training.loop.order import INDEX, PictureIndex, sample_steps, wanted
+from latentmake.training.loop.order import INDEX, PictureIndex, sample_steps
 from latentmake.training.loop.train import Training
 from latentmake.training.order import Record, RunFiles
 from latentmake.training.sd.plan import Sd
@@ -139,7 +139,7 @@ def test_an_edited_training_goes_on_from_its_last_weights_where_it_is_asked_to(
     network = training.learner.denoiser
     assert any(each.any() for name, each in network.named_parameters() if "lora_B" in name)
     training.run()
-    assert RunFiles(edited).trained(wanted(edited))
+    assert RunFiles(edited).trained(edited.wanted())
     anew = make_order(tmp_path, steps=6, seed=1, learning_rate=1e-2, output="anew")
     make_training(anew).run()
     assert record(anew)["loss_start"] > record(edited)["loss_start"]

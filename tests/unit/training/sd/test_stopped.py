@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from latentmake.training.loop.checkpoint import find
-from latentmake.training.loop.order import INDEX, PictureIndex, wanted
+from latentmake.training.loop.order import INDEX, PictureIndex
 from latentmake.training.loop.pictures import read_curves
 from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
@@ -81,7 +81,7 @@ def test_a_training_stopped_at_any_step_ends_with_the_same_bytes(
             f"stopped at step {step} of {STEPS}, state saved; the same command goes on from there"
         )
         assert said == told
-        assert find(files.checkpoints, wanted(order))[0][1].step == step
+        assert find(files.checkpoints, order.wanted())[0][1].step == step
     make_training(order).run()
     assert files.weights.read_bytes() == first.weights.read_bytes()
     mine, theirs = (PictureIndex.read(each.samples / INDEX) for each in (files, first))
@@ -126,7 +126,7 @@ def test_processes_of_a_training_stop_in_step_and_save_once(tmp_path: Path) -> N
         check=False,
         timeout=600,
     )
-    ((_, progress),) = find(RunFiles(order).checkpoints, wanted(order))
+    ((_, progress),) = find(RunFiles(order).checkpoints, order.wanted())
     step = progress.step
     assert step in (2, 3), stopped.stderr.decode()
     assert said.read_text().startswith(f"stopped at step {step} of {STEPS}, state saved")

@@ -23,7 +23,6 @@ from latentmake.base.errors import (
 from latentmake.config.weights import Weights
 from latentmake.plan.product import Parts
 from latentmake.training.loop import checkpoint, state
-from latentmake.training.loop.order import wanted
 from latentmake.training.loop.pictures import read_curves
 from latentmake.training.loop.recipe import generator
 from latentmake.training.order import RunFiles, read_order
@@ -93,7 +92,7 @@ def _inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def test_receipt_and_log_tell_what_was_trained(launched: Launched) -> None:
     receipt, layout = launched.receipt, RunFiles(launched.order)
-    assert receipt["parts"] == wanted(launched.order)
+    assert receipt["parts"] == launched.order.wanted()
     assert receipt["weights"] == str(layout.weights)
     assert receipt["samples"] == str(layout.grid)
     assert receipt["steps"] == STEPS
@@ -161,7 +160,7 @@ def test_the_loss_of_held_out_items_is_logged_and_changes_no_weight(tmp_path: Pa
     order = order.model_copy(update={"validates": 2})
     for each in (plain, order):
         make_training(each).run()
-    assert wanted(order) == wanted(plain)
+    assert order.wanted() == plain.wanted()
     assert RunFiles(order).weights.read_bytes() == RunFiles(plain).weights.read_bytes()
     found = read_curves(RunFiles(order).logs)
     assert found.keys() - read_curves(RunFiles(plain).logs).keys() == {
@@ -220,7 +219,7 @@ def test_a_killed_training_ends_with_the_same_bytes(launched: Launched) -> None:
     layout = RunFiles(order)
     killed = _run("-c", KILLED, str(path))
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    ((_, kept),) = checkpoint.find(layout.checkpoints, wanted(order))
+    ((_, kept),) = checkpoint.find(layout.checkpoints, order.wanted())
     assert kept.step == 6
     assert not layout.weights.exists()
     assert not layout.record.exists()
@@ -289,7 +288,7 @@ def test_a_new_lock_trains_anew(tmp_path: Path) -> None:
     make_training(order).run()
     layout = RunFiles(order)
     (tmp_path / "dataset.lock").write_text(json.dumps({"digest": "e" * 64}))
-    changed = wanted(order)
+    changed = order.wanted()
     make_training(order).run()
     assert json.loads(layout.record.read_text())["parts"] == changed
     # Those of the trainings before are gone.
@@ -301,7 +300,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(tmp_path: 
     order = make_order(tmp_path, steps=30, checkpointing_steps=1, learning_rate=1000)
     with pytest.raises(TrainingError, match="is NaN or infinite at step") as error:
         make_training(order).run()
-    ((folder, newest), *_) = checkpoint.find(RunFiles(order).checkpoints, wanted(order))
+    ((folder, newest), *_) = checkpoint.find(RunFiles(order).checkpoints, order.wanted())
     assert f"at step {newest.step + 1}, for " in str(error.value)
     assert f"the checkpoint of step {newest.step} is kept" in str(error.value)
     loaded = state.load(folder, newest)
@@ -416,7 +415,7 @@ def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
     order = make_order(tmp_path)
     (tmp_path / "dataset.lock").write_text("{}")
     with pytest.raises(TrainingError, match="lock"):
-        wanted(order)
+        order.wanted()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two processes share a CPU, not a GPU")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from latentmake.config.trainers import SdTrainer
-from latentmake.training.loop.order import wanted
 from latentmake.training.order import VERSION, Record, RunFiles
 from trainer_world import make_order
 
@@ -17,7 +16,7 @@ def test_digests_are_those_of_earlier_releases(tmp_path: Path) -> None:
     order = make_order(
         tmp_path, prompts=True, steps=12, rank=4, alpha=2.0, seed=7, samples={"guidance_scale": 2.0}
     )
-    assert wanted(order) == {
+    assert order.wanted() == {
         "dataset": "d" * 64,
         "settings": "609d02f4425f9b7f2a57f7c516863412384065ebcadafe79668b13bd5bc881f0",
         "network": "w" * 64,
@@ -36,7 +35,7 @@ def test_a_training_with_a_key_that_is_gone_stays_trained(tmp_path: Path, settin
     chosen: dict[str, Any] = {"steps": 12, "rank": 4, "alpha": 2.0, "seed": 7}
     samples = {"guidance_scale": 2.0}
     order = make_order(tmp_path, prompts=True, samples=samples, **chosen)
-    plain, files = wanted(order), RunFiles(order)
+    plain, files = order.wanted(), RunFiles(order)
     record = Record(
         parts=plain | {"settings": settings},
         steps=12,
@@ -46,11 +45,11 @@ def test_a_training_with_a_key_that_is_gone_stays_trained(tmp_path: Path, settin
     )
     record.write(files.record)
     files.weights.write_bytes(b"")
-    assert files.trained(wanted(order)) == record
+    assert files.trained(order.wanted()) == record
     other = make_order(tmp_path, prompts=True, samples=samples, **{**chosen, "seed": 8})
-    assert files.trained(wanted(other)) is None
+    assert files.trained(other.wanted()) is None
     files.record.unlink()
-    assert wanted(order) == plain
+    assert order.wanted() == plain
 
 
 def test_a_default_is_changed_with_the_version_alone() -> None:

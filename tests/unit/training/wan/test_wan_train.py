@@ -12,7 +12,6 @@ import torch
 from latentmake.base.errors import CacheError, ModelError, TrainingError
 from latentmake.training.loop import checkpoint
 from latentmake.training.loop.caches import WAN, Caches, read_items
-from latentmake.training.loop.order import wanted
 from latentmake.training.loop.train import Training
 from latentmake.training.order import RunFiles
 from latentmake.training.wan.dit import PLACES, WanOrder
@@ -178,10 +177,10 @@ def test_a_training_with_a_higher_bound_of_its_steps_goes_on(
     longer: dict[str, Any], found: list[int], tmp_path: Path
 ) -> None:
     order = make_order(tmp_path, steps=None, epochs=9, max_steps=4)
-    values = {"parts": wanted(order), "step": 4, "loss_start": 1, "seconds": 1, "limit": 4}
+    values = {"parts": order.wanted(), "step": 4, "loss_start": 1, "seconds": 1, "limit": 4}
     course, length = order.course_digest(), order.length
     progress = checkpoint.Progress(**values, course=course, length=length)
     progress.write(RunFiles(order).checkpoints / "step-000004/progress.json")
     other = make_order(tmp_path, steps=None, epochs=9, **longer)
-    steps = [progress.step for _, progress in checkpoint.resumable(other, wanted(other))]
+    steps = [progress.step for _, progress in checkpoint.resumable(other, other.wanted())]
     assert steps == found

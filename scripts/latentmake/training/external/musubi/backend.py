@@ -13,7 +13,7 @@ from latentmake.models.checks import ModelFile
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.checks import model_files, networks, precision, samples
-from latentmake.training.external.musubi.command import MODULES, pick_attention, training_arguments
+from latentmake.training.external.musubi.command import MODULES, PREFERRED, training_arguments
 from latentmake.training.external.musubi.deploy import deploy, folders_of, strays_of
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.musubi.publish import MusubiPublication
@@ -70,4 +70,15 @@ class Musubi(Launched[MusubiOrder]):
         yield of_faults("cache folders", faults, many if folders[1:] else "1 folder")
 
     def attention(self, order: MusubiOrder, program: Installation) -> str:
-        return pick_attention(order.trainer.attention, program, among=order.attentions)
+        """Return the attention to train with.
+
+        `auto` chooses the first of flash-attn and xformers that the network supports, the script
+        accepts and the environment has, otherwise torch's own attention (sdpa).
+        """
+        if order.trainer.attention != "auto":
+            return order.trainer.attention
+        flags, _, _ = program.sources_of()
+        names = [name for name in PREFERRED if name in order.attentions]
+        names = [name for name in names if flags is None or f"--{name}" in flags]
+        missing = program.lacking(MODULES[name] for name in names) if names else ()
+        return next((name for name in names if MODULES[name] not in missing), "sdpa")

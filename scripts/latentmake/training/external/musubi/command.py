@@ -7,18 +7,15 @@ module and the files of weights. Paths are those of the machine that runs the co
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from latentmake.config.architectures import Setting
-from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
-from latentmake.data.memo import Memo
 from latentmake.models.files import script_of
 from latentmake.models.headers import weight_file
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.order import MusubiOrder, find
+from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import (
     Places,
     Resume,
@@ -109,13 +106,9 @@ def _weights(order: MusubiOrder, named: Callable[[str], str]) -> dict[str, Setti
 def caching_arguments(
     model: Model,
     kind: str,
-    *,
     dataset_config: str,
     place: Callable[[Weights], str],
-    batch_size: int | None = None,
-    num_workers: int | None = None,
-    skip_existing: bool = True,
-    keep_cache: bool = True,
+    further: Mapping[str, Setting],
 ) -> list[str]:
     """Return the arguments of the script that caches `latents` or `text` of a model.
 
@@ -124,10 +117,7 @@ def caching_arguments(
         kind: `latents` or `text`.
         dataset_config: path of the dataset TOML.
         place: function that returns the path of weights.
-        batch_size: items encoded at once; None for the script's default.
-        num_workers: workers that read images; None for the script's default.
-        skip_existing: whether to skip items that have a cache file.
-        keep_cache: whether to keep cache files that belong to no item.
+        further: further options of the script.
     """
     script = script_of(model, kind)
     files = {
@@ -143,10 +133,7 @@ def caching_arguments(
             **files,
             **({script.dtype_flag: dtype} if script.dtype_flag else {}),
             **{flag: bool(getattr(model, key)) for flag, key in script.switches},
-            "--batch_size": batch_size,
-            "--num_workers": num_workers,
-            "--skip_existing": skip_existing,
-            "--keep_cache": keep_cache,
+            **further,
         }
     )
     return [*model.version.caching(kind), *arguments, *model.further_arguments(kind)]
@@ -155,42 +142,3 @@ def caching_arguments(
 MODULES = {"flash_attn": "flash_attn", "flash3": "flash_attn_interface", "xformers": "xformers"}
 """Attention -> package that provides it; torch itself has the others."""
 PREFERRED = ("flash_attn", "xformers")  # fastest first; SageAttention has no backward pass
-_UNUSED = ("networks",)  # code of LoRAs: loaders of weights import it, caching scripts use none
-
-
-def program_digest(
-    settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
-) -> str:
-    """Return the digest of musubi-tuner's sources that encode `latents` or `text` of a model.
-
-    Raises:
-        TrainingError: musubi-tuner or the script is missing.
-    """
-    assert model.spec.scripts is not None
-    installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
-    installation.script(name)
-    # The recipes of Wan's caches have always included all imports: to exclude some now would make
-    # these caches stale.
-    without = () if model.spec.encodes else _UNUSED
-    return installation.sources_of(name, without).digest
-
-
-def pick_attention(
-    attention: str, installation: Installation, *, among: Collection[str] = PREFERRED
-) -> str:
-    """Return the flag of the attention to train with, without its dashes.
-
-    Args:
-        attention: setting of the trainer. `auto` chooses the first of flash-attn and xformers that
-            the environment has and the script accepts, otherwise torch's own attention (sdpa).
-        installation: installation of the trainer.
-        among: attentions that the architecture's network supports.
-    """
-    if attention != "auto":
-        return attention
-    flags = installation.sources_of().flags
-    names = [
-        name for name in PREFERRED if name in among and (flags is None or f"--{name}" in flags)
-    ]
-    missing = installation.lacking(MODULES[name] for name in names) if names else ()
-    return next((name for name in names if MODULES[name] not in missing), "sdpa")

@@ -74,11 +74,13 @@ class ScriptsEncoding(Encoding):
         arguments = caching_arguments(
             order.model_settings,
             order.kind,
-            dataset_config=str(self.folder / "dataset.toml"),
-            place=lambda weights: absolute(weights.local),
-            batch_size=settings.batch_size,
-            num_workers=workers,
-            skip_existing=False,
+            str(self.folder / "dataset.toml"),
+            lambda weights: absolute(weights.local),
+            {
+                "--batch_size": settings.batch_size,
+                "--num_workers": workers,
+                "--keep_cache": True,
+            },
         )
         return program, {
             "folder": str(script.parent),

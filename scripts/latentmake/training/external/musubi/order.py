@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from latentmake.base import digest
-from latentmake.base.errors import TrainingError
 from latentmake.config.architectures import Scripts, Setting
 from latentmake.config.external_trainers import MusubiTrainer, shaping_settings
 from latentmake.config.fields import resolution_name, shaping
@@ -15,10 +14,11 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.data.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
-from latentmake.models.files import scripted_files
-from latentmake.training.external.installation import Installation, Program
+from latentmake.models.files import script_of, scripted_files
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import ExternalOrder, Resume, depends_on_length
 
+_UNUSED = ("networks",)  # code of LoRAs: loaders of weights import it, caching scripts use none
 DEPLOYED = "caches"
 """Folder of links to caches, below the folder of a run."""
 
@@ -34,6 +34,7 @@ class MusubiOrder(ExternalOrder):
     name = "musubi-tuner"
     section = "musubi_tuner"
     memory_hint = "try fp8_base, a smaller resolution, or `arguments: [--blocks_to_swap, 20]`"
+    toml_name = "dataset.toml"
     kind: Literal["musubi"] = "musubi"
     trainer: MusubiTrainer
     musubi_tuner: ExternalProgram | None
@@ -44,9 +45,6 @@ class MusubiOrder(ExternalOrder):
         return model.spec.scripts.settings
 
     def find(self, memory: Memo | None = None) -> Installation:
-        if self.musubi_tuner is None:
-            note = "the configuration does not say where it lies: set `musubi_tuner.path`"
-            raise TrainingError(note)
         return find(self.musubi_tuner, self.scripts, memory)
 
     def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
@@ -62,20 +60,8 @@ class MusubiOrder(ExternalOrder):
         return scripted_files(path)
 
     @property
-    def toml(self) -> str:
-        return "dataset.toml"
-
-    @property
-    def lora_module(self) -> str:
-        return self.scripts.network
-
-    @property
     def beginning(self) -> str:  # all of musubi-tuner's networks/lora*.py use this prefix
         return "lora_unet_" if self.network["--network_module"] == self.lora_module else ""
-
-    @property
-    def epochs(self) -> int | None:
-        return self.trainer.max_train_epochs if self.trainer.max_train_steps is None else None
 
     def can_resume(self, resume: Resume) -> bool:
         if self.epochs is None:  # states do not record how many steps are left
@@ -132,9 +118,28 @@ class MusubiOrder(ExternalOrder):
         return f"{self.output}/{DEPLOYED}/{dataset}_{resolution_name(*resolution)}"
 
 
-def find(settings: ExternalProgram, scripts: Scripts, memory: Memo | None = None) -> Installation:
+def find(
+    settings: ExternalProgram | None, scripts: Scripts, memory: Memo | None = None
+) -> Installation:
     """Find an architecture's scripts in musubi-tuner's folder; raises TrainingError."""
-    name, section, script = MusubiOrder.name, MusubiOrder.section, scripts.training.name
     needed = f"a musubi-tuner that knows {scripts.title}"
-    program = Program(name, section, "src/musubi_tuner", script, needed)
-    return Installation.locate(program, settings.path, settings.venv, memory)
+    name = scripts.training.name
+    return Installation.locate(MusubiOrder.section, settings, name, needed, memory)
+
+
+def program_digest(
+    settings: ExternalProgram, model: Model, kind: str, memory: Memo | None = None
+) -> str:
+    """Return the digest of musubi-tuner's sources that encode `latents` or `text` of a model.
+
+    Raises:
+        TrainingError: musubi-tuner or the script is missing.
+    """
+    assert model.spec.scripts is not None
+    installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
+    installation.script(name)
+    # The recipes of Wan's caches have always included all imports: to exclude some now would make
+    # these caches stale.
+    without = () if model.spec.encodes else _UNUSED
+    _, _, content = installation.sources_of(name, without)
+    return content

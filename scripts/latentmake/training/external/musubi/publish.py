@@ -22,6 +22,7 @@ from latentmake.training.rows import Row, rows_of
 
 _KINDS: tuple[Kind, Kind] = ("latents", "text")
 _NUMBER = re.compile(r"_\d+$")
+_NOTED = ("--skip_existing", "--keep_cache")  # the settings of caches have always named them
 
 
 class MusubiPublication(Publication[MusubiOrder]):
@@ -86,14 +87,13 @@ class MusubiPublication(Publication[MusubiOrder]):
         toml = _caching_toml(names) if order.publish.batch_size else names.places.toml
         model = located(order, names.of).model
         for kind in () if order.publish.caches else _KINDS:
+            further = {
+                "--batch_size": order.publish.batch_size,
+                "--num_workers": order.publish.num_workers,
+                "--skip_existing": True,
+            }
             arguments = command.caching_arguments(
-                model,
-                kind,
-                dataset_config=toml,
-                place=lambda weights: names.of(str(weights.path)),
-                batch_size=order.publish.batch_size,
-                num_workers=order.publish.num_workers,
-                keep_cache=False,
+                model, kind, toml, lambda weights: names.of(str(weights.path)), further
             )
             calls.append((script_of(order.model, kind).name, arguments))
         training = command.training_arguments(order, names.places, self.attention, Resume())
@@ -108,7 +108,7 @@ class MusubiPublication(Publication[MusubiOrder]):
         else:
             latents, text = (
                 command.caching_arguments(
-                    model, kind, dataset_config="", place=lambda weights: str(weights.path)
+                    model, kind, "", lambda weights: str(weights.path), dict.fromkeys(_NOTED, True)
                 )
                 for kind in _KINDS
             )

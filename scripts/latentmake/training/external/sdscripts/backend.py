@@ -1,4 +1,8 @@
-"""Backend of the trainer `sdscripts`, and publication of its runs."""
+"""Backend of the trainer `sdscripts`, with checks of its files, and publication of its runs.
+
+Sources of the checks: sd-scripts' library/train_util.py, sdxl_train_util.py and model_util.py,
+which read a checkpoint, and the options of its scripts that name encoders.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,61 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from latentmake.config import weights
 from latentmake.config.root import Config
 from latentmake.models.checks import ModelFile
+from latentmake.models.files import only_variant
+from latentmake.models.headers import lack
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import Resume
 from latentmake.training.external.publish import Call, Files, Kind, Names, Publication
 from latentmake.training.external.sdscripts import deploy
-from latentmake.training.external.sdscripts.checks import data_findings, model_files
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
     encoder_places,
     training_arguments,
 )
 from latentmake.training.findings import Finding, parameterization_findings
+
+_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2")  # folders it reads from a pipeline
+
+
+def model_files(order: SdScriptsOrder, *, makes_caches: bool = False) -> Iterator[ModelFile]:
+    """Yield the inspected checkpoint, and the encoders that a script cannot read.
+
+    With `makes_caches` the script makes the caches, too: then the VAE is yielded, and all encoders
+    are needed.
+    """
+    yield ModelFile("checkpoint", order.model.checkpoint or "", fault=_checkpoint_fault(order))
+    keys = {file.flag: file.key for file in order.strategies.files}
+    if makes_caches and "vae" not in keys.values():
+        yield ModelFile("vae", order.model.vae.path or "")
+    needed = makes_caches or order.strategies.insists or order.trainer.samples.prompts
+    for flag, path in encoder_places(order).items() if needed else ():
+        place = Path(path)
+        if not (place.is_file() or (flag in order.strategies.folders and place.is_dir())):
+            fault = f"is no file: name one, or add [{flag}, FILE] to the trainer's `arguments`"
+            yield ModelFile(keys[flag], path, fault=fault)
+
+
+def _checkpoint_fault(order: SdScriptsOrder) -> str:
+    place, title = Path(order.model.checkpoint or ""), order.architecture
+    if not place.exists():
+        return weights.absence(place)
+    if place.is_dir() and order.model.spec.single_file:
+        hint = "name the .safetensors file of the original release"
+        return f"is a folder, and sd-scripts reads {title} from one file: {hint}"
+    if place.is_dir():
+        variants = {*filter(None, (only_variant(place / part) for part in _PARTS))}
+        if order.trainer.mixed_precision == order.strategies.variant:
+            variants.discard(str(order.strategies.variant))
+        if not variants:
+            return ""
+        what = f"holds only the variant {min(variants)} of its weights, which sd-scripts "
+        return f"{what}does not read: rename the files without it"
+    if place.suffix != ".safetensors":
+        return ""
+    return lack(place, order.strategies.marks, f"network of {title}")
 
 
 class SdScriptsPublication(Publication[SdScriptsOrder]):
@@ -34,10 +80,8 @@ class SdScriptsPublication(Publication[SdScriptsOrder]):
 
     def members(self) -> Files:
         caches = self.order.publish.caches
-        files = deploy.deployed(self.order, caches=caches, named=self.block)
-        for names in self.names:
-            files |= deploy.listings(self.order, files, names.below, names.system)
-        return files
+        listings: dict[str, deploy.Directory] = {names.system: names.below for names in self.names}
+        return deploy.deployed(self.order, caches=caches, named=self.block, listings=listings)
 
     def dataset(self, names: Names) -> str:
         return deploy.dataset_toml(self.order, names.below, names.system, self.block)
@@ -87,6 +131,7 @@ class SdScripts(Launched[SdScriptsOrder]):
     order_type = SdScriptsOrder
     publication = SdScriptsPublication
     arguments = staticmethod(training_arguments)
+    data_findings = staticmethod(deploy.data_findings)
     deploy = staticmethod(deploy.deploy)
 
     def models(self, order: SdScriptsOrder, *, quick: bool) -> list[ModelFile]:
@@ -104,5 +149,3 @@ class SdScripts(Launched[SdScriptsOrder]):
         if order.model.spec.encodes:
             prediction = partial(order.parameterization, "trainer")
             yield from parameterization_findings(order.model, lambda keys: prediction(keys=keys))
-
-    data_findings = staticmethod(data_findings)

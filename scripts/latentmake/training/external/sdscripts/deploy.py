@@ -27,20 +27,23 @@ from typing import Any
 import tomli_w
 
 from latentmake.base import digest
-from latentmake.base.errors import CacheError, SourceError
+from latentmake.base.errors import CacheError, SourceError, UserError
 from latentmake.base.sync import Changes, sync
 from latentmake.config.fields import resolution_name
 from latentmake.data.contents import caption_of, read_text
 from latentmake.layouts.layout import SIZED, SdScripts
 from latentmake.training.external.publish import Files, block_name
 from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.training.findings import Finding, image_findings, of_faults
 from latentmake.training.rows import Row, rows_of
 
 METADATA = "metadata.json"
 CAPTION = ".txt"  # ending of a held-out item's caption file
 _HELD_OUT = "held_out"
-_LISTED = "listed"
+LISTED = "listed"  # folder of the lists of images
 Blocks = Callable[[str, tuple[int, int]], str]
+Directory = Callable[[str], str]
+"""Function that returns the path of a name below the folder, on the machine that trains."""
 _LISTING = "metadata_cache.json"  # `DreamBoothDataset.IMAGE_INFO_CACHE_FILE`
 
 
@@ -48,19 +51,30 @@ def deploy(order: SdScriptsOrder) -> Changes:
     """Bring a training's folder and its `{run}.toml` up to date; link only changed files."""
     folder = Path(order.output, order.toml).parent
     place = folder.absolute()
-    files, directory = deployed(order), lambda name: (place / name).as_posix()
-    files |= listings(order, files, directory)
+
+    def directory(name: str) -> str:
+        return (place / name).as_posix()
+
+    files = deployed(order, listings={LISTED: directory})
     files[f"{order.run}.toml"] = dataset_toml(order, directory).encode()
     return sync(folder, files, link=True)
 
 
-def deployed(order: SdScriptsOrder, *, caches: bool = True, named: Blocks = block_name) -> Files:
+def deployed(
+    order: SdScriptsOrder,
+    *,
+    caches: bool = True,
+    named: Blocks = block_name,
+    listings: Mapping[str, Directory] | None = None,
+) -> Files:
     """Return the folder's files: path below it, with forward slashes -> file or content.
 
     Args:
         order: order of the run.
         caches: whether to put caches beside the images; without them sd-scripts makes its own.
         named: function that returns the folder of a dataset at a resolution.
+        listings: folders, below this one, for the lists of images that a run with regularisation
+            images needs -> function of the machine that reads the list.
 
     Raises:
         TrainingError: the manifest is missing or damaged.
@@ -96,43 +110,26 @@ def deployed(order: SdScriptsOrder, *, caches: bool = True, named: Blocks = bloc
                 if text:
                     files[f"{block}/{stem}{CAPTION}"] = f"{text}\n".encode()
                 break  # validation uses only the first of several texts
+    listed_for = listings if listings and is_regularised(order) else {}
     for block, entries in metadata.items():
-        listed = json.dumps(entries, indent=1, sort_keys=True)
-        files[f"{block}/{METADATA}"] = f"{listed}\n".encode()
+        text = json.dumps(entries, indent=1, sort_keys=True)
+        files[f"{block}/{METADATA}"] = f"{text}\n".encode()
+        for folder, directory in listed_for.items():
+            listed = {
+                directory(f"{block}/{image}"): {
+                    "caption": entry["caption"],
+                    "resolution": entry["image_size"],
+                }
+                for image, entry in sorted(entries.items())
+            }
+            text = json.dumps(listed, indent=1, ensure_ascii=False)
+            files[f"{folder}/{block}/{_LISTING}"] = f"{text}\n".encode()
     return files
 
 
 def is_regularised(order: SdScriptsOrder) -> bool:
     """Whether a run has regularisation images."""
     return any(dataset.is_reg for dataset in order.datasets.values())
-
-
-def listings(
-    order: SdScriptsOrder, files: Files, directory: Callable[[str], str], folder: str = _LISTED
-) -> Files:
-    """Return the files that list the images of each block, if a run has regularisation images.
-
-    Args:
-        order: order of the run.
-        files: files that `deployed` returned.
-        directory: function that returns the path of a name below the folder, on the machine that
-            trains.
-        folder: name, below the folder, of the folder of these files.
-    """
-    listings: Files = {}
-    for name, content in files.items() if is_regularised(order) else ():
-        block, _, base = name.rpartition("/")
-        if base == METADATA and isinstance(content, bytes):
-            listed = {
-                directory(f"{block}/{image}"): {
-                    "caption": entry["caption"],
-                    "resolution": entry["image_size"],
-                }
-                for image, entry in json.loads(content).items()
-            }
-            text = json.dumps(listed, indent=1, ensure_ascii=False)
-            listings[f"{folder}/{block}/{_LISTING}"] = f"{text}\n".encode()
-    return listings
 
 
 def _texts(order: SdScriptsOrder, row: Row) -> list[str]:
@@ -155,19 +152,34 @@ def _add(files: Files, further: Mapping[str, Path]) -> None:
     files |= further
 
 
+def data_findings(order: SdScriptsOrder) -> Iterator[Finding]:
+    """Check that the images and caches of a training exist and can be read."""
+    what = "images and caches"
+    try:
+        rows = [*rows_of(Path(order.manifest))]
+        files = deployed(order)
+    except UserError as error:
+        yield Finding(what, "failed", str(error))
+        return
+    sound = f"{len(rows)} items, {len(files)} files"
+    yield of_faults(what, [] if rows else ["no item is left to train on"], sound)
+    masked = {row.source for row in rows if order.datasets[row.dataset].alpha_mask}
+    yield from image_findings((row.source for row in rows), masked)
+
+
 # -- the dataset TOML -----------------------------------------------------------------------------
 
 
 def dataset_toml(
     order: SdScriptsOrder,
-    directory: Callable[[str], str],
-    folder: str = _LISTED,
+    directory: Directory,
+    folder: str = LISTED,
     named: Blocks = block_name,
 ) -> str:
     """Return the TOML of a run: a `[[datasets]]` block for each dataset and resolution.
 
-    With regularisation images, datasets with the same buckets are subsets of one block. See
-    `listings` for `directory` and `folder`, and `deployed` for `named`.
+    With regularisation images, datasets with the same buckets are subsets of one block. `folder`
+    has the lists of images; see `deployed` for `named`.
     """
     sections: list[dict[str, Any]] = []
     groups: dict[str, list[str]] = {}
@@ -195,7 +207,7 @@ def dataset_toml(
 
 
 def _held_out_sections(
-    order: SdScriptsOrder, directory: Callable[[str], str], named: Blocks
+    order: SdScriptsOrder, directory: Directory, named: Blocks
 ) -> Iterator[dict[str, Any]]:
     """Yield the blocks of a TOML for held-out items; sd-scripts skips a block without images."""
     names = [name for name, dataset in order.datasets.items() if not dataset.is_reg]

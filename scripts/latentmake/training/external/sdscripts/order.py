@@ -31,7 +31,7 @@ from latentmake.models.parameterization import (
     of_checkpoint,
 )
 from latentmake.models.recipe import encoder_of
-from latentmake.training.external.installation import Installation, Program
+from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import (
     ExternalOrder,
     Places,
@@ -43,7 +43,6 @@ from latentmake.training.external.order import (
     sampling,
 )
 
-_EPOCHS = 10  # default if neither epochs nor steps are set
 _WEIGHTS = (".safetensors", ".bin", ".ckpt")
 
 
@@ -53,6 +52,7 @@ class SdScriptsOrder(ExternalOrder):
     name = "sd-scripts"
     section = "sd_scripts"
     memory_hint = "try gradient_checkpointing, a smaller train_batch_size or a smaller resolution"
+    toml_name = "sdscripts/{run}.toml"
     kind: Literal["sdscripts"] = "sdscripts"
     trainer: SdScriptsTrainer
     sd_scripts: ExternalProgram
@@ -105,21 +105,6 @@ class SdScriptsOrder(ExternalOrder):
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix in _WEIGHTS)
         return digest.of_value([*map(file_digest, files)])
-
-    @property
-    def toml(self) -> str:
-        return f"sdscripts/{self.run}.toml"
-
-    @property
-    def lora_module(self) -> str:
-        return self.strategies.network
-
-    @property
-    def epochs(self) -> int | None:
-        trainer = self.trainer
-        if trainer.max_train_steps is not None:
-            return None
-        return _EPOCHS if trainer.max_train_epochs is None else trainer.max_train_epochs
 
     @property
     def counts(self) -> bool:
@@ -189,8 +174,8 @@ class SdScriptsOrder(ExternalOrder):
 def find(script: str, settings: ExternalProgram, memory: Memo | None = None) -> Installation:
     """Find a training script of sd-scripts by its name without ending; raises TrainingError."""
     name = f"{script}.py"
-    program = Program("sd-scripts", "sd_scripts", "", name, f"an sd-scripts that has {name}")
-    return Installation.locate(program, settings.path, settings.venv, memory)
+    needed = f"an sd-scripts that has {name}"
+    return Installation.locate(SdScriptsOrder.section, settings, name, needed, memory)
 
 
 def program_digest(
@@ -204,14 +189,16 @@ def program_digest(
     strategies, encoder = model.spec.strategies, encoder_of(model, kind)
     assert strategies is not None
     installation = find(strategies.scripts[0], settings, memory)
-    modules = [f"{module.replace('.', '/')}.py" for module in encoder.modules]
-    for module in modules:
-        installation.script(module)
+    contents = []
+    for module in encoder.modules:
+        name = f"{module.replace('.', '/')}.py"
+        installation.script(name)
+        _, _, content = installation.sources_of(name)
+        contents.append(content)
     folders = [installation.folder / name for name in encoder.folders]
     files = sorted(file for folder in folders for file in folder.rglob("*") if file.is_file())
-    sources = [installation.sources_of(module) for module in modules]
     beside = [installation.memory.digest_of_file(file) for file in files]
-    return digest.of_value([*(facts.digest for facts in sources), *beside])
+    return digest.of_value([*contents, *beside])
 
 
 def encoder_places(order: SdScriptsOrder) -> dict[str, str]:

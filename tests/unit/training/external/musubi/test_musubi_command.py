@@ -24,13 +24,11 @@ def training(order: MusubiOrder, **changes: Any) -> list[str]:
     )
 
 
-def caching(order: MusubiOrder, kind: str, **changes: Any) -> list[str]:
-    given: dict[str, Any] = {
-        "dataset_config": "/p/a.toml",
-        "place": lambda weights: f"/{weights.path}",
-        **changes,
-    }
-    return caching_arguments(order.model, kind, **given)
+def caching(order: MusubiOrder, kind: str, **further: Any) -> list[str]:
+    options = {f"--{name}": value for name, value in further.items()}
+    return caching_arguments(
+        order.model, kind, "/p/a.toml", lambda weights: f"/{weights.path}", options
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -53,7 +51,6 @@ def test_every_task_with_every_switch_gives_known_flags(task: str, asked: bool) 
     assert value(latents, "--clip") == ("/models/clip.pth" if needs_clip(task) else None)
     assert ("--i2v" in latents) == task.startswith(("i2v", "flf2v"))
     assert ("--vae_cache_cpu" in latents) == ("--fp8_t5" in text) == asked
-    assert {"--skip_existing", "--keep_cache"} <= set(latents)
 
     for attention in order.scripts.attentions:
         arguments = training(order, attention=attention, resume=Path("/r"))
@@ -70,13 +67,13 @@ def test_every_task_with_every_switch_gives_known_flags(task: str, asked: bool) 
 
 def test_caching_takes_sizes_of_batches_and_workers() -> None:
     order = order_of(model={"vae_dtype": "float32"})
-    sizes = {"batch_size": 2, "num_workers": 3, "skip_existing": False, "keep_cache": False}
+    sizes = {"batch_size": 2, "num_workers": 3, "skip_existing": False, "keep_cache": True}
     for kind, script in (("latents", LATENTS_SCRIPT), ("text", TEXT_SCRIPT)):
         arguments = caching(order, kind, **sizes)
         check_flags(script, arguments)
         assert value(arguments, "--batch_size") == "2"
         assert value(arguments, "--num_workers") == "3"
-        assert not {"--skip_existing", "--keep_cache"} & set(arguments)
+        assert {"--skip_existing", "--keep_cache"} & set(arguments) == {"--keep_cache"}
 
 
 def test_the_dtype_of_the_vae() -> None:

@@ -16,9 +16,10 @@ from latentmake.data.memo import Memo
 from latentmake.training.external.installation import PROVEN, Installation, network_finding
 from latentmake.training.external.musubi import order
 from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.command import pick_attention, program_digest
+from latentmake.training.external.musubi.order import program_digest
 from latentmake.training.findings import failed
 from musubi_world import install, make_run, stand_in
+from publish_world import order_of
 
 
 def find(folder: Path, venv: str | None = None) -> Installation:
@@ -75,7 +76,7 @@ def test_flags_are_those_of_the_script_and_of_what_it_imports(tmp_path: Path) ->
         'common.setup(parser)\nparser.add_argument("--task")\n'
     )
     tuner = find(tmp_path)
-    assert tuner.sources_of().flags == ["--dataset_config", "--output_dir", "--task", "-o"]
+    assert tuner.sources_of()[0] == ["--dataset_config", "--output_dir", "--task", "-o"]
     given = ["--task", "--x", "--output_dir=--y", "--resume", "-1", "--resume"]
     assert tuner.missing_flags(given) == ["--x", "--resume"]
 
@@ -125,7 +126,7 @@ def test_a_program_is_known_by_the_sources_that_its_script_reaches(tmp_path: Pat
 def test_flags_that_cannot_be_told_refuse_nothing(tmp_path: Path, source: str) -> None:
     (tmp_path / "wan_train_network.py").write_text(source)
     (tmp_path / "unreadable.py").write_text("this is no Python")
-    assert find(tmp_path).sources_of().flags is None
+    assert find(tmp_path).sources_of()[0] is None
     assert find(tmp_path).missing_flags(["--x"]) == []
 
 
@@ -137,7 +138,7 @@ def test_needs_are_what_every_run_imports(tmp_path: Path) -> None:
     (tmp_path / "helpers").mkdir()
     (tmp_path / "helpers/tool.py").write_text("from toml import load\nfrom . import more\n")
     tuner = find(tmp_path)
-    assert tuner.sources_of().needs == ["toml", "torch"]
+    assert tuner.sources_of()[1] == ["toml", "torch"]
 
 
 def test_packages_are_asked_of_its_own_environment_without_running_them(tmp_path: Path) -> None:
@@ -198,13 +199,13 @@ def test_auto_takes_the_fastest_that_is_there(
     folder = stand_in(tmp_path)
     for package in installed:
         install(folder, package)
-    assert pick_attention("auto", find(folder)) == expected
+    assert Musubi().attention(order_of(), find(folder)) == expected
 
 
 def test_auto_passes_over_what_its_version_does_not_know(tmp_path: Path) -> None:
     folder = stand_in(tmp_path, without=("xformers",))
     install(folder, "xformers")
-    assert pick_attention("auto", find(folder)) == "sdpa"
+    assert Musubi().attention(order_of(), find(folder)) == "sdpa"
 
 
 # -- its commit -----------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from latentmake.plan.product import Parts
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.order import wanted
-from latentmake.training.order import Record, RunFiles, lock_of
+from latentmake.training.order import Record, RunFiles
 from latentmake.training.process import Stopped
 from musubi_world import RUN, WAN_DIT, called, make_run, put_weights, stand_in, write_order
 
@@ -55,7 +54,7 @@ def refused(order: MusubiOrder, match: str) -> str:
 
 
 def wanted_of(order: MusubiOrder) -> Parts:
-    return wanted(order.with_weights(digest.of_file), lock_of(order.lock).data)
+    return order.with_weights(digest.of_file).wanted()
 
 
 def is_trained(order: MusubiOrder) -> bool:
@@ -316,9 +315,9 @@ def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
     order = interrupted(root, tuner, monkeypatch, "killed 3")
     layout = RunFiles(order)
     before = layout.progress.read_bytes()
-    assert prepare(layout, wanted_of(order), epochs=4).done == 3
+    assert prepare(order, wanted_of(order)).done == 3
     layout.progress.write_bytes(before)  # as if killed before it was written
-    assert prepare(layout, wanted_of(order), epochs=4).done == 3
+    assert prepare(order, wanted_of(order)).done == 3
     launch(order)
     assert flag(tuner, "max_train_epochs") == "1"
     assert epochs() == 4

@@ -24,8 +24,7 @@ from latentmake.training import previous
 from latentmake.training.external.launch import prepare
 from latentmake.training.external.order import Places, Resume
 from latentmake.training.external.publish import publish
-from latentmake.training.external.sdscripts.backend import SdScriptsPublication
-from latentmake.training.external.sdscripts.checks import model_files
+from latentmake.training.external.sdscripts.backend import SdScriptsPublication, model_files
 from latentmake.training.external.sdscripts.deploy import dataset_toml, deployed
 from latentmake.training.external.sdscripts.order import (
     SdScriptsOrder,
@@ -242,9 +241,10 @@ def test_a_state_is_used_where_just_what_is_left_is_then_trained(
 
 
 def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
-    layout = RunFiles(order())
+    asked = order(trainer={"max_train_epochs": 8})
+    layout = RunFiles(asked)
     want: Parts = {"dataset": "d"}
-    assert prepare(layout, want, epochs=8) == Resume()
+    assert prepare(asked, want) == Resume()
     # What its state says of steps begins at each start; its name and its epoch go on.
     for epoch, steps in ((2, 10), (3, 5), (6, 15)):
         put(
@@ -257,12 +257,12 @@ def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
         Path(f"runs/cats/output/cats-{epoch:06d}-state/train_state.json").write_text(
             json.dumps(said)
         )
-        resume = prepare(layout, want, epochs=8)
+        resume = prepare(asked, want)
         assert (resume.done, resume.steps, resume.counted) == (epoch, 5, True)
-        assert resume == prepare(layout, want, epochs=8)
+        assert resume == prepare(asked, want)
     other = want | {"settings": "another"}
     previous.begin(layout, other, layout.names)
-    assert prepare(layout, other, epochs=8) == Resume()
+    assert prepare(asked, other) == Resume()
 
 
 # -- the deployed folder --------------------------------------------------------------------------
