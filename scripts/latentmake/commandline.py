@@ -76,7 +76,7 @@ def session_of(
                     hint="remove `prefix` and `replace_prefix`, or use --directory",
                 )
             if is_main and deletes(options):
-                from latentmake.plan.build import alone
+                from latentmake.plan.build_locks import alone
 
                 _UNTIL_EXIT.enter_context(alone())
         targets, allowed = options.targets or [], [*(options.allowed_rules or ())]

@@ -24,7 +24,7 @@ from latentmake.plan.planner import make_plan
 from latentmake.request import FOLLOWING, PlanFile, Request, followed, plan_extras
 
 if TYPE_CHECKING:
-    from latentmake.plan.build import Build
+    from latentmake.plan.build_locks import Build
 
 
 class Session:
@@ -75,7 +75,7 @@ class Session:
             if main:
                 check_folder(home, dry=read_only)
             if main and not read_only:
-                from latentmake.plan.build import Build
+                from latentmake.plan.build_locks import Build
 
                 self._build = Build(cluster=side_by_side is None)
             self.config = parse({key: values[key] for key in values if main or key != "prompt"})

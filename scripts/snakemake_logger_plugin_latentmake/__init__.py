@@ -197,7 +197,7 @@ def _is_told(log: str) -> bool:
 
 def _locked() -> str:
     """Return a line about the build that has locked this folder."""
-    if build := sys.modules.get("latentmake.plan.build"):
+    if build := sys.modules.get("latentmake.plan.build_locks"):
         return f"error: {build.locked()}"
     return "error: another build has locked this folder; wait until it ends"
 

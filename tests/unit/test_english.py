@@ -41,7 +41,7 @@ NAMES = {
 IN_FILES = {
     "plan/manifest.py: aside",
     "plan/orders.py: found",
-    "training/loop/clips.py: asked",
+    "training/loop/generation.py: asked",
     "training/rows.py: aside",
 }
 """Fields with such a name that stand in files of users."""

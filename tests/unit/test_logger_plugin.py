@@ -186,14 +186,14 @@ def test_quiet_lines_say_which_job_of_ours_begins_and_no_word_of_snakemake(
 def test_a_folder_that_snakemake_has_locked_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from latentmake.plan import build
+    from latentmake.plan import build_locks
 
     monkeypatch.chdir(tmp_path)
     words = "Error: Directory cannot be locked. ... --unlock argument."
     locked = {"msg": words, "event": LogEvent.ERROR, "exception": "LockException"}
     log(locked)
     log(locked, quiet={Quietness.ALL})
-    line = f"error: {build.locked()}"
+    line = f"error: {build_locks.locked()}"
     assert lines(capsys.readouterr().err) == [line, line]
     assert "wait until it ends; if none runs on any machine" in line
 

@@ -10,7 +10,7 @@ from browser import Browser, until
 from latentmake.formats.video import write_mp4
 from latentmake.pages.following import PAGE, outdated, write_generated
 from latentmake.plan.product import Difference
-from latentmake.training.loop.clips import Clip, GenerationIndex, clip_name
+from latentmake.training.loop.generation import Clip, GenerationIndex, clip_name
 from latentmake.training.loop.order import INDEX
 
 NASTY = "</script><img src=x onerror='window.hurt=1'> & <b>\n../.."

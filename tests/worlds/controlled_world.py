@@ -10,8 +10,8 @@ from latentmake.config.root import Config, parse
 from latentmake.data.item import Fault, Item
 from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import Judge
 from latentmake.plan.orders import part_names
-from latentmake.plan.state import Judge
 from PIL import Image
 
 RECIPE = "1" * 64

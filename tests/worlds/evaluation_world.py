@@ -6,7 +6,14 @@ from pathlib import Path
 
 import video_world
 from latentmake.base import digest
-from latentmake.training.loop.clips import EVALUATED, KINDS, EvaluatedClip, Losses, Metrics, Result
+from latentmake.training.loop.generation import (
+    EVALUATED,
+    KINDS,
+    EvaluatedClip,
+    Losses,
+    Metrics,
+    Result,
+)
 
 FPS = 24
 TIMESTEPS = [950.0, 500.0, 50.0]

@@ -11,9 +11,9 @@ from latentmake.base import atomic, digest
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.formats import cachefile
-from latentmake.layouts.tensors import text_metadata
+from latentmake.layouts.names import text_metadata
 from latentmake.training.loop import draw
-from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, Metrics
+from latentmake.training.loop.generation import EvaluationOrder, GenerationOrder, Metrics
 from latentmake.training.loop.launch import read
 from latentmake.training.loop.order import Prompt
 from latentmake.training.lora import add_adapter, lora_tensors

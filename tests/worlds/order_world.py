@@ -18,7 +18,7 @@ from latentmake.formats import cachefile
 from latentmake.formats.media import probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import layout_of, resolution_of
-from latentmake.layouts.tensors import LATENTS
+from latentmake.layouts.names import LATENTS
 from latentmake.models import recipe
 from latentmake.plan.orders import Order, Target
 from latentmake.plan.receipts import Receipt, read_receipt

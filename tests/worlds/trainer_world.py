@@ -11,7 +11,7 @@ from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.training.loop import draw
-from latentmake.training.loop.clips import GenerationOrder, Metrics
+from latentmake.training.loop.generation import GenerationOrder, Metrics
 from latentmake.training.loop.launch import read
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training

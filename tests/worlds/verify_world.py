@@ -15,10 +15,10 @@ from latentmake.base import atomic, digest
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.formats import cachefile
-from latentmake.layouts.tensors import LATENTS, hidden_state, plain_latents_metadata
+from latentmake.layouts.names import LATENTS, hidden_state, plain_latents_metadata
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import Judge
 from latentmake.plan.orders import parts_of
-from latentmake.plan.state import Judge
 from PIL import Image
 
 RUN, DATASET, MODEL = "tiny", "shapes", "micro"

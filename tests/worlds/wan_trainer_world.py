@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from dit_world import image_dit, tiny_dit
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
-from latentmake.layouts.tensors import latents_key
+from latentmake.layouts.names import latents_key
 from latentmake.training.loop.order import Prompt
 from latentmake.training.loop.train import Training
 from latentmake.training.wan.dit import WanOrder

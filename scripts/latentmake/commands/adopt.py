@@ -15,7 +15,7 @@ from latentmake.config.root import Config
 from latentmake.exchange import adoption, export
 from latentmake.layouts.layout import layout_of
 from latentmake.models.files import text_tokens, vae_factor
-from latentmake.plan.build import alone
+from latentmake.plan.build_locks import alone
 from latentmake.plan.facts import Facts
 
 

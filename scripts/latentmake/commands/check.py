@@ -13,9 +13,9 @@ from latentmake.base.machine import free, human, shortages
 from latentmake.commands.project import coloured, plan_of, run_names
 from latentmake.pages.plan_report import counted, disk_needs, estimate_lines, stopped_by
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import PartState
 from latentmake.plan.orders import Part
 from latentmake.plan.run_plan import RunPlan, faulty_items
-from latentmake.plan.state import PartState
 from latentmake.training.findings import Finding, Verdict, checklist, failed, image_findings
 
 

@@ -14,7 +14,7 @@ from latentmake.base.errors import CacheError, SourceError, nearest
 from latentmake.base.paths import is_remote
 from latentmake.data.item import Item
 from latentmake.formats.cachefile import Header, read_metadata
-from latentmake.formats.check import Checked, verify
+from latentmake.formats.integrity import Checked, verify
 from latentmake.layouts.layout import kind_of
 from latentmake.pages.explanation import differences, program_of, recipe_words
 from latentmake.plan.batches import judged, named_targets

@@ -13,8 +13,8 @@ from latentmake.commands.local_models import RECOGNISED, Model, Part, is_high, s
 from latentmake.config.architectures import WAN, File, Vae
 from latentmake.config.fields import literal
 from latentmake.config.weights import TextWeights
-from latentmake.models.checks import fault_of
 from latentmake.models.files import tokenizer_files
+from latentmake.models.inspection import fault_of
 
 # Kind of text encoder -> tensor of its embeddings, and the axis whose size identifies the encoder.
 _EMBEDDINGS = {

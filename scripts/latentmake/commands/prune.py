@@ -26,7 +26,7 @@ from latentmake.base.workspace import OWNER, other_owner
 from latentmake.commands.project import printable, table
 from latentmake.formats.cachefile import header_of
 from latentmake.pages.plan_report import counted
-from latentmake.plan.build import alone
+from latentmake.plan.build_locks import alone
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, parts_of
 from latentmake.plan.store import KEPT

@@ -11,9 +11,9 @@ import typer
 
 from latentmake.base.machine import duration, human
 from latentmake.commands.project import coloured, plan_of, run_names, table
-from latentmake.pages.status import Status, StatusRow, status_of
+from latentmake.pages.overview import Status, StatusRow, status_of
 from latentmake.plan.facts import Facts
-from latentmake.plan.state import REASONS
+from latentmake.plan.judge import REASONS
 
 
 def status(facts: Facts, runs: Sequence[str] | None, verbose: bool, as_json: bool) -> None:

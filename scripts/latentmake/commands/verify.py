@@ -14,7 +14,7 @@ from latentmake.base.machine import human
 from latentmake.commands.project import coloured, printable, run_names
 from latentmake.pages import verification
 from latentmake.pages.verification import DAMAGED, EDITED, UNEXPECTED, Finding
-from latentmake.plan.build import alone
+from latentmake.plan.build_locks import alone
 from latentmake.plan.facts import Facts
 
 

@@ -138,7 +138,7 @@ class _Runner:
         if job.order.is_external and (encoder := self.external(job.order)):
             encoder(job, works, self.threads, self.progress)
         elif job.order.cuts_clips:
-            from latentmake.encode.clips import make_clips  # imports OpenCV; few jobs need it
+            from latentmake.encode.videos import make_clips  # imports OpenCV; few jobs need it
 
             make_clips(job, works, self.pipeline, self.readers, self.progress)
         else:

@@ -26,7 +26,7 @@ from latentmake.base.progress import Progress
 from latentmake.encode.reading import Reading, identify
 from latentmake.exchange.trainer_caches import candidates, check, sizes_of, stamped
 from latentmake.formats import cachefile
-from latentmake.formats.check import check as check_file
+from latentmake.formats.integrity import check as check_file
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, PROMPTS, Order, Target, Work
 from latentmake.plan.receipts import Receipt

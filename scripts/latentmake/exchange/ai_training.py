@@ -16,7 +16,7 @@ from latentmake.formats.media import opened_image
 from latentmake.formats.metadata import orientation
 from latentmake.formats.safetensors import DTYPES, Head, Tensor
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.tensors import LATENTS, hidden_state, plain_latents_metadata
+from latentmake.layouts.names import LATENTS, hidden_state, plain_latents_metadata
 from latentmake.models.files import text_tokens, text_width, vae_factor
 from latentmake.models.parameterization import scale_of
 from latentmake.plan.orders import Order, Target

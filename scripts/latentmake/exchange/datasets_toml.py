@@ -28,7 +28,7 @@ from latentmake.config.fields import literal
 from latentmake.config.root import parse
 from latentmake.data.folders import kohya, slug
 from latentmake.layouts.layout import layout_of
-from latentmake.layouts.tensors import encoder_name
+from latentmake.layouts.names import encoder_name
 
 _SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 _VARIANTS = 4  # texts of each item, if a file of sd-scripts asks for random texts

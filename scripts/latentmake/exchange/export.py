@@ -25,7 +25,7 @@ from latentmake.base.errors import CacheError, ConfigError
 from latentmake.base.progress import Progress
 from latentmake.config.models import Model
 from latentmake.formats import cachefile
-from latentmake.layouts.tensors import LATENTS, hidden_state
+from latentmake.layouts.names import LATENTS, hidden_state
 from latentmake.models.files import text_tokens
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import run_folder

@@ -24,7 +24,7 @@ from latentmake.formats.cachefile import CAPTION, head_of
 from latentmake.formats.safetensors import Tensor, parse_head
 from latentmake.geometry.buckets import crop_ltrb
 from latentmake.layouts.layout import resolution_of
-from latentmake.layouts.tensors import array_name, frames_and_sides
+from latentmake.layouts.names import array_name, frames_and_sides
 from latentmake.models.files import text_width
 from latentmake.plan.orders import Order, Part, Target
 

@@ -68,7 +68,7 @@ def make(
         ModelError: a file is missing, cannot be read or is the wrong one.
     """
     if place and model.spec.scripts is not None:
-        from latentmake.models.checks import encoder_fault
+        from latentmake.models.inspection import encoder_fault
 
         if wrong := encoder_fault(model, kind):
             raise ModelError(wrong[1], where=f"{place}.{wrong[0]}", hint="name the right file")

@@ -21,7 +21,7 @@ from latentmake.data.item import Item
 from latentmake.data.texts import MARKER, marked
 from latentmake.encode.tokenizers import clean_caption, load
 from latentmake.layouts.layout import released_clip
-from latentmake.layouts.tensors import encoder_name
+from latentmake.layouts.names import encoder_name
 from latentmake.models.files import T5_LENGTH, text_tokens
 from latentmake.plan.facts import Facts
 

@@ -16,10 +16,10 @@ from latentmake.data.item import Item
 from latentmake.formats.cachefile import Header, read_header, read_metadata, recipe_of, target_key
 from latentmake.layouts.layout import kind_of
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import Judge
 from latentmake.plan.orders import Part, Target, view_of
 from latentmake.plan.product import Difference, is_digest, short, some, text_of, value_differences
 from latentmake.plan.run_plan import RunPlan
-from latentmake.plan.state import Judge
 
 PLACED = "size and crop"
 """Name of a difference between two placements (sizes and crops) of an image."""

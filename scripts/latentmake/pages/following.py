@@ -30,7 +30,7 @@ from latentmake.pages.page import (
 from latentmake.pages.plan_report import counted
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.product import Difference, Made, Product, judge
-from latentmake.training.loop.clips import (
+from latentmake.training.loop.generation import (
     EVALUATED,
     FOLDER,
     METRICS,

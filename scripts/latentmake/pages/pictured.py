@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from latentmake.training.loop.clips import FOLDER, GenerationIndex
+from latentmake.training.loop.generation import FOLDER, GenerationIndex
 from latentmake.training.loop.order import INDEX, PictureIndex
 from latentmake.training.order import COPIED, Record, parts_in
 

@@ -17,9 +17,9 @@ from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import kind_of, resolution_of
 from latentmake.plan.estimates import estimates, past_jobs
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import REASONS, PartState
 from latentmake.plan.orders import Order, Part
 from latentmake.plan.run_plan import Plan, RunPlan, faulty_items
-from latentmake.plan.state import REASONS, PartState
 
 _ENLARGED = 1.01  # scale factor; smaller ones come from rounding the sides
 _WIDTH = 80  # characters of a line in a terminal

@@ -16,8 +16,8 @@ from latentmake.models.files import vae_factor
 from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
 from latentmake.pages.following import training_section
+from latentmake.pages.overview import Status, StatusRow, stale_items, status_of
 from latentmake.pages.page import table, write_page
-from latentmake.pages.status import Status, StatusRow, stale_items, status_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan, faulty_items, members
 

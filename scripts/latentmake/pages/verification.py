@@ -18,12 +18,12 @@ from latentmake.base.errors import shortened, storage_error
 from latentmake.base.machine import usable_cores
 from latentmake.base.progress import Progress
 from latentmake.data.item import Item
-from latentmake.formats import check
+from latentmake.formats import integrity
 from latentmake.pages.explanation import differences
 from latentmake.plan import store
 from latentmake.plan.facts import UNKNOWN, Facts
+from latentmake.plan.judge import Judge
 from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompt_items, prompts_of
-from latentmake.plan.state import Judge
 from latentmake.training.order import trained_files
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
@@ -132,9 +132,9 @@ def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
 # -- one file -------------------------------------------------------------------------------------
 
 
-def _read(path: str) -> tuple[int, check.Checked | OSError]:
+def _read(path: str) -> tuple[int, integrity.Checked | OSError]:
     try:
-        return Path(path).stat().st_size, check.verify(path)
+        return Path(path).stat().st_size, integrity.verify(path)
     except OSError as error:
         return 0, error
 
@@ -145,7 +145,7 @@ def _finding(
     judge: Judge,
     item: Item,
     target: Target,
-    checked: check.Checked | OSError,
+    checked: integrity.Checked | OSError,
 ) -> Finding | None:
     path = target.path
     if isinstance(checked, FileNotFoundError):

@@ -18,9 +18,10 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.root import Run
 from latentmake.data.item import Item
 from latentmake.layouts.layout import kind_of
-from latentmake.models.checks import check_run
+from latentmake.models.inspection import check_run
 from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import Judge, State
 from latentmake.plan.orders import (
     PROMPTS,
     EncodingJob,
@@ -31,7 +32,6 @@ from latentmake.plan.orders import (
     targets_of,
     text_parts,
 )
-from latentmake.plan.state import Judge, State
 
 _REUSED_ITEMS = 16_384  # items of a batch whose files are only linked
 _SHARED_ITEMS = 64  # fewest items of a batch that is split across GPUs

@@ -10,9 +10,9 @@ from latentmake.base import digest
 from latentmake.base.errors import ModelError, TrainingError
 from latentmake.config.root import Config
 from latentmake.data.contents import Contents
-from latentmake.data.datasets import Datasets
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
+from latentmake.data.scan import Datasets
 from latentmake.layouts.layout import kind_of
 from latentmake.models import files, recipe
 from latentmake.plan.manifest import read_lock

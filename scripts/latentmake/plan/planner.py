@@ -13,14 +13,14 @@ from pathlib import Path
 from latentmake.base import atomic
 from latentmake.base.errors import ConfigError
 from latentmake.base.workspace import other_owner
-from latentmake.models.checks import check_run
+from latentmake.models.inspection import check_run
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import FORCED, PartState, State
 from latentmake.plan.orders import PROMPTS, EncodingJob, Order, Part, parts_of, prompts_of
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.remembered import judge_dataset, judge_prompts
 from latentmake.plan.run_plan import Plan, RunPlan, plan_manifest
-from latentmake.plan.state import FORCED, PartState, State
 
 _Place = tuple[str, str]  # dataset and model
 

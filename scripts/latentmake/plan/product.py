@@ -2,7 +2,7 @@
 
 A product has named parts: digests or values of everything that shapes it. A record of these parts
 lies beside the product's files. `judge` compares product and record, and nothing else decides
-whether a product is made again. (Cache files have their parts in their headers, see `plan.state`.)
+whether a product is made again. (Cache files have their parts in their headers, see `plan.judge`.)
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from latentmake.data.item import Item
 from latentmake.data.memo import Folder, Listing, packed, unpacked
 from latentmake.layouts.layout import kind_of
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import Judge, PartState, State
 from latentmake.plan.orders import PROMPTS, place_of, prompt_items
-from latentmake.plan.state import Judge, PartState, State
 
 _MOST_CHANGED = 0.1  # largest share of changed items; above it, all items are judged
 _ALWAYS = 64  # so many changed items are judged separately, even in a small dataset

@@ -18,6 +18,7 @@ from latentmake.data.contents import Contents, encoded, former_digests
 from latentmake.data.item import Fault
 from latentmake.layouts.layout import kind_of
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import FORCED, PartState
 from latentmake.plan.manifest import (
     CAPTIONS,
     TEXTS,
@@ -43,7 +44,6 @@ from latentmake.plan.orders import (
     targets_of,
 )
 from latentmake.plan.product import Difference, Made, Product, judge, some
-from latentmake.plan.state import FORCED, PartState
 
 _ANEW = Difference("the manifest is written anew")
 _Texts = Mapping[str, tuple[str, Mapping[str, str]]]

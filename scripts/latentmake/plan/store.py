@@ -25,8 +25,8 @@ from latentmake.data.item import Scan
 from latentmake.data.memo import Folder, Memo
 from latentmake.formats import cachefile
 from latentmake.plan.facts import UNKNOWN
+from latentmake.plan.judge import PartState, State, key_of
 from latentmake.plan.orders import Order, Target
-from latentmake.plan.state import PartState, State, key_of
 
 STORE = Path(".latentmake/store")
 _MOST_AT_HAND = 3  # most files that a job tries to link for one target

@@ -23,7 +23,7 @@ from latentmake.config.trainers import LoopTrainer
 from latentmake.encode.gpu import computes_bfloat16, visible
 from latentmake.formats.media import opened, opened_image
 from latentmake.formats.metadata import orientation
-from latentmake.models.checks import ModelFile
+from latentmake.models.inspection import ModelFile
 from latentmake.models.parameterization import Parameterization, scale_of
 
 Say = Callable[[str], None]

@@ -26,13 +26,13 @@ from latentmake.formats import cachefile
 from latentmake.formats.cachefile import read_header, target_key
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import layout_of
-from latentmake.layouts.tensors import plain_latents_metadata
+from latentmake.layouts.names import plain_latents_metadata
 from latentmake.pages.explanation import placing_differences, recipe_changes
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import Judge, State
 from latentmake.plan.orders import Order, Part, Target, Work, view_of
 from latentmake.plan.planner import make_plan
-from latentmake.plan.state import Judge, State
 from order_world import MODEL
 from safetensors.torch import save_file
 

@@ -13,7 +13,7 @@ from latentmake.base.errors import ConfigError, nearest
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
-from latentmake.models.checks import check_run
+from latentmake.models.inspection import check_run
 
 
 def message(values: dict[str, Any]) -> str:

@@ -23,8 +23,8 @@ from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.encode import runner as encode
 from latentmake.encode.reading import Loaded, Sample
-from latentmake.layouts.tensors import encoder_name
-from latentmake.pages.status import status_of
+from latentmake.layouts.names import encoder_name
+from latentmake.pages.overview import status_of
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder

@@ -18,11 +18,11 @@ from item_world import work_of
 from latentmake.base.digest import source_stat
 from latentmake.base.errors import SourceError
 from latentmake.config.datasets import Dataset
-from latentmake.encode.clips import _places, _samples
 from latentmake.encode.pixels import plain as pixels
 from latentmake.encode.pixels.scaling import cover
 from latentmake.encode.pixels.stored import open_image
 from latentmake.encode.reading import Reading, stored_size
+from latentmake.encode.videos import _places, _samples
 from latentmake.formats.media import probe_video
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, kept_indices

@@ -33,7 +33,7 @@ from latentmake.formats.cachefile import (
     read_metadata,
     recipe_of,
 )
-from latentmake.formats.check import Checked, verify
+from latentmake.formats.integrity import Checked, verify
 from latentmake.formats.safetensors import DTYPES, PLACEHOLDERS, checksum, parse_head
 from safetensors import safe_open
 from safetensors.torch import load, save

@@ -20,7 +20,7 @@ from latentmake.config.root import parse
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.data.memo import Memo
-from latentmake.models.checks import check_kind
+from latentmake.models.inspection import check_kind
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.training.order import read_order

@@ -10,7 +10,7 @@ import torch
 from latentmake.base.errors import ModelError
 from latentmake.config.models import Model
 from latentmake.models import recipe
-from latentmake.models.checks import encoder_fault, encoders
+from latentmake.models.inspection import encoder_fault, encoders
 from safetensors.torch import save_file
 
 # Names of original releases, of diffusers and of transformers; shapes where they count.

@@ -13,10 +13,10 @@ from latentmake.data.memo import Memo
 from latentmake.pages import plan_report
 from latentmake.pages.plan_report import fitting_lines, plan_table
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import PartState
 from latentmake.plan.orders import Part, Target, Work
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import Plan, RunPlan
-from latentmake.plan.state import PartState
 from PIL import Image
 
 SDXL = {"architecture": "sdxl", "layout": "sdscripts", "vae": "vae", "text": ["a", "b"]}

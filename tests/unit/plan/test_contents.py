@@ -18,12 +18,12 @@ from latentmake.encode.runner import carry_out
 from latentmake.formats import cachefile, npz
 from latentmake.plan import manifest
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import PartState
 from latentmake.plan.manifest import Lock, keys_digest, lock_digest
 from latentmake.plan.orders import Part
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import read_receipt
 from latentmake.plan.run_plan import RunPlan, plan_manifest
-from latentmake.plan.state import PartState
 from PIL import Image
 
 CAPTIONS = {

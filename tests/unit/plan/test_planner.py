@@ -16,9 +16,9 @@ from latentmake.data.memo import Memo
 from latentmake.graph import Graph
 from latentmake.pages.plan_report import plan_table
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import PartState
 from latentmake.plan.orders import PROMPTS, Order, Target, Work, prompt_path
 from latentmake.plan.planner import _refuse_other_items, make_plan
-from latentmake.plan.state import PartState
 from PIL import Image
 
 CONFIG: dict[str, Any] = {

@@ -20,12 +20,12 @@ from latentmake.base.errors import UserError
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.encode.reading import Loaded, Sample
-from latentmake.layouts.tensors import plain_latents_metadata
+from latentmake.layouts.names import plain_latents_metadata
 from latentmake.plan.facts import Facts
+from latentmake.plan.judge import Judge, State
 from latentmake.plan.planner import make_plan
 from latentmake.plan.remembered import Remembered
 from latentmake.plan.run_plan import Plan, RunPlan
-from latentmake.plan.state import Judge, State
 from order_world import carry_out
 from PIL import Image
 

@@ -17,8 +17,8 @@ from latentmake.data.item import NO_FILE, Item, Scan
 from latentmake.data.memo import Memo
 from latentmake.formats import cachefile
 from latentmake.plan import store
+from latentmake.plan.judge import PartState, State
 from latentmake.plan.orders import Order, Target, Work
-from latentmake.plan.state import PartState, State
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from latentmake.config.models import Model
 from latentmake.encode.reading import Sample
 from latentmake.formats import npz
 from latentmake.geometry.buckets import Size, crop_ltrb
-from latentmake.layouts.tensors import array_name, encoder_name
+from latentmake.layouts.names import array_name, encoder_name
 
 Arrays = dict[str, NDArray[Any]]
 

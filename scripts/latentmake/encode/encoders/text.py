@@ -58,7 +58,7 @@ from latentmake.encode.encoders.local_state import (
 from latentmake.encode.reading import Encoded, Loaded, Named, Sample, results
 from latentmake.encode.tokenizers import CHUNK, Row, TokenCache, chunked, clean_caption, load
 from latentmake.layouts.layout import layout_of, released_clip
-from latentmake.layouts.tensors import encoder_name, text_metadata
+from latentmake.layouts.names import encoder_name, text_metadata
 from latentmake.models.files import T5_LENGTH, network_config, weights_files
 from latentmake.plan.orders import Order
 

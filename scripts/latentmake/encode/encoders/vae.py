@@ -18,7 +18,7 @@ from latentmake.encode.encoders.device import DTYPES, compute_dtype, download, s
 from latentmake.encode.encoders.local_state import State, load_network, place
 from latentmake.encode.encoders.sdscripts import latents_arrays
 from latentmake.encode.reading import Encoded, Loaded, Named, Sample, results
-from latentmake.layouts.tensors import LATENTS, plain_latents_metadata
+from latentmake.layouts.names import LATENTS, plain_latents_metadata
 from latentmake.models.checkpoints import vae_config
 from latentmake.models.files import network_config
 from latentmake.models.parameterization import scale_of

@@ -40,7 +40,7 @@ from latentmake.encode.encoders.device import (
 )
 from latentmake.encode.encoders.local_state import State, load_network, place, refusing, renamed
 from latentmake.encode.reading import Encoded, Loaded, Named, Sample, results
-from latentmake.layouts.tensors import latents_key, musubi_latents_metadata
+from latentmake.layouts.names import latents_key, musubi_latents_metadata
 from latentmake.models.tensors import blocks_in
 from latentmake.plan.orders import Order
 

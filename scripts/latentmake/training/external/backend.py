@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from latentmake.base.errors import ModelError, TrainingError
 from latentmake.data.memo import Memo
-from latentmake.models.checks import ModelFile
+from latentmake.models.inspection import ModelFile
 from latentmake.plan.facts import Facts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.training.backend import Backend

@@ -30,7 +30,7 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError
 from latentmake.base.regular import read_regular
 from latentmake.encode import gpu
-from latentmake.formats.check import not_finite
+from latentmake.formats.integrity import not_finite
 from latentmake.formats.safetensors import read_head
 from latentmake.training import previous, process
 from latentmake.training.external.order import (

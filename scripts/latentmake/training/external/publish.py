@@ -26,7 +26,7 @@ from latentmake.config.fields import resolution_name
 from latentmake.config.machines import ExternalProgram
 from latentmake.data.memo import Memo
 from latentmake.layouts.layout import layout_of
-from latentmake.models.checks import ModelFile
+from latentmake.models.inspection import ModelFile
 from latentmake.training.external.installation import elsewhere, flags, network_finding
 from latentmake.training.external.order import ExternalOrder, Places, prompt_lines
 from latentmake.training.findings import Finding, Say, Verdict, model_finding, passed

@@ -25,10 +25,10 @@ from safetensors.torch import load
 from latentmake.base.errors import CacheError, TrainingError
 from latentmake.base.regular import read_regular
 from latentmake.formats.cachefile import KEY, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
-from latentmake.formats.check import FLOATS, verify
+from latentmake.formats.integrity import FLOATS, verify
 from latentmake.formats.safetensors import Head, read_head
 from latentmake.geometry.buckets import Size, cover
-from latentmake.layouts.tensors import encoder_name, hidden_state
+from latentmake.layouts.names import encoder_name, hidden_state
 from latentmake.training.rows import Row, rows_of
 
 

@@ -23,7 +23,7 @@ from latentmake.base.progress import Progress, say
 from latentmake.base.state_file import JsonFile
 from latentmake.encode.encoders.device import pick_device
 from latentmake.training.loop.caches import HINT, Caches, find_not_finite, read_items
-from latentmake.training.loop.clips import (
+from latentmake.training.loop.generation import (
     CLIP_NAME,
     EVALUATION,
     KINDS,

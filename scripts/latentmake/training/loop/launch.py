@@ -12,7 +12,7 @@ from pathlib import Path
 from latentmake.base.errors import TrainingError
 from latentmake.training import previous
 from latentmake.training.loop.checkpoint import as_begun, resumable
-from latentmake.training.loop.clips import EvaluationOrder, GenerationOrder, clip_reasons
+from latentmake.training.loop.generation import EvaluationOrder, GenerationOrder, clip_reasons
 from latentmake.training.loop.order import Order, Prompt, TrainingOrder
 from latentmake.training.order import RunFiles, caption_in, finish, lock_of, read_order, taken_back
 from latentmake.training.process import RUN, accelerate_arguments, run_child, say

@@ -92,7 +92,7 @@ class LoopBackend(Backend):
         self, facts: Facts, plan: RunPlan, word: str
     ) -> tuple[Path, list[Difference]]:
         """Write the order of clips or of an evaluation; see `Backend.plan_following`."""
-        from latentmake.training.loop.clips import (
+        from latentmake.training.loop.generation import (
             EvaluationOrder,
             clip_reasons,
             following,

@@ -36,7 +36,7 @@ from latentmake.config.trainers import LoopTrainer
 from latentmake.encode.encoders.device import attempt, pick_device
 from latentmake.formats.video import write_mp4
 from latentmake.training.loop.caches import Batch, CacheFile, Caches, CacheTensors, copied
-from latentmake.training.loop.clips import GenerationOrder
+from latentmake.training.loop.generation import GenerationOrder
 from latentmake.training.loop.order import ClipSettings, Order, TrainingOrder
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -34,8 +34,8 @@ from latentmake.encode.encoders.local_state import (
     load_projection,
     write_projection,
 )
-from latentmake.models.checks import check_kind
 from latentmake.models.files import checkpoint_of, network_config
+from latentmake.models.inspection import check_kind
 from latentmake.training.loop.recipe import seed_of
 from latentmake.training.lora import (
     ADAPTER,

@@ -23,7 +23,7 @@ from latentmake.formats.media import opened
 from latentmake.geometry.buckets import Size
 from latentmake.models.files import T5_LENGTH
 from latentmake.training.loop.caches import WAN, Batch, read_text
-from latentmake.training.loop.clips import GenerationOrder
+from latentmake.training.loop.generation import GenerationOrder
 from latentmake.training.loop.recipe import Painter
 
 FIRST_FRAME = "latents_image"

@@ -14,7 +14,7 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError
 from latentmake.formats import cachefile
 from latentmake.formats.safetensors import read_head
-from latentmake.training.loop.clips import (
+from latentmake.training.loop.generation import (
     EvaluationOrder,
     GenerationIndex,
     GenerationOrder,

@@ -20,7 +20,7 @@ from diffusers import (
 from latentmake.config.models import Model
 from latentmake.encode.encoders.text import text_encoders
 from latentmake.formats.safetensors import read_head
-from latentmake.layouts.tensors import plain_latents_metadata
+from latentmake.layouts.names import plain_latents_metadata
 from latentmake.models.tensors import original_unet_layer
 from latentmake.training.loop.caches import SDXL as TENSORS
 from latentmake.training.loop.caches import Caches, read_items

@@ -14,13 +14,13 @@ from latentmake.base import atomic, digest
 from latentmake.formats import cachefile
 from latentmake.formats.video import write_mp4
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.clips import METRICS, EvaluationOrder, Metrics, result_reasons
 from latentmake.training.loop.draw import (
     Finished,
     held_out,
     losses_of,
     name_of,
 )
+from latentmake.training.loop.generation import METRICS, EvaluationOrder, Metrics, result_reasons
 from latentmake.training.loop.launch import read
 from latentmake.training.order import RunFiles
 from latentmake.training.wan.dit import WanOrder

@@ -17,7 +17,7 @@ from latentmake.config.weights import Weights
 from latentmake.encode.encoders.wan import load_wan_vae
 from latentmake.formats.video import spread_frames, write_mp4
 from latentmake.training.loop import recipe as loop
-from latentmake.training.loop.clips import (
+from latentmake.training.loop.generation import (
     Clip,
     GenerationIndex,
     GenerationOrder,

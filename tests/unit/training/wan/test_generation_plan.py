@@ -14,7 +14,7 @@ from latentmake.config.root import parse
 from latentmake.config.trainers import Generation
 from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.training.loop.clips import (
+from latentmake.training.loop.generation import (
     GenerationOrder,
     adapter_digest,
     clip_reasons,

@@ -9,7 +9,7 @@ import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from latentmake.models.checks import ModelFile
+from latentmake.models.inspection import ModelFile
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.checks import model_files, networks, precision, samples

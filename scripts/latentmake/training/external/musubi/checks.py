@@ -12,7 +12,8 @@ from pathlib import Path
 from latentmake.config.architectures import MUSUBI, Scripts
 from latentmake.config.models import Model
 from latentmake.formats.safetensors import Tensor
-from latentmake.models.checks import (
+from latentmake.models.headers import LORA, kinds_of, one, weight_file
+from latentmake.models.inspection import (
     DIT,
     ModelFile,
     encoders,
@@ -20,7 +21,6 @@ from latentmake.models.checks import (
     other_task,
     tensors_at,
 )
-from latentmake.models.headers import LORA, kinds_of, one, weight_file
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.findings import Finding
 

@@ -19,7 +19,7 @@ from latentmake.base import atomic, digest
 from latentmake.data.item import BUCKET, IMAGE, Item
 from latentmake.formats.cachefile import CAPTION
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.tensors import frames_and_sides
+from latentmake.layouts.names import frames_and_sides
 from latentmake.training.external.encode import Content, Encoding, PendingTarget, parsed
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.musubi.command import caching_arguments

@@ -11,8 +11,8 @@ from typing import Any
 
 from latentmake.base.errors import ConfigError, SourceError
 from latentmake.data.contents import decode_text, encoded
-from latentmake.models.checks import ModelFile
 from latentmake.models.files import script_of
+from latentmake.models.inspection import ModelFile
 from latentmake.training.external.musubi import checks, command, deploy
 from latentmake.training.external.musubi.order import MusubiOrder
 from latentmake.training.external.order import Resume, located

@@ -15,9 +15,9 @@ from pydantic_core import from_json
 
 from latentmake.config import weights
 from latentmake.config.root import Config
-from latentmake.models.checks import ModelFile
 from latentmake.models.files import only_variant
 from latentmake.models.headers import lack
+from latentmake.models.inspection import ModelFile
 from latentmake.training.external.backend import Launched
 from latentmake.training.external.order import Resume
 from latentmake.training.external.publish import Call, Files, Kind, Names, Publication

@@ -14,8 +14,8 @@ import pytest
 import torch
 from latentmake.base.errors import TrainingError
 from latentmake.config.models import Model
-from latentmake.models.checks import encoder_fault
 from latentmake.models.headers import kinds_of, tensors_of, weight_file
+from latentmake.models.inspection import encoder_fault
 from latentmake.training.external.musubi.backend import Musubi
 from latentmake.training.external.musubi.checks import model_files
 from latentmake.training.external.musubi.order import MusubiOrder

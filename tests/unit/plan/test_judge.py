@@ -27,10 +27,10 @@ from latentmake.data.memo import Folder, Memo
 from latentmake.formats import cachefile
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import layout_of, resolution_of
-from latentmake.layouts.tensors import plain_latents_metadata
+from latentmake.layouts.names import plain_latents_metadata
 from latentmake.plan.facts import UNKNOWN
+from latentmake.plan.judge import Contents, Judge, State
 from latentmake.plan.manifest import keys_digest
-from latentmake.plan.state import Contents, Judge, State
 from safetensors.torch import save_file
 
 RECIPES: dict[str, dict[str, object]] = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
-from latentmake.pages.status import running_builds, status_of
-from latentmake.plan.build import announce
+from latentmake.pages.overview import running_builds, status_of
+from latentmake.plan.build_locks import announce
 from latentmake.plan.estimates import Past, learn_job
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import world
 from latentmake.base.errors import StorageError
-from latentmake.plan import build, store
-from latentmake.plan.build import BUILDS, Build, announce, running
+from latentmake.plan import build_locks, store
+from latentmake.plan.build_locks import BUILDS, Build, announce, running
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from latentmake.session import Session
@@ -69,17 +69,20 @@ def test_a_command_that_deletes_files_of_builds_works_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     planning = Build(cluster=True)
-    with pytest.raises(StorageError, match="another build is running here; wait"), build.alone():
+    with (
+        pytest.raises(StorageError, match="another build is running here; wait"),
+        build_locks.alone(),
+    ):
         pass
     planning.begin([written_order("text", a=None)], [], ["text_r"])
     line = rf"a build is running here \(text_r, process {os.getpid()}\); wait"
-    with pytest.raises(StorageError, match=line), build.alone():
+    with pytest.raises(StorageError, match=line), build_locks.alone():
         pass
     planning.end(None)
     del planning
     waiting = threading.Thread(target=lambda: Build(cluster=True))
-    with build.alone():
-        with pytest.raises(StorageError, match="another build"), build.alone():
+    with build_locks.alone():
+        with pytest.raises(StorageError, match="another build"), build_locks.alone():
             pass
         waiting.start()
         waiting.join(0.2)

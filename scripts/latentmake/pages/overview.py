@@ -17,7 +17,7 @@ from latentmake.layouts.layout import kind_of
 from latentmake.pages.explanation import recipe_changes
 from latentmake.pages.plan_report import row_of
 from latentmake.plan import store
-from latentmake.plan.build import running
+from latentmake.plan.build_locks import running
 from latentmake.plan.estimates import Past, estimates, past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order, Part
