@@ -59,7 +59,7 @@ def make_items(folder: Path, count: int) -> list[Row]:
         stamp = cachefile.stamp(key=f"{number:064}", source="s" * 64, recipe={"vae": "v" * 400})
         latents, embedding = folder / f"{number}.latents", folder / f"{number}.text"
         latents.write_bytes(cachefile.serialize({"latents": some(4, 64, 64)}, LATENTS | stamp))
-        tensors = {PLAIN.text[0].name: some(77, 768), "text_encoder.pooled": some(768)}
+        tensors = {next(iter(PLAIN.text)): some(77, 768), "text_encoder.pooled": some(768)}
         embedding.write_bytes(cachefile.serialize(tensors, {"caption": "a cat"} | stamp))
         paths = {"512": str(latents)}
         items.append(

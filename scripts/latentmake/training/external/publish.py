@@ -392,8 +392,13 @@ def parts_of(order: Order) -> list[Order]:
     return [order, *(order.model_copy(update=part) for part in parts)]
 
 
-def files_of(publications: Sequence[Publication[Any]]) -> tuple[Path, Files]:
-    """Return the published folder of a run and its files; raises UserError, as `publish` does."""
+def files_of(
+    publications: Sequence[Publication[Any]], say: Say | None = None
+) -> tuple[Path, Files]:
+    """Return the published folder of a run and its files; raises UserError, as `publish` does.
+
+    With `say`, the checklist is shown first, and refuses what has failed.
+    """
     publication = publications[0]
     order, settings = publication.order, publication.order.publish
     folder = Path(_writable(order, settings.path, "path", order.run), order.run)
@@ -402,6 +407,8 @@ def files_of(publications: Sequence[Publication[Any]]) -> tuple[Path, Files]:
         for key in ("tomls", "scripts", "batch_scripts")
         if (place := getattr(settings, key))
     }
+    if say is not None:
+        passed(publication.findings(), say)
     files = publication.members() | ({} if settings.caches else publication.settings_files())
     for part in publications:
         files |= part.texts(**places)
@@ -423,8 +430,7 @@ def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
         UserError: a check has failed, a file is missing, or the folder cannot be written.
     """
     publication, run = publications[0], publications[0].order.run
-    passed(publication.findings(), say)
-    folder, files = files_of(publications)
+    folder, files = files_of(publications, say)
     for path in files.values():
         # All files are looked for before anything in the folder changes.
         if isinstance(path, Path) and not path.is_file():
