@@ -54,6 +54,9 @@ def init(
     by_folder = {folder: datasets_in(folder) for folder in folders}
     datasets = _named([dataset for several in by_folder.values() for dataset in several])
     name, file = run_and_file(datasets, output)
+    if not str(file).isprintable():  # it stands in a comment of the configuration
+        what, hint = "a configuration cannot have this name", "name another file by --output"
+        raise StorageError(what, where=file, hint=hint)
     if file.exists() and not force and not unedited(_text_of(file)):
         hint = "name another file by --output, or replace this one by --force"
         raise StorageError("exists already", where=file, hint=hint)

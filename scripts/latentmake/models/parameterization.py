@@ -110,7 +110,7 @@ def schedule_of(unet: Weights, scheduler: str | None) -> str:
     """
     if scheduler is not None or unet.path is None:
         return scheduler or ""
-    beside = Path(unet.path).with_name("scheduler")
+    beside = Path(unet.path).parent / "scheduler"
     return str(SCHEDULE if checkpoint_of(unet) and not beside.is_dir() else beside)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from latentmake.base.errors import StorageError
 from latentmake.commands.init import init
 from latentmake.commands.local_models import Model, Part, model_at
 from latentmake.commands.new_config import dtype_of
@@ -86,6 +87,15 @@ def test_names_that_yaml_or_a_path_reads_otherwise_are_kept(
     words = [each.class_tokens for each in config.datasets.values()]
     assert words[:4] == names[:4] and words[-3:] == ["d", "1 2\n3", "hf:e"]
     assert [*config.runs] == ["2024"]
+
+
+def test_a_configuration_with_a_line_break_in_its_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put("cats/a.png")
+    with pytest.raises(StorageError, match="cannot have this name"):
+        init([Path("cats")], model=TINY, output=Path("a\nb.yaml"))
 
 
 def test_what_is_left_out_is_named_with_the_reason(

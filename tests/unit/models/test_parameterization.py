@@ -21,6 +21,7 @@ from latentmake.models.parameterization import (
     of_checkpoint,
     parameterization,
     scale_of,
+    schedule_of,
 )
 from safetensors.numpy import save_file
 
@@ -131,6 +132,10 @@ SCHEDULES: list[tuple[dict[str, Any], str]] = [
     ({"beta_start": "a"}, "missing or damaged"),
 ]
 WITHOUT_BETAS = ("EDMEulerScheduler", "EDMDPMSolverMultistepScheduler", "ScoreSdeVeScheduler")
+
+
+def test_the_schedule_of_a_network_in_the_working_folder_lies_in_it() -> None:
+    assert schedule_of(Weights(path="."), None) == "scheduler"
 
 
 @pytest.mark.parametrize(("values", "line"), SCHEDULES)
