@@ -54,8 +54,8 @@ def batches(
     them by force or only links files. All such targets of an item are in one order.
 
     `needs` names the runs that need each part, `stale` has its stale targets. `side_by_side` is the
-    number of jobs that run at a time on this machine. Without `may_skip`,
-    jobs fail at a faulty item instead of skipping it.
+    number of jobs that run at a time on this machine. Without `may_skip`, jobs fail at a faulty
+    item instead of skipping it.
     """
     alike: dict[tuple[str, frozenset[str]], list[str]] = {}
     config, anew = facts.config, facts.forced_of(dataset, model)

@@ -47,7 +47,8 @@ class AverageOrder(RunOrder):
     def networks(self):
         return []
 
-    def wanted(self, data):
+    def wanted(self, data=None, recorded=()):
+        data = lock_of(self.lock).data if data is None else data
         return {"dataset": data, "settings": self.settings_digest()}
 
 
@@ -61,10 +62,8 @@ class Average(Backend):
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.read_only:
             order.write()
-        record = Record.read(RunFiles(order).record)
-        want = order.wanted(plan.lock or (record.dataset if record else ""))
         outdated = [] if plan.lock else plan.outdated
-        plan.reasons = [*forced, *outdated, *order.differences(want, record)]
+        plan.reasons = [*forced, *outdated, *order.reasons(plan.lock)]
 
     def check(self, order, *, current):
         verdict = "ok" if order.factor else "warning"
@@ -83,7 +82,7 @@ class Average(Backend):
             weights = {"mean": order.factor * sum(means) / len(means)}
             save_file(weights, folder / "average.safetensors")
 
-        product = order.product(order.wanted(lock_of(order.lock).data))
+        product = order.product(order.wanted())
         record = Record.of(product, seconds=time.monotonic() - began)
         write_trained(write, record, RunFiles(order), order.results)
         finish(order, Record.read(RunFiles(order).record), receipt)
