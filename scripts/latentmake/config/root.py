@@ -94,8 +94,9 @@ class Run(Closed):
     `.../512x768/`."""
     trainer: Annotated[_OwnTrainer, Field(discriminator="kind")] | None = None
     """Trainer and its settings. `kind` is [`sd`](trainer-sd.md), [`wan`](trainer-wan.md),
-    [`musubi`](trainer-musubi.md) or [`sdscripts`](trainer-sdscripts.md). Without a trainer, the
-    run consists of its caches, `manifest.jsonl` and `dataset.lock`, for a trainer of your own."""
+    [`musubi`](trainer-musubi.md), [`sdscripts`](trainer-sdscripts.md), or that of a trainer which
+    [another package](../how-it-works/architecture.md#to-add-a-trainer) brings. Without a trainer,
+    the run consists of its caches, `manifest.jsonl` and `dataset.lock`."""
     generate: Generation | None = None
     """[Clips or pictures](generate.md) that `generate_{run}` draws, with the trainers `sd` and
     `wan`."""
