@@ -22,7 +22,7 @@ from latentmake.encode.pixels import plain as pixels
 from latentmake.encode.reading import Loaded, Sample
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import layout_of
-from latentmake.models import recipe
+from latentmake.models import cache_recipe
 from latentmake.plan.orders import Order, Target
 from order_world import carry_out
 from PIL import Image
@@ -68,8 +68,8 @@ def encode(samples: list[Sample]) -> list[tuple[dict[str, Any], dict[str, str]]]
 def write_caches(folder: Path) -> None:
     """Carry out an order for one image and one for its caption; the caches go to a folder."""
     values: dict[str, dict[str, object]] = {
-        "latents": recipe.latents_recipe(DATASET, MODEL, "1" * 64),
-        "text": recipe.text_recipe(MODEL, [("2" * 64, "3" * 64)]),
+        "latents": cache_recipe.latents_recipe(DATASET, MODEL, "1" * 64),
+        "text": cache_recipe.text_recipe(MODEL, [("2" * 64, "3" * 64)]),
     }
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as workplace:
@@ -119,7 +119,7 @@ def main() -> None:
     write_caches(HERE)
     for name in FITS:
         np.save(HERE / name, fitted(name))
-    sys.stdout.write(f"written for FORMAT_VERSIONS {recipe.FORMAT_VERSIONS}\n")
+    sys.stdout.write(f"written for FORMAT_VERSIONS {cache_recipe.FORMAT_VERSIONS}\n")
 
 
 if __name__ == "__main__":

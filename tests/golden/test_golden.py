@@ -9,7 +9,7 @@ import pytest
 from golden_files import CAPTION, FITS, HERE, LATENTS, TEXT, bitmap, fitted, write_caches
 from latentmake.base import digest
 from latentmake.formats import cachefile
-from latentmake.models.recipe import FORMAT_VERSIONS
+from latentmake.models.cache_recipe import FORMAT_VERSIONS
 from safetensors import safe_open
 
 LEVELS = 1  # of 255, by which Pillow's resampling may round otherwise in another release

@@ -19,7 +19,7 @@ from latentmake.formats.media import probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import layout_of, resolution_of
 from latentmake.layouts.names import LATENTS
-from latentmake.models import recipe
+from latentmake.models import cache_recipe
 from latentmake.plan.orders import Order, Target
 from latentmake.plan.receipts import Receipt, read_receipt
 from PIL import Image
@@ -59,9 +59,9 @@ def order(
     """Return an order for items of the dataset `cats`: stem -> source, or the caption itself."""
     settings = Dataset(path="data", **dataset)
     if kind == "latents":
-        values = recipe.latents_recipe(settings, MODEL, "weights")
+        values = cache_recipe.latents_recipe(settings, MODEL, "weights")
     else:
-        values, parts = recipe.text_recipe(MODEL, [("weights", "tokenizer")]), ("text",)
+        values, parts = cache_recipe.text_recipe(MODEL, [("weights", "tokenizer")]), ("text",)
     lying = found or {}
     return Order(
         kind=kind,

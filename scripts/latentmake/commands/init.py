@@ -28,7 +28,7 @@ from latentmake.commands.new_config import (
 from latentmake.commands.project import HOME, say
 from latentmake.config.root import parse
 from latentmake.config.trainers import Kind
-from latentmake.models import recipe
+from latentmake.models import cache_recipe
 from latentmake.models.files import resolved
 
 _DOWNLOAD = (  # only files that a training reads
@@ -162,8 +162,8 @@ def _faults(text: str, predictions: list[str]) -> Iterator[str]:
         config = resolved(parse(yaml.safe_load(text)))
         model = next(iter(config.models.values()))
         for dataset in config.datasets.values():
-            recipe.make("latents", dataset, model, lambda _: "")
-        recipe.make("text", None, model, lambda _: "")
+            cache_recipe.make("latents", dataset, model, lambda _: "")
+        cache_recipe.make("text", None, model, lambda _: "")
         for run in config.runs:
             if (trainer := backends.of_run(config, run)) is not None:
                 predictions += filter(None, [trainer.check_network(config, run)])

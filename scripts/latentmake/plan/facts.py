@@ -14,7 +14,7 @@ from latentmake.data.item import Item
 from latentmake.data.memo import Memo
 from latentmake.data.scan import Datasets
 from latentmake.layouts.layout import kind_of
-from latentmake.models import files, recipe
+from latentmake.models import cache_recipe, files
 from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import (
     PROMPTS,
@@ -148,7 +148,7 @@ class Facts(Datasets):
             settings, data = self.config.models[model], self.config.datasets.get(dataset)
             read, place = self.memo.digest_of_file, f"models.{model}"
             try:
-                result = recipe.make(kind, data, settings, read, place)
+                result = cache_recipe.make(kind, data, settings, read, place)
                 if program := self.config.encoding_program(settings):
                     assert self._program_digest is not None
                     result["program"] = self._program_digest(program, settings, kind, self.memo)

@@ -23,7 +23,7 @@ from latentmake.data.item import CAPTION, IMAGE, Fault, Item
 from latentmake.data.memo import Listing, Memo
 from latentmake.formats.cachefile import Header, read_header, target_key
 from latentmake.layouts.layout import kind_of
-from latentmake.models.recipe import before_readings
+from latentmake.models.cache_recipe import before_readings
 from latentmake.plan.facts import UNKNOWN, Facts
 from latentmake.plan.orders import Part, Target, Work, targets_of, view_of
 

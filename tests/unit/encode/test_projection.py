@@ -13,7 +13,7 @@ from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.encode.encoders.local_state import write_projection
 from latentmake.encode.encoders.text import load_text_encoder
-from latentmake.models import recipe
+from latentmake.models import cache_recipe
 from latentmake.models.files import text_width
 from safetensors.torch import load_file, save_file
 from test_encoders import CAPTIONS, CPU, t5_tokenizer, tiny
@@ -125,7 +125,7 @@ def test_a_damaged_pipeline_is_named(encoder: Path, pipeline: Path) -> None:
 def test_a_projection_is_part_of_the_recipe(encoder: Path, pipeline: Path, tmp_path: Path) -> None:
     def digest(**settings: Any) -> str:
         text = TextWeights(path=str(encoder), **settings)
-        return json.dumps(recipe.make("text", None, Model(vae="vae", text=[text])))
+        return json.dumps(cache_recipe.make("text", None, Model(vae="vae", text=[text])))
 
     write_projection(torch.nn.Linear(WIDE, NARROW), tmp_path / "a")
     write_projection(torch.nn.Linear(WIDE, NARROW), tmp_path / "b")

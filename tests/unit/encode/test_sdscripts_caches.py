@@ -17,7 +17,7 @@ from latentmake.formats.media import probe_image
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
 from latentmake.layouts.layout import SdScripts, layout_of
-from latentmake.models import recipe
+from latentmake.models import cache_recipe
 from latentmake.plan.orders import Order, Target
 from order_world import carry_out, silent
 from PIL import Image
@@ -58,7 +58,7 @@ def order(which: Model, resolution: str = "128", **dataset: Any) -> Order:
         ((name, _),) = layout.named(folder, resolution, f"sub/{stem}", media, settings)
         target = Target(resolution, name, None, Size(side, side))
         items.append(work_of(f"sub/{stem}", path, None, (target,), media=media))
-    made = recipe.make("latents", settings, which)
+    made = cache_recipe.make("latents", settings, which)
     return Order("latents", "shapes", "tiny", settings, which, made, tuple(items))
 
 

@@ -19,6 +19,7 @@ from latentmake.config.models import Model
 from latentmake.config.root import parse
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.data.memo import Memo
+from latentmake.models.cache_recipe import make, weights_digest
 from latentmake.models.checkpoints import Checkpoint
 from latentmake.models.files import (
     checkpoint_of,
@@ -27,7 +28,6 @@ from latentmake.models.files import (
     tokenizer_files,
     weights_files,
 )
-from latentmake.models.recipe import make, weights_digest
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.product import value_differences

@@ -9,7 +9,7 @@ import pytest
 import torch
 from latentmake.base.errors import ModelError
 from latentmake.config.models import Model
-from latentmake.models import recipe
+from latentmake.models import cache_recipe
 from latentmake.models.inspection import encoder_fault, encoders
 from safetensors.torch import save_file
 
@@ -105,7 +105,7 @@ def test_another_network_as_wans_vae_is_named_while_planning() -> None:
     section = {"task": "t2v-1.3B", "vae": "siglip.safetensors", "text": text}
     fault = r"^models\.wan\.vae: siglip\.safetensors: is an image encoder, not a Wan VAE; name"
     with pytest.raises(ModelError, match=fault):
-        recipe.make("latents", None, Model.model_validate(section), place="models.wan")
+        cache_recipe.make("latents", None, Model.model_validate(section), place="models.wan")
 
 
 def test_a_folder_is_refused_where_a_script_reads_a_file_and_the_other_way_round() -> None:

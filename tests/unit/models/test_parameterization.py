@@ -13,7 +13,7 @@ from latentmake.config.architectures import ARCHITECTURES, GENERIC
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
-from latentmake.models import recipe
+from latentmake.models import cache_recipe
 from latentmake.models.parameterization import (
     SCHEDULE,
     Given,
@@ -240,7 +240,7 @@ def test_only_caches_of_a_wrong_scale_have_another_recipe(tmp_path: Path) -> Non
     def made(keys: dict[str, Any], architecture: str | None, **more: Any) -> dict[str, object]:
         number = len(ARCHITECTURES[architecture].text_encoders) if architecture else 1
         values = {**keys, "text": ["t"] * number, "architecture": architecture, **more}
-        return recipe.make("latents", Dataset(path="a"), Model.model_validate(values))
+        return cache_recipe.make("latents", Dataset(path="a"), Model.model_validate(values))
 
     bare = vae(tmp_path)
     assert made(bare, "sdxl")["scaling_factor"] == 0.13025

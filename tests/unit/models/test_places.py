@@ -14,8 +14,8 @@ from latentmake.base.errors import ConfigError, ModelError
 from latentmake.config import weights
 from latentmake.config.models import Model
 from latentmake.config.root import Config, parse
+from latentmake.models.cache_recipe import make
 from latentmake.models.files import refuse_missing, resolved
-from latentmake.models.recipe import make
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 HUB = {"hub": "some/model", "revision": COMMIT}

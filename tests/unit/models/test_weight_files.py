@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from latentmake.base.errors import ModelError
 from latentmake.config.weights import TextWeights, Weights
-from latentmake.models import files, recipe
+from latentmake.models import cache_recipe, files
 from test_recipe import network, put
 
 
@@ -79,9 +79,9 @@ def test_a_variant_counts_where_nothing_else_is_there(
 
 def test_weights_whose_name_loses_its_variant_keep_their_digest(tmp_path: Path) -> None:
     put(tmp_path, config__json="{}", model__fp16__safetensors="w")
-    before = recipe.weights_digest(Weights(path=str(tmp_path)))
+    before = cache_recipe.weights_digest(Weights(path=str(tmp_path)))
     (tmp_path / "model.fp16.safetensors").rename(tmp_path / "model.safetensors")
-    assert recipe.weights_digest(Weights(path=str(tmp_path))) == before
+    assert cache_recipe.weights_digest(Weights(path=str(tmp_path))) == before
 
 
 def test_a_single_file_with_its_configuration_beside_named_or_absent(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import world
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
-from latentmake.models.recipe import before_readings
+from latentmake.models.cache_recipe import before_readings
 from latentmake.pages.explanation import recipe_changes
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order

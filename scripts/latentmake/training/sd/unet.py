@@ -16,6 +16,13 @@ from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
 from latentmake.formats.safetensors import read_head
+from latentmake.models.cache_recipe import (
+    FileDigest,
+    files_digest,
+    make,
+    projection_digest,
+    weights_digest,
+)
 from latentmake.models.files import network_config, weights_files
 from latentmake.models.parameterization import (
     SCHEDULE_FILE,
@@ -23,13 +30,6 @@ from latentmake.models.parameterization import (
     Parameterization,
     parameterization,
     schedule_of,
-)
-from latentmake.models.recipe import (
-    FileDigest,
-    files_digest,
-    make,
-    projection_digest,
-    weights_digest,
 )
 from latentmake.training.loop.order import TrainingOrder, lora_layers
 

@@ -21,10 +21,10 @@ from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.config.weights import Weights
 from latentmake.formats.safetensors import Tensor, read_head
+from latentmake.models.cache_recipe import FileDigest, files_digest, make, weights_digest
 from latentmake.models.files import config_file, network_config, refuse_missing, weights_files
 from latentmake.models.headers import kinds_of, one
 from latentmake.models.inspection import DIT, ModelFile, other_task
-from latentmake.models.recipe import FileDigest, files_digest, make, weights_digest
 from latentmake.models.tensors import misfit, wan_dit
 from latentmake.training.loop.order import ClipSettings, TrainingOrder, lora_layers
 

@@ -16,7 +16,7 @@ from latentmake.config.models import Model
 from latentmake.encode.reading import stored_size
 from latentmake.formats import npz
 from latentmake.geometry.buckets import Placement
-from latentmake.models.recipe import encoder_of, options_of
+from latentmake.models.cache_recipe import encoder_of, options_of
 from latentmake.training.external.encode import Content, Encoding, PendingTarget
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import absolute

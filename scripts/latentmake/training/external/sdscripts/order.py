@@ -22,6 +22,7 @@ from latentmake.config.fields import shaping
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.data.memo import Memo
+from latentmake.models.cache_recipe import encoder_of
 from latentmake.models.files import T5_LENGTH
 from latentmake.models.parameterization import (
     EPSILON,
@@ -30,7 +31,6 @@ from latentmake.models.parameterization import (
     Parameterization,
     of_checkpoint,
 )
-from latentmake.models.recipe import encoder_of
 from latentmake.training.external.installation import Installation
 from latentmake.training.external.order import (
     ExternalOrder,

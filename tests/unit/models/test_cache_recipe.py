@@ -10,7 +10,7 @@ from latentmake.base.errors import ModelError
 from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
-from latentmake.models import recipe
+from latentmake.models import cache_recipe
 
 
 def put(root: Path, **files: str) -> Path:
@@ -28,7 +28,7 @@ def network(root: Path, weights: str = "weights", config: str = "{}") -> Path:
 
 
 def digest(root: Path, *content: str) -> str:
-    return recipe.weights_digest(Weights(path=str(network(root, *content))))
+    return cache_recipe.weights_digest(Weights(path=str(network(root, *content))))
 
 
 def test_the_content_of_weights_and_configuration_counts_and_nothing_else(tmp_path: Path) -> None:
@@ -41,13 +41,13 @@ def test_the_content_of_weights_and_configuration_counts_and_nothing_else(tmp_pa
 
 def test_a_hub_id_is_known_by_its_revision_without_a_file() -> None:
     first = Weights(hub="someone/vae", revision="a" * 40)
-    assert recipe.weights_digest(first) == recipe.weights_digest(first.model_copy())
+    assert cache_recipe.weights_digest(first) == cache_recipe.weights_digest(first.model_copy())
     others = [
         Weights(hub="someone/vae", revision="b" * 40),
         Weights(hub="someone/other", revision="a" * 40),
         Weights(hub="someone/vae", revision="a" * 40, subfolder="vae"),
     ]
-    assert len({recipe.weights_digest(each) for each in [first, *others]}) == 4
+    assert len({cache_recipe.weights_digest(each) for each in [first, *others]}) == 4
 
 
 def test_the_files_are_digested_as_the_caller_says(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_files_are_digested_as_the_caller_says(tmp_path: Path) -> None:
         asked.append(path.name)
         return path.name
 
-    recipe.weights_digest(Weights(path=str(network(tmp_path))), digest_of)
+    cache_recipe.weights_digest(Weights(path=str(network(tmp_path))), digest_of)
     assert asked == ["config.json", "model.safetensors"]
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         raise OSError(5, "Input/output error", str(path))
 
     with pytest.raises(ModelError, match=r"config\.json: cannot be read \(Input/output error\)"):
-        recipe.weights_digest(Weights(path=str(tmp_path)), fails)
+        cache_recipe.weights_digest(Weights(path=str(tmp_path)), fails)
 
 
 # -- recipes --------------------------------------------------------------------------------------
@@ -78,12 +78,12 @@ MODEL: dict[str, Any] = {"vae": "vae", "text": ["one", "two"]}
 
 def latents(model: dict[str, Any] | None = None, **dataset: Any) -> dict[str, object]:
     settings = Dataset(path="anywhere", **dataset)
-    return recipe.latents_recipe(settings, Model(**{**MODEL, **(model or {})}), "weights")
+    return cache_recipe.latents_recipe(settings, Model(**{**MODEL, **(model or {})}), "weights")
 
 
 def text(**model: Any) -> dict[str, object]:
     settings = Model(**{**MODEL, **model})
-    return recipe.text_recipe(settings, [("w", "t")] * len(settings.text))
+    return cache_recipe.text_recipe(settings, [("w", "t")] * len(settings.text))
 
 
 def test_what_shapes_latents_is_in_their_recipe() -> None:
@@ -127,11 +127,13 @@ def test_what_does_not_shape_latents_is_not_in_their_recipe(change: dict[str, An
 def test_the_weights_are_in_both_recipes() -> None:
     model = Model(**MODEL)
     dataset = Dataset(path="x")
-    assert recipe.latents_recipe(dataset, model, "a") != recipe.latents_recipe(dataset, model, "b")
-    assert recipe.text_recipe(model, [("a", "t"), ("b", "t")]) != recipe.text_recipe(
+    assert cache_recipe.latents_recipe(dataset, model, "a") != cache_recipe.latents_recipe(
+        dataset, model, "b"
+    )
+    assert cache_recipe.text_recipe(model, [("a", "t"), ("b", "t")]) != cache_recipe.text_recipe(
         model, [("b", "t"), ("a", "t")]
     )
-    assert recipe.text_recipe(model, [("a", "t"), ("b", "t")]) != recipe.text_recipe(
+    assert cache_recipe.text_recipe(model, [("a", "t"), ("b", "t")]) != cache_recipe.text_recipe(
         model, [("a", "u"), ("b", "t")]
     )
 
@@ -166,8 +168,8 @@ def test_what_does_not_shape_embeddings_is_not_in_their_recipe(change: dict[str,
 
 
 def test_both_recipes_name_the_format() -> None:
-    assert latents()["format"] == recipe.FORMAT_VERSIONS["plain"]
-    assert text()["format"] == recipe.FORMAT_VERSIONS["text"]
+    assert latents()["format"] == cache_recipe.FORMAT_VERSIONS["plain"]
+    assert text()["format"] == cache_recipe.FORMAT_VERSIONS["text"]
 
 
 def test_without_an_architecture_the_recipe_of_text_is_what_it_has_always_been() -> None:
@@ -220,7 +222,7 @@ def wan(tmp_path: Path, **text: Any) -> Model:
 
 def test_a_missing_tokenizer_of_umt5_is_said_where_to_come_from(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no tokenizer here") as caught:
-        recipe.make("text", None, wan(tmp_path))
+        cache_recipe.make("text", None, wan(tmp_path))
     line = str(caught.value)
     for part in ("google/umt5-xxl on the hub", "spiece.model", "Wan-AI/Wan2.1-T2V-14B", "hub:"):
         assert part in line
@@ -233,7 +235,7 @@ def test_a_tokenizer_on_the_hub_counts_by_its_commit_and_none_is_looked_for_here
     place = {"hub": "Wan-AI/Wan2.1-T2V-14B", "subfolder": "google/umt5-xxl"}
 
     def made(**tokenizer: Any) -> dict[str, object]:
-        return recipe.make("text", None, wan(tmp_path, tokenizer=tokenizer))
+        return cache_recipe.make("text", None, wan(tmp_path, tokenizer=tokenizer))
 
     first = made(**place, revision="a" * 40)
     assert made(**place, revision="a" * 40) == first
@@ -257,5 +259,5 @@ def test_a_recipe_is_made_for_each_layout_of_images(tmp_path: Path, layout: str)
             "layout": layout,
         }
     )
-    assert recipe.make("text", None, model)["layout"] == layout
-    assert recipe.make("latents", Dataset(path="x"), model)["kind"] == "latents"
+    assert cache_recipe.make("text", None, model)["layout"] == layout
+    assert cache_recipe.make("latents", Dataset(path="x"), model)["kind"] == "latents"
