@@ -10,7 +10,7 @@ import pytest
 from latentmake.base.errors import ModelError
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.models import cache_recipe, files
-from test_recipe import network, put
+from test_cache_recipe import network, put
 
 
 def names(place: Path, **more: str) -> list[str]:
