@@ -8,9 +8,9 @@ files are judged.
 from __future__ import annotations
 
 import marshal
-import operator
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -28,6 +28,7 @@ from latentmake.plan.orders import PROMPTS, place_of, prompt_items
 _MOST_CHANGED = 0.1  # largest share of changed items; above it, all items are judged
 _ALWAYS = 64  # so many changed items are judged separately, even in a small dataset
 _CHECK = 64  # bytes of the digest that stands before a row
+_HEAD, _ENTRIES, _CACHES, _PLACES = "head", "entries", "caches", "places"  # rows of a state
 
 
 def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> State:
@@ -66,11 +67,12 @@ def judge_prompts(facts: Facts, model: str, texts: Iterable[str]) -> State:
 class Remembered:
     """The listings of a dataset and its cache folder, and the last state in which all was fresh.
 
-    Two rows of the memo hold that state. The head is enough to tell that nothing changed. It has
-    the digest of everything else that the state depends on, the fingerprints of both listings, the
-    digest of the items' places, for each part the number of targets and the digest of their keys,
-    and the digest of the body. The body has both listings, the items' places (`orders.place_of`)
-    and the lines of each part (`PartState.lines`). It is read only if something changed.
+    Rows of the memo hold that state. All rows of one state have the same stamp. One row, the head,
+    is enough to tell that nothing changed. It has the digest of everything else that the state
+    depends on, the fingerprints of both listings, the digest of the items' places, and for each
+    part the number of targets and the digest of their keys. The other rows have both listings, the
+    items' places (`orders.place_of`) and the lines of each part (`PartState.lines`). They are read
+    only if something changed.
     """
 
     def __init__(self, facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> None:
@@ -90,18 +92,18 @@ class Remembered:
         ]
         self._base = digest.of_value(base)
         self._listings = self._scan.fingerprint, self.folder.fingerprint
-        self._head: Any = None
-        head = self._rows.get(f"{self._name}\n\nhead with digests") or b""
-        if head[:_CHECK] == digest.of_bytes(head[_CHECK:]).encode():
-            content = marshal.loads(head[_CHECK:])  # noqa: S302 -- of `keep`
-            self._head = content if content["base"] == self._base else None
+        self._stamp: Any = None
+        head = self._row(_HEAD)
+        self._head: Any = head if head and head["base"] == self._base else None
 
-    @cached_property
-    def _body(self) -> Any:
-        """Body of the remembered state; empty if another plan has replaced it."""
-        data = self._rows.get(f"{self._name}\n\nbody") or b""
-        is_same = self._head is not None and digest.of_bytes(data) == self._head["body"]
-        return marshal.loads(data) if is_same else {}  # noqa: S302 -- of `keep`
+    def _row(self, name: str) -> Any:
+        """Return the content of a row; None if it is missing or of a later plan's state."""
+        data = self._rows.get(self._named(name))
+        stamp, content = None, None
+        if data and data[:_CHECK] == digest.of_bytes(data[_CHECK:]).encode():
+            stamp, content = marshal.loads(data[_CHECK:])  # noqa: S302 -- of `keep`
+        self._stamp = self._stamp or stamp
+        return content if stamp == self._stamp else None
 
     def state(self) -> State | None:
         """Return the remembered state; None if something changed."""
@@ -113,36 +115,39 @@ class Remembered:
         }
         return State(states, self._head["images"])
 
-    def lines(self, part: str) -> dict[str, str]:
+    def lines(self, part: str, places: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return stem -> lines of its fresh targets; empty if a later state replaced them."""
-        if not self._body:
-            return {}
-        lines = zip(self._body["places"], self._body["lines"][part], strict=True)
-        return {stem: line for stem, line in lines if line}
+        places, lines = places or self._row(_PLACES), self._row(part)
+        return {stem: line for stem, line in zip(places or (), lines or (), strict=False) if line}
 
     def keep(self, state: State, places: Mapping[str, str]) -> None:
         """Remember a state if all is fresh in it; `places` has the place of each item, by stem."""
         if state.unreadable or any(part.stale or part.orphans for part in state.parts.values()):
             return
         lines = {part: state.parts[part].lines() for part in self._parts}
-        body = {
-            "entries": [("", block) for block in packed(self._scan.entries)],
-            "caches": self.folder.blocks,
-            "places": dict(places),
-            "lines": {part: [own.get(stem, "") for stem in places] for part, own in lines.items()},
+        rows: dict[str, Any] = {
+            _ENTRIES: [("", block) for block in packed(self._scan.entries)],
+            _CACHES: self.folder.blocks,
+            _PLACES: dict(places),
+            **{part: [of_stem.get(stem, "") for stem in places] for part, of_stem in lines.items()},
+            _HEAD: {
+                "base": self._base,
+                "listings": self._listings,
+                "images": state.images,
+                "parts": {
+                    part: (state.parts[part].fresh, state.parts[part].keys) for part in self._parts
+                },
+            },
         }
-        data = marshal.dumps(body, 2)  # version 2 is the fastest: it finds no shared objects
-        head = {
-            "base": self._base,
-            "listings": self._listings,
-            "images": state.images,
-            "parts": {part: (state.parts[part].fresh, state.parts[part].keys) for part in lines},
-            "body": digest.of_bytes(data),
-        }
-        self._rows.learn(f"{self._name}\n\nbody", None, data)
-        data = marshal.dumps(head, 2)
-        check = digest.of_bytes(data).encode()
-        self._rows.learn(f"{self._name}\n\nhead with digests", None, check + data)
+        stamp = os.urandom(16)
+        for name, row in rows.items():
+            # Version 2 of the format is the fastest: it does not look for shared objects.
+            data = marshal.dumps((stamp, row), 2)
+            self._rows.learn(self._named(name), None, digest.of_bytes(data).encode() + data)
+
+    def _named(self, name: str) -> str:
+        """Return a row's name in the memo; earlier releases, without digest, have other names."""
+        return f"{self._name}\n\n{name} with digest"
 
     def judged(
         self,
@@ -158,15 +163,12 @@ class Remembered:
         """
         facts, layout = self._facts, self._layout
         latents = [item.inputs("latents", layout) for item in items]  # the same at each resolution
-        inputs = {
-            part: [item.inputs(part, layout) for item in items]
-            if kind_of(part) == "text"
-            else latents
-            for part in self._parts
-        }
+        texts = [part for part in self._parts if kind_of(part) == "text"]
+        inputs = dict.fromkeys(self._parts, latents)
+        inputs |= {part: [item.inputs(part, layout) for item in items] for part in texts}
         paths = None if gone is None else [*listing, *gone]
         judge = Judge(facts, *self._place, self._parts, items, paths)
-        if not any(kind_of(part) == "text" for part in self._parts):
+        if not texts:
             # The trainer encodes the texts itself; an unreadable caption is a fault nevertheless.
             for text_inputs in (item.inputs("text", layout) for item in items):
                 judge.contents.of(text_inputs)
@@ -180,10 +182,10 @@ class Remembered:
         Return None if all items must be judged: items may depend on files with other names, too
         many files changed, or another plan has replaced the remembered state.
         """
-        before: dict[str, str] = self._body.get("places", {})
-        if not before or self._has_shared_files:
+        before: dict[str, str] | None = self._head and self._row(_PLACES)
+        if not before or self._has_shared_files or (changes := self._changes()) is None:
             return None
-        (files, caches), most = self._changes(), max(_ALWAYS, _MOST_CHANGED * len(before))
+        (files, caches), most = changes, max(_ALWAYS, _MOST_CHANGED * len(before))
         if len(files) + len(caches) > most or self._affect_others(files):
             return None
         stems = self._stems(files, caches, before)
@@ -205,9 +207,8 @@ class Remembered:
             return None
         listing = self._listing(affected, caches)
         state = self.judged(items, now, listing, caches - listing.keys())
-        if state.unreadable:
+        if state.unreadable or not self._add_others(state, before, now.keys() | gone):
             return None
-        self._add_others(state, now.keys() | gone)
         places = before | {stem: place_of(item, self._layout) for stem, item in now.items()}
         places = {stem: places[stem] for stem in sorted(places) if stem not in gone}
         state.images = digest.of_lines(places.values())
@@ -236,13 +237,16 @@ class Remembered:
         is_unreadable = any(size < 0 for _, _, size, *_ in files)
         return is_unreadable or any(in_masks(path) for path, *_ in self._scan.entries)
 
-    def _changes(self) -> tuple[set[Any], set[str]]:
-        """Return the changed files and caches."""
-        entries = [("", block) for block in packed(self._scan.entries)]
-        same_files, same_caches = map(operator.eq, self._head["listings"], self._listings)
-        files = set() if same_files else _difference(self._body["entries"], entries)
-        caches = set() if same_caches else _difference(self._body["caches"], self.folder.blocks)
-        return files, {f"{folder}/{name}" for folder, name, *_ in caches}
+    def _changes(self) -> tuple[set[Any], set[str]] | None:
+        """Return the changed files and caches; None if another plan has replaced the state."""
+        changes: list[set[Any]] = []
+        entries = (("", block) for block in packed(self._scan.entries))
+        for number, (name, now) in enumerate(((_ENTRIES, entries), (_CACHES, self.folder.blocks))):
+            same = self._head["listings"][number] == self._listings[number]
+            if (then := () if same else self._row(name)) is None:
+                return None
+            changes.append(set() if same else _difference(then, now))
+        return changes[0], {f"{folder}/{name}" for folder, name, *_ in changes[1]}
 
     def _stems(
         self, files: Iterable[tuple[Any, ...]], caches: Iterable[str], before: Iterable[str]
@@ -260,11 +264,13 @@ class Remembered:
             stems.update(stem for stem in before if self._layout.base(stem) in owners)
         return stems
 
-    def _add_others(self, state: State, judged: set[str]) -> None:
-        """Add the remembered lines of the items that are not judged."""
+    def _add_others(self, state: State, before: Mapping[str, str], judged: set[str]) -> bool:
+        """Add the remembered lines of the items that are not judged; return False if none exist."""
         for part in self._parts:
-            part_state, old_lines = state.parts[part], self.lines(part)
+            part_state, old_lines = state.parts[part], self.lines(part, before)
             (count, keys), new_lines = self._head["parts"][part], part_state.lines()
+            if count and not old_lines:
+                return False
             lines = {**old_lines, **new_lines}
             for stem in judged - new_lines.keys():
                 lines.pop(stem, None)
@@ -274,6 +280,7 @@ class Remembered:
                 lines = dict(sorted(lines.items()))
                 part_state.fresh = sum(line.count("\n") + 1 for line in lines.values())
             part_state.lines = lines.copy
+        return True
 
     def _listing(self, bases: Collection[str], changed: Collection[str]) -> Listing:
         """Return the cache files that may belong to bases (`Layout.base`), and changed ones."""
