@@ -18,13 +18,13 @@ with logged(snakemake.log[0]) as say:
 
         backends.of_order(order).publish(order, say)
     elif word == "export":
-        from latentmake.exchange.export import ExportOrder, export
+        from latentmake.trainers.exchange.export import ExportOrder, export
 
         exported = read_order(order, ExportOrder.model_validate_json)
         export(exported, say=say, threads=snakemake.threads)
     else:
-        from latentmake.exchange.clip_files import ClipsOrder
-        from latentmake.exchange.cut_clips import cut
+        from latentmake.trainers.exchange.clip_files import ClipsOrder
+        from latentmake.trainers.exchange.cut_clips import cut
 
         clips = read_order(order, ClipsOrder.model_validate_json)
         cut(clips, say=say, threads=snakemake.threads)

@@ -11,7 +11,7 @@ with logged(snakemake.log[0]) as say:
     from pathlib import Path
 
     from latentmake.plan.manifest import ManifestOrder
-    from latentmake.training.rows import write_manifest
+    from latentmake.runs.rows import write_manifest
 
     order = ManifestOrder.read(Path(snakemake.params.order))
     receipts = [Path(receipt) for receipt in snakemake.params.receipts]

@@ -11,7 +11,7 @@ with logged(snakemake.log[0]) as say:
     from pathlib import Path
 
     from latentmake import backends
-    from latentmake.training.process import run_lock
+    from latentmake.trainers.process import run_lock
 
     order, receipt = Path(snakemake.params.order), Path(snakemake.output.receipt)
     with run_lock(receipt.parent, say):

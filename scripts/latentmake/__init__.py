@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from latentmake.training.loop.cached_clips import CachedClipDataset, ClipDataset, collate_fn
+    from latentmake.trainers.loop.cached_clips import CachedClipDataset, ClipDataset, collate_fn
 
 __version__ = "0.2.0"
 
@@ -20,9 +20,9 @@ and which targets are stale. It is raised if they change; then no remembered sta
 __all__ = ["PLAN_VERSION", "CachedClipDataset", "ClipDataset", "__version__", "collate_fn"]
 
 _LAZY = {
-    "CachedClipDataset": "latentmake.training.loop.cached_clips",
-    "ClipDataset": "latentmake.training.loop.cached_clips",
-    "collate_fn": "latentmake.training.loop.cached_clips",
+    "CachedClipDataset": "latentmake.trainers.loop.cached_clips",
+    "ClipDataset": "latentmake.trainers.loop.cached_clips",
+    "collate_fn": "latentmake.trainers.loop.cached_clips",
 }
 
 if not TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
@@ -22,22 +23,25 @@ from latentmake.data.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.backend import Backend
+from latentmake.runs.backend import Backend
+from latentmake.runs.edited import count_items
 
 if TYPE_CHECKING:
     from latentmake.encode.job import ExternalEncoder
 
 BACKENDS = {
-    "sd": "latentmake.training.sd.plan:Sd",
-    "wan": "latentmake.training.wan.plan:Wan",
-    "musubi": "latentmake.training.external.musubi.backend:Musubi",
-    "sdscripts": "latentmake.training.external.sdscripts.backend:SdScripts",
+    "sd": "latentmake.trainers.sd.plan:Sd",
+    "wan": "latentmake.trainers.wan.plan:Wan",
+    "musubi": "latentmake.trainers.musubi.backend:Musubi",
+    "sdscripts": "latentmake.trainers.sdscripts.backend:SdScripts",
 }
 """Kind -> module and class, imported on first use."""
 
+_TRAINERS = "latentmake.trainers"
 _ENCODERS = {"musubi": "ScriptsEncoding", "sdscripts": "StrategiesEncoding"}
 """Encoder of a model, which is the name of the external program's package -> class of its jobs."""
-_EXTERNAL = "latentmake.training.external"
+_EXTRAS = {"clips": "exchange.clip_files", "export": "exchange.export"}
+"""Word of a target -> module that plans it."""
 
 _WITHOUT_TRAINER = {"musubi": "musubi"}
 """Layout -> kind of a run without `trainer`, which can be published."""
@@ -75,8 +79,6 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
     if (run_backend := of_run(facts.config, plan.name)) is not None:
         run_backend.plan(facts, plan, train=train)
         if plan.reasons:
-            from latentmake.training.edited import count_items
-
             count_items(facts, plan)
 
 
@@ -90,6 +92,26 @@ def outputs(config: Config, plan: RunPlan, word: str, *, finished: bool) -> dict
     return {str(path): caption for path, caption in files if not set("{}") & set(str(path))}
 
 
+def target_module(word: str) -> ModuleType:
+    """Return the module that plans `clips` or `export`.
+
+    Its `plan_for(facts, run)` returns an order, and `reasons(facts, run, place)` says why the file
+    at a place, or all files of the target, would be written.
+    """
+    return import_module(f"{_TRAINERS}.{_EXTRAS[word]}")
+
+
+def programs(config: Config) -> dict[str, str]:
+    """Return section of the configuration -> folder and commit of each external program."""
+    installation = import_module(f"{_TRAINERS}.launched.installation")
+    settings = {"musubi_tuner": config.musubi_tuner, "sd_scripts": config.sd_scripts}
+    folders = {name: Path(own.path).expanduser() for name, own in settings.items() if own}
+    return {
+        name: f"{folder}: {installation.proven_commit(name, folder).note}"
+        for name, folder in folders.items()
+    }
+
+
 def facts_of(config: Config, **options: bool) -> Facts:
     """Return the facts of a project, with its memo; `options` are arguments of `Facts`."""
     return Facts(config, Memo(MEMO), program_digest=program_digest, **options)
@@ -97,7 +119,7 @@ def facts_of(config: Config, **options: bool) -> Facts:
 
 def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Memo) -> str:
     """Return the digest of the external program that encodes a model's `latents` or `text`."""
-    module = import_module(f"{_EXTERNAL}.{model.encoder}.order")
+    module = import_module(f"{_TRAINERS}.{model.encoder}.order")
     result: str = module.program_digest(program, model, kind, memory)
     return result
 
@@ -107,6 +129,6 @@ def encoder_of(order: Order) -> ExternalEncoder | None:
     name = order.model_settings.encoder
     if name not in _ENCODERS:
         return None
-    module = import_module(f"{_EXTERNAL}.{name}.encode")
+    module = import_module(f"{_TRAINERS}.{name}.encode")
     encoder: ExternalEncoder = getattr(module, _ENCODERS[name]).make
     return encoder

@@ -252,14 +252,10 @@ def plan_extras(
     for name, run in plan.runs.items():
         words = request.words[name]
         if "export" in words:
-            from latentmake.exchange.export import plan_export
-
-            exported = plan_export(facts, name)
+            exported = backends.target_module("export").plan_for(facts, name)
             orders[name]["export"] = write_order(facts, name, "export", exported)
         if "clips" in words:
-            from latentmake.exchange.clip_files import plan_clips
-
-            clips = plan_clips(facts, name)
+            clips = backends.target_module("clips").plan_for(facts, name)
             orders[name]["clips"] = write_order(facts, name, "clips", clips)
             yield clips.need
         for word in FOLLOWING:

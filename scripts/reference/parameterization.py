@@ -111,7 +111,7 @@ def _flow() -> Iterator[list[str]]:
     yield [
         "none",
         "`wan`",
-        "flow matching: `training/wan/recipe.py`",
+        "flow matching: `trainers/wan/recipe.py`",
         "`flow_shift`",
         scale,
     ]

@@ -83,8 +83,8 @@ def _encode(values: dict[str, Any]) -> None:
     """Plan, and carry out the jobs as Snakemake would."""
     from latentmake.backends import encoder_of
     from latentmake.encode.runner import carry_out
-    from latentmake.training.sd.network import load_unet
-    from latentmake.training.wan.recipe import load_transformer
+    from latentmake.trainers.sd.network import load_unet
+    from latentmake.trainers.wan.recipe import load_transformer
 
     plan = _plan(values, "train_tiny").plan
     with logged("logs/job.log") as say:

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_world as world
 from accelerate.state import AcceleratorState
 from latentmake.base.errors import UserError, first_line
-from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.train import Training
-from latentmake.training.sd.recipe import SdRecipe
+from latentmake.trainers.loop.caches import Caches, read_items
+from latentmake.trainers.loop.train import Training
+from latentmake.trainers.sd.recipe import SdRecipe
 from trainer_world import make_latents, make_order, make_text, make_unet
 
 Row = dict[str, object]

@@ -37,9 +37,9 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from latentmake.formats import cachefile
-from latentmake.training.loop.caches import PLAIN, Caches
-from latentmake.training.loop.recipe import BatchOrder
-from latentmake.training.rows import Row
+from latentmake.runs.rows import Row
+from latentmake.trainers.loop.caches import PLAIN, Caches
+from latentmake.trainers.loop.recipe import BatchOrder
 
 LATENTS = {"scaling_factor": "0.18215", "shift_factor": "0.0", "pixel_width": "512"}
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from diffusers import UNet2DConditionModel
 from diffusers.utils import logging
-from latentmake.training.lora import add_adapter
+from latentmake.trainers.lora import add_adapter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 

@@ -33,9 +33,9 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/worlds")]
 
-from latentmake.training.loop import train  # noqa: E402
-from latentmake.training.loop.caches import Caches, read_items  # noqa: E402
-from latentmake.training.sd.recipe import SdRecipe  # noqa: E402
+from latentmake.trainers.loop import train  # noqa: E402
+from latentmake.trainers.loop.caches import Caches, read_items  # noqa: E402
+from latentmake.trainers.sd.recipe import SdRecipe  # noqa: E402
 from trainer_world import make_latents, make_order, make_text, make_unet  # noqa: E402
 
 ITEMS = 64

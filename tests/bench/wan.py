@@ -12,7 +12,7 @@ encoded one at a time from uint8 pixels in the CPU's memory by Wan's VAE of real
 checkpointing alone. `--model tiny` makes all of it small, for a CPU.
 
 Printed: seconds of a step (median, least and most), its peak memory in GB and what
-`training/wan/estimate.py` says of it; clips a minute. On a CPU memory is the most that the process
+`trainers/wan/estimate.py` says of it; clips a minute. On a CPU memory is the most that the process
 held.
 """
 
@@ -44,11 +44,11 @@ sys.path[:0] = [str(ROOT / "scripts")]
 from latentmake.config.trainers import WanTrainer  # noqa: E402
 from latentmake.encode.encoders.device import pick_device  # noqa: E402
 from latentmake.encode.encoders.wan import WanVae  # noqa: E402
-from latentmake.training.loop.caches import Batch  # noqa: E402
-from latentmake.training.lora import add_adapter  # noqa: E402
-from latentmake.training.wan.dit import check_targets  # noqa: E402
-from latentmake.training.wan.estimate import training_memory  # noqa: E402
-from latentmake.training.wan.recipe import Denoiser, Objective  # noqa: E402
+from latentmake.trainers.loop.caches import Batch  # noqa: E402
+from latentmake.trainers.lora import add_adapter  # noqa: E402
+from latentmake.trainers.wan.dit import check_targets  # noqa: E402
+from latentmake.trainers.wan.estimate import training_memory  # noqa: E402
+from latentmake.trainers.wan.recipe import Denoiser, Objective  # noqa: E402
 
 MODELS = {
     "1.3B": {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30},

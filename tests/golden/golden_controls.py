@@ -18,7 +18,7 @@ from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.run_plan import members
-from latentmake.training.rows import row_of
+from latentmake.runs.rows import row_of
 
 GOLDEN = HERE / "controls.json"
 RECIPE = "3" * 64

@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 
-from latentmake.training.loop.caches import Caches, read_items
+from latentmake.trainers.loop.caches import Caches, read_items
 from trainer_world import make_manifest
 
 pytestmark = [

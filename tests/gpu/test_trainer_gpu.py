@@ -15,10 +15,10 @@ from accelerate.state import AcceleratorState
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 
-from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.order import Record, RunFiles
-from latentmake.training.sd.recipe import SdRecipe
-from latentmake.training.sd.unet import SdOrder
+from latentmake.runs.order import Record, RunFiles
+from latentmake.trainers.loop.caches import Caches, read_items
+from latentmake.trainers.sd.recipe import SdRecipe
+from latentmake.trainers.sd.unet import SdOrder
 from PIL import Image
 from safetensors.torch import load_file
 from trainer_world import make_order, make_training, train, write_order

@@ -12,11 +12,11 @@ import torch
 from dit_world import forms, image_dit, inputs, tiny_dit
 from generation_world import generate, make_world, order_of
 from latentmake.config.trainers import WanTrainer
-from latentmake.training.lora import add_adapter, load_lora, lora_tensors
-from latentmake.training.order import Record
-from latentmake.training.wan.dit import PREFIX, check_targets, lora_names, read_dit, shapes_of
-from latentmake.training.wan.estimate import training_memory
-from latentmake.training.wan.recipe import Denoiser, load_transformer, write_lora
+from latentmake.runs.order import Record
+from latentmake.trainers.lora import add_adapter, load_lora, lora_tensors
+from latentmake.trainers.wan.dit import PREFIX, check_targets, lora_names, read_dit, shapes_of
+from latentmake.trainers.wan.estimate import training_memory
+from latentmake.trainers.wan.recipe import Denoiser, load_transformer, write_lora
 from safetensors.torch import load_file
 from wan_trainer_world import make_order, make_training
 from wan_world import tiny_wan_vae

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from latentmake.config.machines import ExternalProgram
-from latentmake.training.external.installation import Installation
+from latentmake.trainers.launched.installation import Installation
 from made_once import made_once
 from preloaded_trainers import make_venv
 from real_clip_models import CLIP_WORLDS

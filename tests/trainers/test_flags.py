@@ -17,11 +17,11 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.command import training_arguments
-from latentmake.training.external.order import Resume, prompt_lines
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.external.sdscripts.order import training_arguments as command_arguments
+from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.launched.order import Resume, prompt_lines
+from latentmake.trainers.musubi.command import training_arguments
+from latentmake.trainers.sdscripts.order import SdScriptsOrder
+from latentmake.trainers.sdscripts.order import training_arguments as command_arguments
 from rows_world import ROWS, make_row_run
 
 pytestmark = pytest.mark.real_trainer

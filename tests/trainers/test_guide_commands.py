@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 from conftest import ROOT, sources
 from latentmake.config.root import parse
-from latentmake.training.external.musubi.command import training_arguments
-from latentmake.training.external.order import Resume
-from latentmake.training.external.sdscripts import order as sdscripts
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.trainers.launched.order import Resume
+from latentmake.trainers.musubi.command import training_arguments
+from latentmake.trainers.sdscripts import order as sdscripts
+from latentmake.trainers.sdscripts.order import SdScriptsOrder
 from rows_world import ROWS, make_row_run
 
 pytestmark = pytest.mark.real_trainer

@@ -24,14 +24,14 @@ from latentmake.config.root import parse
 from latentmake.data.contents import read_caption
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
-from latentmake.exchange.adoption import adopt
-from latentmake.exchange.datasets_toml import Imported, imported
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import kind_of, resolution_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.run_plan import RunPlan
-from latentmake.training.rows import balanced
+from latentmake.runs.rows import balanced
+from latentmake.trainers.exchange.adoption import adopt
+from latentmake.trainers.exchange.datasets_toml import Imported, imported
 
 pytestmark = pytest.mark.real_trainer
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from latentmake.commands.local_models import model_at
+from latentmake.trainers.init.local_models import model_at
 
 pytestmark = pytest.mark.real_trainer
 

@@ -10,9 +10,9 @@ from conftest import PYTHON, sources
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.command import caching_arguments
-from latentmake.training.external.musubi.order import find
+from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.musubi.command import caching_arguments
+from latentmake.trainers.musubi.order import find
 
 pytestmark = pytest.mark.real_trainer
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import sources
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
-from latentmake.training.external.musubi.order import program_digest
+from latentmake.trainers.musubi.order import program_digest
 
 pytestmark = pytest.mark.real_trainer
 

@@ -19,12 +19,12 @@ from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi import publish as musubi
-from latentmake.training.external.publish import Names, publish
-from latentmake.training.external.sdscripts import backend as sdscripts
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.order import read_order
+from latentmake.runs.order import read_order
+from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.launched.publish import Names, publish
+from latentmake.trainers.musubi import publish as musubi
+from latentmake.trainers.sdscripts import backend as sdscripts
+from latentmake.trainers.sdscripts.order import SdScriptsOrder
 from publish_world import order_of
 from test_resume_sdscripts import make_run
 

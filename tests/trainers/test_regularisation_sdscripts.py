@@ -16,13 +16,13 @@ from item_world import inputs_of
 from latentmake.config.datasets import Dataset
 from latentmake.formats.safetensors import read_head
 from latentmake.plan.manifest import ManifestOrder, Member
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.sdscripts.backend import SdScripts as Trainer
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.loop.caches import Caches, read_items
-from latentmake.training.loop.recipe import BatchOrder
-from latentmake.training.order import read_order
-from latentmake.training.rows import write_manifest
+from latentmake.runs.order import read_order
+from latentmake.runs.rows import write_manifest
+from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.loop.caches import Caches, read_items
+from latentmake.trainers.loop.recipe import BatchOrder
+from latentmake.trainers.sdscripts.backend import SdScripts as Trainer
+from latentmake.trainers.sdscripts.order import SdScriptsOrder
 from order_world import silent
 from test_resume_sdscripts import make_run
 from trainer_world import make_latents, make_text

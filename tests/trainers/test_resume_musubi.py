@@ -11,8 +11,8 @@ import torch
 from conftest import steps, write_wan_dit
 from latentmake.base.errors import TrainingError
 from latentmake.config.machines import ExternalProgram
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.backend import Musubi as Trainer
+from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.musubi.backend import Musubi as Trainer
 from musubi_world import RUN, make_run, write_order
 from safetensors.torch import load_file
 

@@ -23,9 +23,9 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.sdscripts.backend import SdScripts as Trainer
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
+from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.sdscripts.backend import SdScripts as Trainer
+from latentmake.trainers.sdscripts.order import SdScriptsOrder
 from safetensors.torch import load_file
 from transformers import CLIPTextModel
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.training.external.installation import Installation
-from latentmake.training.lora import kohya_bytes, lora_tensors
-from latentmake.training.sd import network
-from latentmake.training.sd.unet import places_of
+from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.lora import kohya_bytes, lora_tensors
+from latentmake.trainers.sd import network
+from latentmake.trainers.sd.unet import places_of
 from safetensors.torch import load_file, save_file
 from trainer_world import TEXT_WIDTH, make_unet
 

@@ -22,12 +22,12 @@ from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.planner import make_plan
-from latentmake.training.external.order import Resume
-from latentmake.training.external.sdscripts.backend import SdScripts
-from latentmake.training.external.sdscripts.deploy import deploy
-from latentmake.training.external.sdscripts.order import SdScriptsOrder, training_arguments
-from latentmake.training.findings import Finding
-from latentmake.training.rows import write_manifest
+from latentmake.runs.findings import Finding
+from latentmake.runs.rows import write_manifest
+from latentmake.trainers.launched.order import Resume
+from latentmake.trainers.sdscripts.backend import SdScripts
+from latentmake.trainers.sdscripts.deploy import deploy
+from latentmake.trainers.sdscripts.order import SdScriptsOrder, training_arguments
 from order_world import carry_out
 from safetensors.torch import load_file, save_file
 

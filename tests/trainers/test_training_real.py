@@ -12,7 +12,7 @@ import pytest
 from conftest import SITE, sources, steps
 from latentmake.base.errors import TrainingError
 from latentmake.config.machines import ExternalProgram
-from latentmake.training.external.musubi.backend import Musubi
+from latentmake.trainers.musubi.backend import Musubi
 from musubi_world import write_order
 from real_models import CAPTION, STEMS
 from real_project import RealProject

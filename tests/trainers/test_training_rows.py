@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from conftest import sources
 from latentmake.data.memo import Memo
-from latentmake.training.external.musubi.backend import Musubi
-from latentmake.training.external.musubi.command import training_arguments
-from latentmake.training.external.musubi.deploy import training_toml
-from latentmake.training.external.musubi.order import MusubiOrder
-from latentmake.training.external.order import Resume
-from latentmake.training.findings import checklist
+from latentmake.runs.findings import checklist
+from latentmake.trainers.launched.order import Resume
+from latentmake.trainers.musubi.backend import Musubi
+from latentmake.trainers.musubi.command import training_arguments
+from latentmake.trainers.musubi.deploy import training_toml
+from latentmake.trainers.musubi.order import MusubiOrder
 from refused_settings import REFUSED, TAKEN
 from rows_world import ROWS, RUN, VERSIONS, make_row_run
 

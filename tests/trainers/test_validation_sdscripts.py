@@ -11,13 +11,13 @@ import world
 from conftest import said_by
 from latentmake.config.root import Validation
 from latentmake.formats.safetensors import read_head
+from latentmake.pages.curves import read_curves
 from latentmake.pages.following import training_section
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.sdscripts.backend import SdScripts as Trainer
-from latentmake.training.external.sdscripts.deploy import deploy
-from latentmake.training.external.sdscripts.order import SdScriptsOrder
-from latentmake.training.loop.pictures import read_curves
-from latentmake.training.order import read_order
+from latentmake.runs.order import read_order
+from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.sdscripts.backend import SdScripts as Trainer
+from latentmake.trainers.sdscripts.deploy import deploy
+from latentmake.trainers.sdscripts.order import SdScriptsOrder
 from test_resume_sdscripts import LOG, make_run
 
 pytestmark = pytest.mark.real_trainer

@@ -17,9 +17,9 @@ from conftest import PYTHON
 from latentmake.base import atomic
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
-from latentmake.training.external.installation import Installation
-from latentmake.training.external.musubi.deploy import deploy, training_toml
-from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.musubi.deploy import deploy, training_toml
+from latentmake.trainers.musubi.order import MusubiOrder
 from real_models import CAPTION, STEMS
 from real_project import RealProject
 from safetensors.torch import save_file

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from dit_world import inputs, original_dit, tiny_dit, write_file
-from latentmake.training.external.installation import Installation
-from latentmake.training.lora import add_adapter, lora_tensors
-from latentmake.training.wan.dit import lora_names
-from latentmake.training.wan.recipe import write_lora
+from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.lora import add_adapter, lora_tensors
+from latentmake.trainers.wan.dit import lora_names
+from latentmake.trainers.wan.recipe import write_lora
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.real_trainer

@@ -22,7 +22,7 @@ RECORDS = 14  # of `plan` and the modules at the root
 LINES = {("plan",): 3350, ("session", "request", "cli"): 610}
 
 HEAVY = {"torch", "numpy", "PIL", "av"}
-HEAVY_FOLDERS = {"encode", "training"}
+HEAVY_FOLDERS = {"encode", "trainers"}
 
 # Each module but the package's own, which has its lazy interface.
 MODULES = sorted(package.files.keys() - {""})

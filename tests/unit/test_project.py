@@ -133,8 +133,8 @@ def test_modules_say_why_they_exist() -> None:
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; sys.path.insert(0, 'scripts'); import latentmake.session; "
-        "import latentmake.encode.tokenizers, latentmake.training.sd.plan; "
-        "import latentmake.training.wan.plan; "
+        "import latentmake.encode.tokenizers, latentmake.trainers.sd.plan; "
+        "import latentmake.trainers.wan.plan; "
         "slow = ('torch', 'numpy', 'PIL', 'transformers', 'av', 'fsspec', 's3fs', "
         "'matplotlib', 'tensorboard'); "
         "sys.exit(any(name in sys.modules for name in slow))"
@@ -144,7 +144,7 @@ def test_planning_imports_no_torch() -> None:
 
 def test_the_launcher_imports_nothing_that_its_processes_need() -> None:
     code = (
-        "import sys; sys.path.insert(0, 'scripts'); import latentmake.training.loop.launch; "
+        "import sys; sys.path.insert(0, 'scripts'); import latentmake.trainers.loop.launch; "
         "slow = ('torch', 'PIL', 'matplotlib', 'tensorboard'); "
         "sys.exit(any(name in sys.modules for name in slow))"
     )

@@ -26,11 +26,11 @@ from latentmake.layouts.layout import kind_of
 from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import PROMPTS
 from latentmake.plan.run_plan import RunPlan
+from latentmake.runs.order import RunFiles, read_order
 from latentmake.session import Session
-from latentmake.training.external.backend import Launched
-from latentmake.training.loop.checkpoint import as_begun
-from latentmake.training.order import RunFiles, read_order
-from latentmake.training.sd.unet import SdOrder
+from latentmake.trainers.launched.backend import Launched
+from latentmake.trainers.loop.checkpoint import as_begun
+from latentmake.trainers.sd.unet import SdOrder
 from project import Project, Result
 
 Made = frozenset[str]

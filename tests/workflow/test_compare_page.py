@@ -15,7 +15,8 @@ from compare_world import colour_of, make_run, make_trained
 from latentmake.commands.pages import write_comparison
 from latentmake.pages.pictured import Pictured, index_of
 from latentmake.plan.manifest import run_folder
-from latentmake.training.loop.generation import Clip, GenerationIndex, clip_name
+from latentmake.runs.results import Clip, GenerationIndex
+from latentmake.trainers.loop.generation import clip_name
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 

@@ -18,7 +18,7 @@ from diffusers import WanTransformer3DModel
 from latentmake.base.errors import UserError
 from latentmake.data.memo import MEMO, Memo
 from latentmake.plan.estimates import Past, learn_job
-from latentmake.training.loop.cached_clips import CachedClipDataset, ClipDataset, collate_fn
+from latentmake.trainers.loop.cached_clips import CachedClipDataset, ClipDataset, collate_fn
 from project import Project
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader

@@ -10,8 +10,8 @@ from browser import Browser, until
 from latentmake.formats.video import write_mp4
 from latentmake.pages.following import PAGE, outdated, write_generated
 from latentmake.plan.product import Difference
-from latentmake.training.loop.generation import Clip, GenerationIndex, clip_name
-from latentmake.training.loop.order import INDEX
+from latentmake.runs.results import INDEX, Clip, GenerationIndex
+from latentmake.trainers.loop.generation import clip_name
 
 NASTY = "</script><img src=x onerror='window.hurt=1'> & <b>\n../.."
 FRAMES, FPS, WIDTH, HEIGHT = 12, 8, 64, 32

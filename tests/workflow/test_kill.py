@@ -208,7 +208,7 @@ def test_ctrl_c_in_a_terminal_saves_a_training_and_a_second_one_ends_it_at_once(
         read_until(terminal, rf"resumed from step {step} [\s\S]*step/s")
         jobs = _working_in(built.folder)
         for job in jobs:
-            if "latentmake.training.run" in job.cmdline():
+            if "latentmake.trainers.run" in job.cmdline():
                 job.suspend()  # it cannot save its state
         os.write(terminal, b"\x03")
         read_until(terminal, "stopping: jobs finish")

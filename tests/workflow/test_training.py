@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.request import VARIABLE
-from latentmake.training.order import caption_in
+from latentmake.runs.order import caption_in
 from project import NOTHING, Counts, Project, kill_group, wait_until
 
 WEIGHTS = "runs/tiny/pytorch_lora_weights.safetensors"

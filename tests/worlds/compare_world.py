@@ -13,9 +13,10 @@ from latentmake.config.trainers import SdTrainer
 from latentmake.pages.pictured import Pictured, index_of
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.product import Parts
-from latentmake.training.loop.order import INDEX, PictureIndex, Prompt
-from latentmake.training.order import Record
-from latentmake.training.sd.unet import SdOrder
+from latentmake.runs.order import Record
+from latentmake.runs.results import INDEX
+from latentmake.trainers.loop.order import Prompt, picture_index
+from latentmake.trainers.sd.unet import SdOrder
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
@@ -67,7 +68,7 @@ def make_run(
         for column, file in enumerate(rows[step]):
             atomic.write(folder / file, png(colour_of(number, column, step), size))
     want: Parts = {"dataset": "d" * 64, "settings": "s" * 64, "network": weights * 64}
-    PictureIndex.of_rows(order, want, rows).write(folder / INDEX)
+    picture_index(order, want, rows).write(folder / INDEX)
     return Pictured(name, run_folder(name), index_of(run_folder(name)), None)
 
 

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import video_world
 from latentmake.base import digest
-from latentmake.training.loop.generation import (
-    EVALUATED,
-    KINDS,
-    EvaluatedClip,
-    Losses,
-    Metrics,
-    Result,
-)
+from latentmake.runs.results import EVALUATED, KINDS, EvaluatedClip, Losses, Metrics, Result
 
 FPS = 24
 TIMESTEPS = [950.0, 500.0, 50.0]

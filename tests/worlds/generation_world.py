@@ -12,14 +12,15 @@ from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.formats import cachefile
 from latentmake.layouts.names import text_metadata
-from latentmake.training.loop import draw
-from latentmake.training.loop.generation import EvaluationOrder, GenerationOrder, Metrics
-from latentmake.training.loop.launch import read
-from latentmake.training.loop.order import Prompt
-from latentmake.training.lora import add_adapter, lora_tensors
-from latentmake.training.order import run_values
-from latentmake.training.wan.dit import WanOrder
-from latentmake.training.wan.recipe import WanRecipe, write_lora
+from latentmake.runs.order import run_values
+from latentmake.runs.results import Metrics
+from latentmake.trainers.loop import draw
+from latentmake.trainers.loop.generation import EvaluationOrder, GenerationOrder
+from latentmake.trainers.loop.launch import read
+from latentmake.trainers.loop.order import Prompt
+from latentmake.trainers.lora import add_adapter, lora_tensors
+from latentmake.trainers.wan.dit import WanOrder
+from latentmake.trainers.wan.recipe import WanRecipe, write_lora
 from wan_trainer_world import make_manifest
 from wan_world import tiny_wan_vae
 

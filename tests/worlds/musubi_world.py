@@ -14,7 +14,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
-from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.trainers.musubi.order import MusubiOrder
 from PIL import Image
 from safetensors.torch import save_file
 

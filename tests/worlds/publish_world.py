@@ -11,7 +11,7 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
-from latentmake.training.external.musubi.order import MusubiOrder
+from latentmake.trainers.musubi.order import MusubiOrder
 
 # What formats.md, section 1, says that each script takes, and the flags that go beyond its table:
 # an optimiser is always needed; saving and resuming.

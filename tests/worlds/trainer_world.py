@@ -10,14 +10,15 @@ import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
-from latentmake.training.loop import draw
-from latentmake.training.loop.generation import GenerationOrder, Metrics
-from latentmake.training.loop.launch import read
-from latentmake.training.loop.order import Prompt
-from latentmake.training.loop.train import Training
-from latentmake.training.sd.plan import Sd
-from latentmake.training.sd.recipe import SdRecipe
-from latentmake.training.sd.unet import SdOrder
+from latentmake.runs.results import Metrics
+from latentmake.trainers.loop import draw
+from latentmake.trainers.loop.generation import GenerationOrder
+from latentmake.trainers.loop.launch import read
+from latentmake.trainers.loop.order import Prompt
+from latentmake.trainers.loop.train import Training
+from latentmake.trainers.sd.plan import Sd
+from latentmake.trainers.sd.recipe import SdRecipe
+from latentmake.trainers.sd.unet import SdOrder
 from safetensors.torch import save_file
 
 train = Sd().train

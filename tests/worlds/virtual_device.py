@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from latentmake.training.loop import draw, recipe
+from latentmake.trainers.loop import draw, recipe
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves

@@ -12,11 +12,11 @@ from dit_world import image_dit, tiny_dit
 from latentmake.config.models import Model
 from latentmake.config.trainers import WanTrainer
 from latentmake.layouts.names import latents_key
-from latentmake.training.loop.order import Prompt
-from latentmake.training.loop.train import Training
-from latentmake.training.wan.dit import WanOrder
-from latentmake.training.wan.plan import Wan
-from latentmake.training.wan.recipe import WanRecipe
+from latentmake.trainers.loop.order import Prompt
+from latentmake.trainers.loop.train import Training
+from latentmake.trainers.wan.dit import WanOrder
+from latentmake.trainers.wan.plan import Wan
+from latentmake.trainers.wan.recipe import WanRecipe
 from safetensors.torch import save_file
 
 train = Wan().train

@@ -1,4 +1,4 @@
-"""Room on the disks, processor cores of this machine, and memory of this process."""
+"""Facts about this machine and process: room on disks, cores, output of commands, memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import shutil
+import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -106,3 +107,11 @@ def many_objects() -> Iterator[None]:
         gc.freeze()
         expect_many_objects()
         gc.enable()
+
+
+def said(*command: str) -> str:
+    """Return the output of a command; "" if the command is missing or fails."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return "" if done.returncode else done.stdout.strip()
+    return ""

@@ -16,7 +16,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.judge import PartState
 from latentmake.plan.orders import Part
 from latentmake.plan.run_plan import RunPlan, faulty_items
-from latentmake.training.findings import Finding, Verdict, checklist, failed, image_findings
+from latentmake.runs.findings import Finding, Verdict, checklist, failed, image_findings
 
 
 def check(facts: Facts, runs: Sequence[str] | None, as_json: bool) -> None:

@@ -14,10 +14,10 @@ import typer
 import yaml
 
 import latentmake
+from latentmake import backends
 from latentmake.base.errors import UserError
-from latentmake.base.machine import free, human
+from latentmake.base.machine import free, human, said
 from latentmake.commands.project import opened
-from latentmake.training.external.installation import proven_commit, said
 
 _PACKAGES = ("snakemake", "torch", "diffusers", "transformers", "accelerate", "safetensors")
 _WIDE = 10_000  # characters; long lines are not wrapped, so that paths can be searched and copied
@@ -34,14 +34,7 @@ def doctor(
     facts: dict[str, object] = {"versions": _versions(), "gpu": _gpu()}
     try:
         with opened(configfile, directory) as project:
-            config = project.config
-            settings = {"musubi_tuner": config.musubi_tuner, "sd_scripts": config.sd_scripts}
-            places = {name: Path(own.path).expanduser() for name, own in settings.items() if own}
-            trainers = {
-                name: f"{folder}: {proven_commit(name, folder).note}"
-                for name, folder in places.items()
-            }
-            facts["trainers"] = trainers or "none is configured"
+            facts["trainers"] = backends.programs(project.config) or "none is configured"
     except UserError as error:
         facts["configuration"] = str(error)
     folders = (Path(), Path("cache"))

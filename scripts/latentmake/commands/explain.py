@@ -13,14 +13,12 @@ from latentmake import backends
 from latentmake.base.errors import ConfigError
 from latentmake.commands.file_origin import Explanation, explanations
 from latentmake.commands.project import coloured, plan_of
-from latentmake.exchange.clip_files import CLIPS, LIST, plan_clips
-from latentmake.exchange.export import export_reasons, plan_export
 from latentmake.pages.following import outdated, refuse_following
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.product import Difference, judge
 from latentmake.plan.run_plan import stale_targets
-from latentmake.training.order import Record
+from latentmake.runs.order import Record
 
 _MADE = {
     "caches": r"caches_{run}|runs/{run}/(dataset\.lock|manifest\.jsonl)",
@@ -69,7 +67,7 @@ def _reasons(facts: Facts, word: str, run: str, place: str) -> list[Difference]:
     """Return the reasons why a build makes a run's target again; raises UserError."""
     backend = backends.of_run(facts.config, run)
     if word == "clips":
-        return _clip_reasons(facts, run, place)
+        return _extra_reasons(facts, word, run, place)
     follows = word in ("generate", "evaluate")
     if follows:
         refuse_following(facts.config, run, word)
@@ -91,20 +89,10 @@ def _reasons(facts: Facts, word: str, run: str, place: str) -> list[Difference]:
     if reasons or word == "caches":
         return reasons
     if word == "export":
-        return export_reasons(plan_export(facts, run))
+        return _extra_reasons(facts, word, run, place)
     return backend.publication_reasons(facts, run) if backend else []
 
 
-def _clip_reasons(facts: Facts, run: str, place: str) -> list[Difference]:
-    order, is_whole = plan_clips(facts, run), place in (f"clips_{run}", str(CLIPS / run / LIST))
-    requested = [file for file in order.files if is_whole or str(order.path(file)) == place]
-    if not (requested or is_whole):
-        return [Difference("no clip of the run has this name; the next build removes it")]
-    # Each video is read once, whatever the number of its clips.
-    videos = {file.item.image: file for file in requested}
-    digests = {path: file.source()[-1] for path, file in videos.items()}
-    return [
-        change._replace(name=f"{order.path(file)}: {change.name}" if is_whole else change.name)
-        for file in requested
-        for change in order.differences(file, digests[file.item.image])
-    ]
+def _extra_reasons(facts: Facts, word: str, run: str, place: str) -> list[Difference]:
+    reasons: list[Difference] = backends.target_module(word).reasons(facts, run, place)
+    return reasons

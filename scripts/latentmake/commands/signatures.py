@@ -59,7 +59,7 @@ def _options(
 def _in(
     module: str, *, project: bool = False, encoders: bool | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command to call the function of its name in a module of this folder.
+    """Decorate a command to call the function of its name in a module of the package.
 
     With `project`, the command also has `_options`, and the function gets the facts of the opened
     project in place of `configfile` and `directory`. For `encoders` see `project.opened`.
@@ -68,7 +68,7 @@ def _in(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def call(**values: Any) -> None:
-            function = getattr(import_module(f"latentmake.commands.{module}"), command.__name__)
+            function = getattr(import_module(f"latentmake.{module}"), command.__name__)
             if not project:
                 function(**values)
                 return
@@ -89,7 +89,7 @@ def _in(
 # -- commands that begin a project, and build -----------------------------------------------------
 
 
-@_in("build")
+@_in("commands.build")
 def build(
     context: typer.Context,
     targets: Annotated[
@@ -112,7 +112,7 @@ def build(
     """Bring caches and trainings up to date. Options of Snakemake follow after `--`."""
 
 
-@_in("new")
+@_in("commands.new")
 def new(folder: NewFolder) -> None:
     """Make a folder for a project: pictures, models, a configuration to fill.
 
@@ -120,7 +120,7 @@ def new(folder: NewFolder) -> None:
     """
 
 
-@_in("new")
+@_in("commands.new")
 def demo(folder: NewFolder = Path("latentmake-demo")) -> None:
     """Make a folder with the sample: 24 pictures with captions, and a small model.
 
@@ -128,7 +128,7 @@ def demo(folder: NewFolder = Path("latentmake-demo")) -> None:
     """
 
 
-@_in("init")
+@_in("trainers.init.init")
 def init(
     folders: Annotated[list[Path], _argument("FOLDER...", "Folders of images or videos.")],
     model: Annotated[
@@ -154,7 +154,7 @@ def init(
     """
 
 
-@_in("import_")
+@_in("trainers.init.import_")
 def import_(
     file: Annotated[
         Path, typer.Argument(help="Dataset file of musubi-tuner or sd-scripts (TOML).")
@@ -178,7 +178,7 @@ def import_(
 # -- commands that show something -----------------------------------------------------------------
 
 
-@_in("status", project=True)
+@_in("commands.status", project=True)
 def status(
     runs: Runs = None,
     verbose: Annotated[
@@ -188,7 +188,7 @@ def status(
     """Count fresh and stale caches of runs, and what is left to encode and train."""
 
 
-@_in("explain", project=True, encoders=True)
+@_in("commands.explain", project=True, encoders=True)
 def explain(
     path: Annotated[
         str,
@@ -202,12 +202,12 @@ def explain(
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
 
 
-@_in("check", project=True)
+@_in("commands.check", project=True)
 def check(runs: Runs = None) -> None:
     """Check all that a run needs: caches, items, disk, models, the trainer and its settings."""
 
 
-@_in("verify", project=True)
+@_in("commands.verify", project=True)
 def verify(
     context: typer.Context,
     runs: Runs = None,
@@ -223,17 +223,17 @@ def verify(
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
 
 
-@_in("pages", project=True)
+@_in("commands.pages", project=True)
 def captions(run: Run, open_page: Open = False) -> None:
     """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
 
 
-@_in("pages", project=True)
+@_in("commands.pages", project=True)
 def report(run: Run, open_page: Open = False) -> None:
     """Write a page with the caches of a run, its training, its buckets and its items."""
 
 
-@_in("pages", project=True)
+@_in("commands.pages", project=True)
 def compare(
     runs: Annotated[
         list[str],
@@ -247,7 +247,7 @@ def compare(
     """Write a page with the sample pictures and clips of runs; nothing is trained."""
 
 
-@_in("doctor")
+@_in("commands.doctor")
 def doctor(
     as_json: Json = False, configfile: ConfigFiles = None, directory: Directory = None
 ) -> None:
@@ -257,7 +257,7 @@ def doctor(
 # -- commands that clean up and take over caches --------------------------------------------------
 
 
-@_in("prune", project=True, encoders=True)
+@_in("commands.prune", project=True, encoders=True)
 def prune(
     datasets: Annotated[
         list[str] | None,
@@ -277,6 +277,6 @@ def prune(
     """List caches that the configuration does not need any more, or remove them with --yes."""
 
 
-@_in("adopt", project=True, encoders=True)
+@_in("trainers.exchange.adopt", project=True, encoders=True)
 def adopt(runs: Annotated[list[str], _runs("RUN...", "Runs of the configuration.")]) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""

@@ -11,8 +11,8 @@ from latentmake.data.item import Item
 from latentmake.pages.captions import Card
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import read_lock, result_folder, run_folder
-from latentmake.training.order import parts_in
-from latentmake.training.seen import SeenItem, read_seen, seen_items
+from latentmake.runs.order import parts_in
+from latentmake.runs.seen import SeenItem, read_seen, seen_items
 
 
 def edits(

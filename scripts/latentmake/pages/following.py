@@ -30,7 +30,8 @@ from latentmake.pages.page import (
 from latentmake.pages.plan_report import counted
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.product import Difference, Made, Product, judge
-from latentmake.training.loop.generation import (
+from latentmake.runs.order import Record
+from latentmake.runs.results import (
     EVALUATED,
     FOLDER,
     METRICS,
@@ -39,7 +40,6 @@ from latentmake.training.loop.generation import (
     Result,
     evaluation_folder,
 )
-from latentmake.training.order import Record
 
 PAGE = "index.html"
 _LABELS = {"real": "real", "base": "base", "adapter": "with the adapter"}
@@ -249,7 +249,7 @@ def _curves(folder: Path, run: str) -> bytes | None:
     """Return the curves that the training drew, or curves of its newest TensorBoard files."""
     if (drawn := _file(folder / "curves.png")) is not None:
         return drawn
-    from latentmake.training.loop.pictures import curves_png
+    from latentmake.pages.curves import curves_png
 
     events = folder.rglob("events.out.tfevents*")
     current = (path for path in events if not path.is_relative_to(folder / PREVIOUS))

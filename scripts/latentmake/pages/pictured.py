@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from latentmake.training.loop.generation import FOLDER, GenerationIndex
-from latentmake.training.loop.order import INDEX, PictureIndex
-from latentmake.training.order import COPIED, Record, parts_in
+from latentmake.runs.order import COPIED, Record, parts_in
+from latentmake.runs.results import FOLDER, INDEX, GenerationIndex, PictureIndex
 
 _ALL_STEPS = "*"
 _LOSSES = ("loss", "validation_loss")
@@ -59,7 +58,7 @@ class Pictured(NamedTuple):
         logs = self.folder / "logs"
         if not logs.is_dir():
             return
-        from latentmake.training.loop.pictures import read_curves, smoothed
+        from latentmake.pages.curves import read_curves, smoothed
 
         curves = read_curves(logs)
         for name in _LOSSES:

@@ -24,7 +24,7 @@ from latentmake.plan import store
 from latentmake.plan.facts import UNKNOWN, Facts
 from latentmake.plan.judge import Judge
 from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompt_items, prompts_of
-from latentmake.training.order import trained_files
+from latentmake.runs.order import trained_files
 
 DAMAGED, UNEXPECTED, MISSING = "damaged", "not what the plan expects", "missing"
 """Verdicts on a file."""

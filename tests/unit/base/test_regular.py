@@ -18,11 +18,11 @@ from latentmake.config.document import check_file
 from latentmake.config.weights import Weights
 from latentmake.data.contents import read_text as read_caption
 from latentmake.data.lists import metadata_of, read_rows
-from latentmake.exchange.datasets_toml import imported
 from latentmake.formats import npz, safetensors
 from latentmake.formats.media import probe_image, probe_video
 from latentmake.models.files import weights_files
 from latentmake.models.headers import tensors_of
+from latentmake.trainers.exchange.datasets_toml import imported
 
 _SECONDS = 5  # after which a reader that waits is ended; no result depends on it
 

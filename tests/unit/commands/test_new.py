@@ -8,8 +8,8 @@ import pytest
 import world
 import yaml
 from latentmake.base.errors import StorageError
-from latentmake.commands.init import init
 from latentmake.commands.new import demo, new
+from latentmake.trainers.init.init import init
 
 ROOT = Path(__file__).resolve().parents[3]
 

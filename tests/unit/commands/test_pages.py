@@ -26,7 +26,7 @@ from latentmake.commands.pages import (
 from latentmake.config.root import Config, parse
 from latentmake.pages.page import Pictures, page
 from latentmake.pages.pictured import Pictured
-from latentmake.training.order import COPIED, write_parts
+from latentmake.runs.order import COPIED, write_parts
 from PIL import Image
 
 

@@ -16,7 +16,7 @@ import typer
 from latentmake.cli import app
 from latentmake.commands import completion
 from latentmake.commands.project import coloured
-from latentmake.training.findings import Finding, checklist
+from latentmake.runs.findings import Finding, checklist
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = {each.name or "": each.callback for each in app.registered_commands}

@@ -12,7 +12,7 @@ from checkpoint_world import Kind
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.encode.encoders.text import text_encoders
-from latentmake.training.sd.network import load_unet
+from latentmake.trainers.sd.network import load_unet
 
 CPU = torch.device("cpu")
 CAPTIONS = ["a red circle", "", "one two three " * 40]

@@ -29,7 +29,7 @@ from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import ManifestOrder
 from latentmake.plan.planner import make_plan
-from latentmake.training.rows import write_manifest
+from latentmake.runs.rows import write_manifest
 from order_world import put_image, silent, whole_numbers
 
 pytestmark = pytest.mark.usefixtures("own_folder")

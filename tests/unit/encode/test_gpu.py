@@ -20,7 +20,7 @@ from latentmake.base.errors import DeviceError, StorageError
 from latentmake.commands import doctor
 from latentmake.encode import gpu
 from latentmake.encode.encoders.device import pick_device, stacked
-from latentmake.training import findings
+from latentmake.runs import findings
 
 PACKAGE = str(Path(gpu.__file__).parents[2])
 HOLD = """

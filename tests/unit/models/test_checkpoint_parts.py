@@ -31,9 +31,9 @@ from latentmake.models.files import (
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.product import value_differences
-from latentmake.training.sd.plan import Sd
-from latentmake.training.sd.recipe import SdRecipe
-from latentmake.training.sd.unet import SdOrder
+from latentmake.trainers.sd.plan import Sd
+from latentmake.trainers.sd.recipe import SdRecipe
+from latentmake.trainers.sd.unet import SdOrder
 from safetensors.torch import save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 

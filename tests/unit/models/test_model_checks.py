@@ -23,9 +23,9 @@ from latentmake.data.memo import Memo
 from latentmake.models.inspection import check_kind
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
-from latentmake.training.order import read_order
-from latentmake.training.sd.recipe import load_noise_schedule
-from latentmake.training.sd.unet import SdOrder, parameter_names, shapes_of, start_of
+from latentmake.runs.order import read_order
+from latentmake.trainers.sd.recipe import load_noise_schedule
+from latentmake.trainers.sd.unet import SdOrder, parameter_names, shapes_of, start_of
 from safetensors.numpy import save_file
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -171,7 +171,7 @@ def test_a_lora_to_begin_from_counts_by_its_content_and_is_checked(project: dict
 
 
 def test_names_are_those_of_the_network(project: dict[str, Any]) -> None:
-    from latentmake.training.sd.network import load_unet
+    from latentmake.trainers.sd.network import load_unet
 
     place = Weights(path="models/micro/unet")
     names = [name for name, _ in load_unet(place).named_parameters()]

@@ -23,7 +23,7 @@ from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Target, Work
-from latentmake.training.seen import SEEN, SeenItem
+from latentmake.runs.seen import SEEN, SeenItem
 from picture_world import clouds
 from PIL import Image
 from video_world import turn, write_video

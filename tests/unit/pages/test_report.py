@@ -12,7 +12,7 @@ import torch
 from latentmake.formats import cachefile, npz
 from latentmake.pages.following import training_section, write_evaluation
 from latentmake.pages.report import _size
-from latentmake.training.loop.generation import METRICS, Losses, Metrics, Result
+from latentmake.runs.results import METRICS, Losses, Metrics, Result
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 

@@ -22,8 +22,8 @@ from latentmake.plan.manifest import (
     refuse_too_many,
 )
 from latentmake.plan.receipts import Receipt
-from latentmake.training.rows import chosen, rows_of
-from latentmake.training.rows import write_manifest as _write
+from latentmake.runs.rows import chosen, rows_of
+from latentmake.runs.rows import write_manifest as _write
 from order_world import silent
 
 PARTS = ("64", "96", "text")

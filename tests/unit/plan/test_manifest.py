@@ -25,7 +25,7 @@ from latentmake.plan.manifest import (
     read_lock,
 )
 from latentmake.plan.receipts import Receipt
-from latentmake.training.rows import Row, balanced, rows_of, write_manifest
+from latentmake.runs.rows import Row, balanced, rows_of, write_manifest
 from order_world import silent
 from safetensors.torch import save_file
 

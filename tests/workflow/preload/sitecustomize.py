@@ -9,7 +9,7 @@ _CODE = "# preloaded"  # how code begins that the other process may do
 _MODULES = (
     "snakemake",
     "accelerate.commands.launch",
-    "latentmake.training.run",
+    "latentmake.trainers.run",
 )
 
 

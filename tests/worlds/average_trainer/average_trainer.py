@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 from latentmake.base import digest
 from latentmake.config.fields import Real
 from latentmake.config.trainers import Trainer
-from latentmake.training.backend import Backend
-from latentmake.training.findings import Finding
-from latentmake.training.order import (
+from latentmake.runs.backend import Backend
+from latentmake.runs.findings import Finding
+from latentmake.runs.order import (
     Record,
     RunFiles,
     RunOrder,
@@ -19,7 +19,7 @@ from latentmake.training.order import (
     run_values,
     write_trained,
 )
-from latentmake.training.rows import rows_of
+from latentmake.runs.rows import rows_of
 
 
 class AverageTrainer(Trainer):

@@ -1,0 +1,1 @@
+"""Runs: rows of their manifests, orders, records, findings, and the interface of trainers."""

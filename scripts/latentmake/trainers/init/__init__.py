@@ -1,0 +1,1 @@
+"""The first configuration of a project, written for folders of pictures and a model."""

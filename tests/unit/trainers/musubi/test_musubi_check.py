@@ -1,0 +1,284 @@
+"""The checklist finds before the training what would end or spoil it."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from latentmake.base.errors import TrainingError
+from latentmake.config.models import Model
+from latentmake.models.headers import kinds_of, tensors_of, weight_file
+from latentmake.models.inspection import encoder_fault
+from latentmake.runs.findings import Finding, checklist, failed, refuse_failed
+from latentmake.trainers.musubi.backend import Musubi
+from latentmake.trainers.musubi.checks import model_files
+from latentmake.trainers.musubi.order import MusubiOrder
+from musubi_world import (
+    RUN,
+    WAN_DIT,
+    make_run,
+    put_latents,
+    put_text,
+    put_weights,
+    stand_in,
+)
+from PIL import Image
+from safetensors.torch import save_file
+
+CACHE = f"cache/{RUN}/wan/64"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "project"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def tuner(tmp_path: Path) -> Path:
+    return stand_in(tmp_path / "tuner")
+
+
+def check(order: MusubiOrder) -> list[Finding]:
+    return [*Musubi().data_findings(order), *Musubi().preflight(order)]
+
+
+def kind_of(path: Path) -> str:
+    return next(iter(kinds_of(tensors_of(path)).values()))
+
+
+def of(findings: list[Finding], what: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.what == what]
+    return found
+
+
+def fails(order: MusubiOrder, what: str) -> str:
+    """Return the note of the one line that has failed."""
+    findings = check(order)
+    assert [each.what for each in findings if each.verdict == "failed"] == [what]
+    with pytest.raises(TrainingError, match="1 failed in the checklist"):
+        refuse_failed(findings)
+    return of(findings, what).note
+
+
+def test_a_sound_run_fails_nowhere(root: Path, tuner: Path) -> None:
+    findings = check(make_run(root, resolutions=((64, 64), (32, 64)), tuner=tuner))
+    assert not failed(findings)
+    refuse_failed(findings)
+    assert of(findings, "images and captions").note.startswith("3 items")
+    assert of(findings, "cache folders").note.startswith("2 folders")
+    assert of(findings, "model: dit").note.endswith("Wan DiT")
+    assert of(findings, "attention").note == "sdpa"
+    table = checklist(findings)
+    assert all(each.what in table and each.verdict in table for each in findings)
+
+
+# -- what is trained on ------------------------------------------------------------------------
+
+
+def test_a_run_whose_items_were_all_skipped_fails(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    row = {"dataset": "a", "stem": "b", "source": "c", "aside": "damaged"}
+    Path(order.manifest).write_text(f"{json.dumps(row)}\n")
+    assert of(check(order), "images and captions").note == "no item is left to train on"
+
+
+def test_latents_that_the_manifest_does_not_name_fail(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    put_text(Path(f"{CACHE}/old_wan_te.safetensors"), "harmless alone")
+    assert not failed(check(order))
+    stray = f"{CACHE}/old_0080x0064_wan.safetensors"
+    put_latents(Path(stray), size=(80, 64), latent=(1, 8, 8))
+    assert fails(order, "foreign caches").startswith(f"{stray} is not in the manifest")
+
+
+def test_a_project_in_whose_caches_musubi_tuner_finds_nothing_is_refused(
+    tmp_path: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "loras [2024]"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    note = fails(make_run(place, tuner=tuner), "cache folders")
+    assert note.startswith(f"{place}/{CACHE} has one of [ ] * ? in it")
+
+
+def test_images_that_are_stored_turned_are_counted(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (80, 64)).save(f"data/{RUN}/red.jpg", exif=turned)
+    manifest = Path(order.manifest)
+    manifest.write_text(manifest.read_text().replace("red.png", "red.jpg"))
+    assert of(check(order), "EXIF orientation").note.startswith("1 images")
+
+
+def test_images_whose_transparency_is_dropped_are_counted(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    assert not [each for each in check(order) if each.what == "transparency"]
+    Image.new("RGBA", (80, 64)).save(f"data/{RUN}/red.png")
+    assert of(check(order), "transparency").note.startswith("1 image has an alpha channel, which")
+
+
+def test_images_of_16_bits_that_become_white_are_named(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    assert not [each for each in check(order) if each.what == "16-bit images"]
+    deep = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    Image.fromarray(deep).save(f"data/{RUN}/red.png")
+    assert of(check(order), "16-bit images") == Finding(
+        "16-bit images",
+        "warning",
+        "1 image is 16-bit greyscale, of which nearly every pixel becomes white: "
+        f"data/{RUN}/red.png; save with 8 bits",
+    )
+
+
+# -- what is trained ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["dit_high_noise", "vae"])
+def test_each_model_path_must_exist(root: Path, tuner: Path, key: str) -> None:
+    task = "t2v-A14B" if key == "dit_high_noise" else "t2v-1.3B"
+    order = make_run(root, tuner=tuner, model={"task": task, key: "models/gone.safetensors"})
+    assert of(check(order), f"model: {key}") == Finding(
+        f"model: {key}", "failed", "models/gone.safetensors: does not exist"
+    )
+
+
+def test_each_form_of_the_encoders_is_known(tmp_path: Path) -> None:
+    from wan_world import write_clip_vision, write_umt5, write_wan_vae
+
+    for write, kind in (
+        (write_wan_vae, "Wan VAE"),
+        (write_umt5, "T5"),
+        (write_clip_vision, "image encoder"),
+    ):
+        for form, path in write(tmp_path).items():
+            if form != "tokenizer":
+                assert kind_of(weight_file(path)) == kind, path
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_torch_file_is_known_by_its_names(tmp_path: Path, old: bool) -> None:
+    path = tmp_path / "t5.pth"
+    weights = {"token_embedding.weight": torch.ones(3, 2), "blocks.0.attn.q.weight": torch.ones(2)}
+    torch.save(weights, path, _use_new_zipfile_serialization=not old)
+    assert kind_of(path) == "T5"
+
+
+def test_a_pickle_is_read_but_never_carried_out(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return exec, (f"open({str(tmp_path / 'harm')!r}, 'w')",)
+
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({"visual.patch_embedding": Harmful()}))
+    path = tmp_path / "clip.pth"
+    path.write_bytes(stream.getvalue())
+    assert kind_of(path) == "image encoder"
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize(
+    ("width", "note"),
+    [(5120, "is a Wan DiT of width 5120; t2v-1.3B has 1536"), (1536, "Wan DiT"), (32, "Wan DiT")],
+)
+def test_the_dit_of_another_task_is_known_by_its_width(
+    root: Path, tuner: Path, width: int, note: str
+) -> None:
+    order = make_run(root, tuner=tuner)
+    header = {name: torch.ones(2, 2) for name in WAN_DIT}
+    header["patch_embedding.weight"] = torch.zeros(width, 16, 1, 2, 2, dtype=torch.bfloat16)
+    save_file(header, "models/dit.safetensors")
+    found = of(check(order), "model: dit")
+    assert found.note.endswith(note)
+    assert found.verdict == ("ok" if note == "Wan DiT" else "failed")
+
+
+def test_another_number_format_than_the_weights_fails(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner)
+    put_weights(Path("models/dit.safetensors"), "blocks.0.cross_attn.k.weight", dtype=torch.float16)
+    assert "mixed_precision: fp16" in fails(order, "mixed precision")
+    right = order.trainer.model_copy(update={"mixed_precision": "fp16"})
+    assert not failed(check(order.model_copy(update={"trainer": right})))
+
+
+# -- what trains -------------------------------------------------------------------------------
+
+
+def test_a_trainer_that_is_not_there_fails(root: Path, tmp_path: Path) -> None:
+    assert "set `musubi_tuner.path`" in fails(make_run(root), "musubi-tuner")
+    assert "does not exist" in fails(make_run(root, tuner=tmp_path / "gone"), "musubi-tuner")
+    assert "wan_train_network.py" in fails(make_run(root, tuner=root), "musubi-tuner")
+
+
+def test_a_trainer_too_old_for_a_flag_fails(root: Path, tmp_path: Path) -> None:
+    old = stand_in(tmp_path / "old", without=("resume", "timestep_sampling", "dit_high_noise"))
+    note = fails(make_run(root, tuner=old, save_every_n_epochs=1), "arguments")
+    assert note.startswith("this musubi-tuner does not know --timestep_sampling --resume: update")
+    assert "--resume" not in fails(make_run(root, tuner=old), "arguments")
+    order = make_run(root, tuner=old, timestep_sampling=None, arguments=["--unheard_of=1"])
+    assert "does not know --unheard_of: update" in fails(order, "arguments")
+    order = make_run(root, tuner=old, timestep_sampling=None, arguments=["--fp8_bas"])
+    assert fails(order, "arguments").endswith("does not know --fp8_bas: did you mean --fp8_base?")
+
+
+def test_an_environment_that_lacks_an_import_fails(root: Path, tuner: Path) -> None:
+    script = tuner / "wan_train_network.py"
+    script.write_text("import torch\nimport toml\n" + script.read_text())
+    order = make_run(root, tuner=tuner)
+    assert "lacks toml, torch: install" in fails(order, "environment")
+
+
+def test_eight_bits_need_bitsandbytes(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner, optimizer_type="AdamW8bit")
+    assert "lacks bitsandbytes" in fails(order, "environment")
+
+
+def test_a_network_that_is_not_there_fails(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner, network_module="networks.lokr")
+    assert "has networks.lokr: did you mean networks.loha?" in fails(order, "network_module")
+    assert not failed(check(make_run(root, tuner=tuner, network_module="networks.loha")))
+
+
+def test_an_attention_that_is_not_there_fails(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner, attention="xformers")
+    assert "lacks xformers: install it there" in fails(order, "attention")
+
+
+def test_a_missing_configuration_of_accelerate_fails(root: Path, tuner: Path) -> None:
+    order = make_run(root, tuner=tuner, accelerate_config="none.yaml")
+    assert fails(order, "accelerate_config").startswith("none.yaml does not exist: correct")
+
+
+def test_encoders_in_other_names_fail_only_where_its_own_scripts_load_them(
+    root: Path, tuner: Path
+) -> None:
+    order = make_run(root, tuner=tuner)
+    put_weights(Path("models/vae.safetensors"), "encoder.conv_in.weight", "decoder.conv_in.weight")
+    put_weights(Path("models/t5.safetensors"), "shared.weight", "encoder.block.0.x")
+    findings = check(order)
+    assert not failed(findings)
+    assert of(findings, "model: text").verdict == "ok"
+    own = order.model.model_copy(update={"encoder": "musubi"})
+    scripted = {file.key: file.fault for file in model_files(own)}
+    assert "diffusers' names" in scripted["vae"] and "transformers' names" in scripted["text"]
+    assert encoder_fault(own, "latents") == ("vae", f"models/vae.safetensors: {scripted['vae']}")
+    assert encoder_fault(order.model, "latents") is None
+
+
+def test_a_model_on_the_hub_is_not_looked_at(root: Path, tuner: Path) -> None:
+    hub = {"vae": {"hub": "someone/wan", "revision": "a" * 40}}
+    order = make_run(root, tuner=tuner)
+    section = order.model.model_dump() | hub
+    order = order.model_copy(update={"model": Model.model_validate(section)})
+    assert of(check(order), "model: vae").verdict == "warning"

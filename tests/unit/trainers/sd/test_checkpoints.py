@@ -1,0 +1,216 @@
+"""Checkpoints: what a longer training goes on from, what is never removed, and damage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from latentmake.base import digest
+from latentmake.base.errors import TrainingError
+from latentmake.data.memo import Memo
+from latentmake.pages.plan_report import report
+from latentmake.plan.run_plan import Plan, RunPlan
+from latentmake.runs.order import Record, RunFiles
+from latentmake.runs.results import INDEX, PictureIndex
+from latentmake.trainers.loop.order import sample_steps
+from latentmake.trainers.loop.train import Training
+from latentmake.trainers.sd.plan import Sd
+from latentmake.trainers.sd.unet import SdOrder
+from trainer_world import make_order, make_training
+
+
+def folders(order: SdOrder) -> list[str]:
+    return sorted(each.name for each in RunFiles(order).checkpoints.iterdir())
+
+
+def record(order: SdOrder) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RunFiles(order).record.read_text())
+    return found
+
+
+def weights(order: SdOrder) -> bytes:
+    return RunFiles(order).weights.read_bytes()
+
+
+def test_the_state_of_the_last_step_is_kept(tmp_path: Path) -> None:
+    order = make_order(tmp_path, steps=4, checkpointing_steps=3)
+    make_training(order).run()
+    assert folders(order) == ["step-000004"]
+    names = ("pytorch_lora_weights.safetensors", "kohya.safetensors")
+    files = {name: digest.of_file(Path(order.output, name)) for name in names}
+    assert record(order)["files"] == files
+    # Weights that were lost are written from it again.
+    before = weights(order)
+    RunFiles(order).weights.unlink()
+    make_training(order).run()
+    assert (weights(order), folders(order)) == (before, ["step-000004"])
+
+
+@pytest.mark.parametrize(
+    ("short", "long"), [({"steps": 4}, {"steps": 6}), ({"epochs": 1}, {"epochs": 2})]
+)
+def test_a_longer_training_goes_on_from_the_last_state_of_the_shorter_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], short: dict[str, Any], long: dict[str, Any]
+) -> None:
+    settings: dict[str, Any] = {"learning_rate": 1e-2, "samples": {"num_inference_steps": 1}}
+    settings["lora_dropout"] = 0.3
+    first = make_order(tmp_path, prompts=True, **short, **settings)
+    make_training(first).run()
+    steps = record(first)["steps"]
+    capfd.readouterr()
+    further = make_order(tmp_path, prompts=True, **long, **settings)
+    make_training(further).run()
+    said = capfd.readouterr().err
+    assert f"resumed from step {steps} of a shorter training" in said
+    assert folders(further) == [f"step-{record(further)['steps']:06d}"]
+    # It is the training of that length.
+    at_once = make_order(tmp_path, prompts=True, output="at_once", **long, **settings)
+    make_training(at_once).run()
+    assert weights(further) == weights(at_once)
+    assert record(further)["loss_end"] == record(at_once)["loss_end"]
+    # The pictures of the shorter one are shown with its own.
+    index, total = PictureIndex.read(RunFiles(further).samples / INDEX), record(further)["steps"]
+    assert index is not None
+    assert set(index.steps) == sample_steps(first, steps) | sample_steps(further, total)
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ({"steps": 2, "learning_rate": 1e-3}, {"steps": 4}),
+        ({"steps": 4}, {"steps": 2}),
+        ({"steps": 4}, {"epochs": 2}),
+    ],
+)
+def test_other_changes_train_from_the_start(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    short: dict[str, Any],
+    long: dict[str, Any],
+) -> None:
+    make_training(make_order(tmp_path, **short)).run()
+    order = make_order(tmp_path, **long)
+    make_training(order).run()
+    assert "resumed" not in capfd.readouterr().err
+    assert folders(order) == [f"step-{record(order)['steps']:06d}"]
+
+
+def planned(order: SdOrder, lock: str = "d" * 64) -> RunPlan:
+    """Return the plan of a run whose caches are there."""
+    config = SimpleNamespace(runs={order.run: SimpleNamespace(trainer=order.trainer)})
+    facts: Any = SimpleNamespace(runs_jobs=True, read_only=False, forced=(), config=config)
+    plan = RunPlan(order.run, {}, lock=lock)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Sd, "order", lambda *_: order)
+        Sd().plan(facts, plan, train=False)
+    return plan
+
+
+def test_the_plan_says_from_which_step_a_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = make_order(tmp_path, steps=2)
+    assert planned(order).note == ""
+    make_training(order).run()
+    longer = planned(make_order(tmp_path, steps=4))
+    assert longer.note == "training of tiny: goes on from step 2"
+    facts: Any = SimpleNamespace(memo=Memo(None))
+    report(facts, Plan({"cats": longer}), ["cats"], [], kinds={"cats": ()}, dry=True)
+    assert longer.note in capfd.readouterr().err.splitlines()
+    assert planned(make_order(tmp_path, steps=4, rank=2)).note == ""
+    assert planned(make_order(tmp_path, steps=4), lock="e" * 64).note == ""
+
+
+def test_an_edited_training_goes_on_from_its_last_weights_where_it_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {"steps": 6, "learning_rate": 1e-2, "on_change": "continue"}
+    make_training(make_order(tmp_path, **settings)).run()
+    edited = make_order(tmp_path, **settings | {"seed": 1})
+    note = "training of tiny: goes on from the last weights"
+    assert planned(edited).note == planned(edited, lock="").note == note
+    assert planned(make_order(tmp_path, steps=6, seed=1)).note == ""
+    before = record(edited)
+    training = make_training(edited)
+    network = training.learner.denoiser
+    assert any(each.any() for name, each in network.named_parameters() if "lora_B" in name)
+    training.run()
+    assert RunFiles(edited).trained(edited.wanted())
+    anew = make_order(tmp_path, steps=6, seed=1, learning_rate=1e-2, output="anew")
+    make_training(anew).run()
+    assert record(anew)["loss_start"] > record(edited)["loss_start"]
+    assert before["parts"] != record(edited)["parts"] == record(anew)["parts"]
+    with pytest.raises(TrainingError, match=r"another rank.*trains them anew"):
+        make_training(make_order(tmp_path, **settings | {"rank": 2}))
+
+
+def test_a_setting_that_the_record_of_an_earlier_release_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = make_order(tmp_path, steps=2)
+    make_training(order).run()
+    file = RunFiles(order).record
+    made = Record.read(file)
+    assert made is not None
+    made.values["settings"].pop("snr_gamma")
+    made.write(file)
+    other = make_order(tmp_path, steps=2, snr_gamma=5, rank=4)
+    assert [*map(str, planned(other).reasons)] == ["rank 8 -> 4", "snr_gamma none -> 5.0"]
+    made.model_copy(update={"values": {}}).write(file)
+    (settings_alone,) = planned(other).reasons
+    assert settings_alone.name == "settings"
+    assert settings_alone.old != settings_alone.new
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file, which is still read without an error."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "state.pt"])
+def test_a_flipped_bit_in_a_checkpoint_resumes_from_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    settings: dict[str, Any] = {"steps": 3, "checkpointing_steps": 1, "learning_rate": 1e-2}
+    whole = make_order(tmp_path, output="whole", **settings)
+    make_training(whole).run()
+    order = make_order(tmp_path, **settings)
+    with monkeypatch.context() as killed:
+        killed.setattr(Training, "_finish", lambda training: None)
+        make_training(order).run()
+    second, third = sorted(RunFiles(order).checkpoints.iterdir())
+    flip(third / name)
+    capfd.readouterr()
+    make_training(order).run()
+    said = capfd.readouterr().err.splitlines()
+    assert [line for line in said if "damaged" in line] == [f"{third} is damaged and skipped"]
+    assert f"resumed from step 2 ({second})" in said
+    assert weights(order) == weights(whole)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "progress.json"])
+def test_without_a_sound_checkpoint_a_training_begins_anew_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    order = make_order(tmp_path, steps=2)
+    make_training(order).run()
+    expected = weights(order)
+    RunFiles(order).record.unlink()
+    (folder,) = RunFiles(order).checkpoints.iterdir()
+    (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+    capfd.readouterr()
+    make_training(order).run()
+    said = capfd.readouterr().err
+    assert f"{folder} is damaged and skipped" in said.splitlines()
+    assert weights(order) == expected
