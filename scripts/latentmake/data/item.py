@@ -37,11 +37,6 @@ class Row(NamedTuple):
     place: str = ""
 
 
-IMAGE_EXTENSIONS = frozenset(
-    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
-)
-PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
-"""Endings of preview pictures of latents, which ai-training's scripts write beside images."""
 IMAGE, CAPTION, TAGS, CONTROL, LAYER = "image", "caption", "tags", "control", "layer"
 """Roles of an item's files. `IMAGE` is the image or video that gives the item its name."""
 BUCKET = "bucket"

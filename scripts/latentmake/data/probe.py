@@ -17,7 +17,8 @@ from latentmake.config.models import Model
 from latentmake.data.controls import controls_of, lost_controls
 from latentmake.data.item import LAYER, Fault, File, Item, Scan, Window, fault_of
 from latentmake.data.memo import Memo
-from latentmake.formats.media import NPZ, probe_image
+from latentmake.formats.endings import NPZ
+from latentmake.formats.media import probe_image
 from latentmake.formats.readers import probe_videos
 from latentmake.geometry.buckets import Size, control_size, refuse_odd
 from latentmake.geometry.clips import WAN_FPS, Clip, Media, SourceFps, Span, Timing, kept_indices

@@ -13,9 +13,7 @@ from pydantic import BaseModel
 from latentmake.base.errors import StorageError
 from latentmake.base.machine import human
 from latentmake.data.memo import Folder, unpacked
-from latentmake.layouts.layout import kind_of
-from latentmake.pages.explanation import recipe_changes
-from latentmake.pages.plan_report import row_of
+from latentmake.layouts.layout import kind_of, row_of
 from latentmake.plan import store
 from latentmake.plan.build_locks import running
 from latentmake.plan.estimates import Past, estimates, past_jobs
@@ -78,18 +76,18 @@ def stale_items(plan: RunPlan) -> dict[tuple[str, str], list[str]]:
     for part, state in plan.parts.items():
         for item, targets, _ in state.stale:
             words = items.setdefault((part.dataset, item.stem), [])
-            new = dict.fromkeys(f"{row_of(part)[-1]}: {target.reason}" for target in targets)
+            new = dict.fromkeys(f"{row_of(part.name)}: {target.reason}" for target in targets)
             words += [word for word in new if word not in words]
     return items
 
 
 def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
     rests = estimates(
-        facts.memo, plan.orders, lambda order, part: row_of(Part(order.dataset, order.model, part))
+        facts.memo, plan.orders, lambda order, part: (order.dataset, order.model, row_of(part))
     )
     parts: dict[tuple[str, str, str], list[Part]] = {}
     for part in plan.parts:
-        parts.setdefault(row_of(part), []).append(part)
+        parts.setdefault((*part[:2], row_of(part.name)), []).append(part)
     places = {(dataset, model) for dataset, model, _ in parts}
     listings = {place: Folder("/".join(("cache", *place))) for place in places}
     for name, own in parts.items():
@@ -129,7 +127,11 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     yield from plan.warnings
     if regular := is_reg(facts, plan.name):
         yield f"{plan.name}: regularisation images: {', '.join(regular)}"
-    yield from recipe_changes(facts, [plan])
+    stale = (target for state in plan.parts.values() for target in state.to_make)
+    if any(target.reason == "changed recipe" for target in stale):
+        from latentmake.pages.explanation import recipe_changes
+
+        yield from recipe_changes(facts, [plan])
     for work in dict.fromkeys(f"{kind_of(part.name)} {part.model}" for part in plan.parts):
         if past := past_jobs(facts.memo, work):
             speed, words = past.targets / past.seconds, f", {past.words}" if past.words else ""

@@ -14,11 +14,11 @@ from latentmake.base.errors import SourceError
 from latentmake.base.machine import Need, duration, human, shortages
 from latentmake.base.paths import is_remote
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import kind_of, resolution_of
+from latentmake.layouts.layout import kind_of, resolution_of, row_of
 from latentmake.plan.estimates import estimates, past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import REASONS, PartState
-from latentmake.plan.orders import Order, Part
+from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import Plan, RunPlan, faulty_items
 
 _ENLARGED = 1.01  # scale factor; smaller ones come from rounding the sides
@@ -50,7 +50,7 @@ def plan_table(
     }
     rows: dict[tuple[str, str, str], Counter[str]] = {}
     for part, state in parts.items():
-        row = rows.setdefault(row_of(part), Counter())
+        row = rows.setdefault((*part[:2], row_of(part.name)), Counter())
         row.update(fresh=state.fresh, orphaned=len(state.orphans))
         row.update(_HEADS.get(target.reason, target.reason) for target in state.to_make)
     faults = dict(chain.from_iterable(run.faults.items() for run in plan.runs.values()))
@@ -105,15 +105,6 @@ def _in_numbers(name: str) -> list[tuple[int, str]]:
     """Return a sort key that puts `line 9` before `line 10`."""
     parts = re.split(r"([0-9]+)", name)
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
-
-
-def row_of(part: Part) -> tuple[str, str, str]:
-    """Return dataset, model and kind of a part's row; all variants of a text share one row."""
-    kind = f"latents {part.name}"
-    if kind_of(part.name) == "text":
-        text, _, resolution = part.name.partition("@")
-        kind = f"{text.partition('.')[0]} {resolution}".rstrip()
-    return part.dataset, part.model, kind
 
 
 def stopped_by(facts: Facts, plan: RunPlan) -> str:

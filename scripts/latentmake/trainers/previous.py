@@ -28,7 +28,6 @@ from latentmake.plan.earlier import BASIS
 from latentmake.plan.manifest import LEAVING, PREVIOUS
 from latentmake.plan.product import Parts
 from latentmake.runs.order import COPIED, Forced, Record, RunFiles, parts_in
-from latentmake.runs.seen import SEEN
 
 _RETURNING = f".returning{atomic.TEMPORARY_SUFFIX}"
 _UNFINISHED = "unfinished"
