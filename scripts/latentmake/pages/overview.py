@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from latentmake.data.memo import Folder, unpacked
 from latentmake.layouts.layout import kind_of, row_of
 from latentmake.plan import store
 from latentmake.plan.build_locks import running
-from latentmake.plan.estimates import Past, estimates, past_jobs
+from latentmake.plan.estimates import Past, past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order, Part
 from latentmake.plan.run_plan import RunPlan, faulty_items, is_reg
@@ -82,9 +82,13 @@ def stale_items(plan: RunPlan) -> dict[tuple[str, str], list[str]]:
 
 
 def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
-    rests = estimates(
-        facts.memo, plan.orders, lambda order, part: (order.dataset, order.model, row_of(part))
-    )
+    rests: Mapping[tuple[str, str, str], Past] = {}
+    if any(state.stale for state in plan.parts.values()):
+        from latentmake.pages.sizes import estimates, to_make
+
+        rests = estimates(
+            facts, to_make(plan.parts), lambda part: (part.dataset, part.model, row_of(part.name))
+        )
     parts: dict[tuple[str, str, str], list[Part]] = {}
     for part in plan.parts:
         parts.setdefault((*part[:2], row_of(part.name)), []).append(part)

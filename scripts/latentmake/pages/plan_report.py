@@ -11,11 +11,11 @@ from itertools import chain, islice
 from tabulate import tabulate
 
 from latentmake.base.errors import SourceError
-from latentmake.base.machine import Need, duration, human, shortages
+from latentmake.base.machine import human, shortages
 from latentmake.base.paths import is_remote
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import kind_of, resolution_of, row_of
-from latentmake.plan.estimates import estimates, past_jobs
+from latentmake.pages.sizes import disk_needs, estimate_lines, ordered
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import REASONS, PartState
 from latentmake.plan.orders import Order
@@ -128,24 +128,6 @@ def stopped_by(facts: Facts, plan: RunPlan) -> str:
     )
 
 
-def estimate_lines(facts: Facts, orders: Collection[Order]) -> Iterator[str]:
-    """Yield a line for each kind and model: estimated time and bytes, where they are known."""
-    sums = estimates(facts.memo, orders, lambda order, _: order.work)
-    for work, rest in sums.items():
-        what = work.replace(" ", " of ")
-        if past := past_jobs(facts.memo, work):
-            time = duration((past.starting + rest.seconds) / 60)
-            yield f"{what}: about {time}, {human(rest.size)}"
-        elif rest.size:
-            yield f"{what}: about {human(rest.size)}"
-
-
-def disk_needs(facts: Facts, orders: Collection[Order]) -> list[Need]:
-    """Return the disk space that some orders need, as far as it is known."""
-    sums = estimates(facts.memo, orders, lambda order, _: order.work.replace(" ", " of "))
-    return [Need(what, "cache", round(past.size)) for what, past in sums.items() if past.size]
-
-
 def report(
     facts: Facts,
     plan: Plan,
@@ -179,7 +161,7 @@ def report(
 
         lines += recipe_changes(facts, runs)
     lines += dict.fromkeys(fitting_lines(facts, plan))
-    lines += estimate_lines(facts, orders)
+    lines += estimate_lines(facts, ordered(orders))
     lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
     lines += [line for run in training for line in (run.reason, run.note) if line]
     needs = (need for need in plan.needs if need.size)
@@ -191,7 +173,7 @@ def report(
     text = plan_table(plan, orders, lines, kinds=kinds)
     sys.stderr.write(f"{text}\n" if text else "")
     trainings = chain.from_iterable(run.needs for run in training)
-    for shortage in shortages([*disk_needs(facts, orders), *plan.needs, *trainings]):
+    for shortage in shortages([*disk_needs(facts, ordered(orders)), *plan.needs, *trainings]):
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")
