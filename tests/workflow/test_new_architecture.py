@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import filecmp
+import subprocess
+import sys
 from pathlib import Path
 
 import fast_tuner
@@ -140,8 +142,13 @@ def test_init_needs_no_code_for_a_new_architecture(tmp_path: Path) -> None:
     named_weights.write(project / "models/tiny/text_encoders/glyphs.safetensors", glyphs)
     named_weights.write(qwen, {"nova_blocks.0.weight": (64, 64)})
 
-    said = project.ask("init", "shapes", "--model", "models/tiny")
-    assert said.one_line("found", "models/tiny: Nova 2 draw")
+    # The project's own copy of the package, which has the row.
+    command = [sys.executable, "-m", "latentmake", "init", "shapes", "--model", "models/tiny"]
+    environment = {**project.environment(), "PYTHONPATH": str(project / "scripts")}
+    said = subprocess.run(
+        command, cwd=project.folder, env=environment, check=True, capture_output=True, text=True
+    )
+    assert "models/tiny: Nova 2 draw" in said.stdout
     values = yaml.safe_load((project / "shapes.yaml").read_text())
     (model,) = values["models"].values()
     assert (model["architecture"], model["task"]) == ("nova_2", "draw")
