@@ -131,15 +131,13 @@ class Model:
     @property
     def title(self) -> str:
         """Name of the architecture and task for people."""
-        row = self.architecture.scripts or self.architecture.strategies
-        assert row is not None
-        return f"{row.title} {self.task}" if self.task else row.title
+        title = self.architecture.maker.title
+        return f"{title} {self.task}" if self.task else title
 
     @property
     def version(self) -> Version:
         """Version of the architecture for the model's task."""
-        scripts = self.architecture.scripts
-        return scripts.versions.get(self.task or "", Version()) if scripts else Version()
+        return self.architecture.maker.version(self.task)
 
     def takes(self, dataset: FoundDataset) -> bool:
         """Whether the model can be trained on the images or videos of a dataset."""
@@ -249,7 +247,7 @@ def _task(architecture: Architecture, label: str) -> str | None:
     If the label names none, the simplest task is returned: one that needs no control images and no
     further weights.
     """
-    versions = architecture.scripts.versions if architecture.scripts else {}
+    versions = architecture.maker.versions
     words = re.split(r"[^a-z0-9]+", label.lower())
 
     def rank(name: str) -> tuple[int, bool, bool, int]:

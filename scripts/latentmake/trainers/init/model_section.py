@@ -47,12 +47,12 @@ def trainer_of(model: Model, requested: str | None, *, musubi: bool) -> str:
         ConfigError: The trainer cannot train the model. The hint names the trainers that can.
     """
     row, task = model.architecture, str(model.task)
-    kinds = ["sdscripts" if row.strategies else "musubi"]
-    if row.checkpoints:
-        kinds = ["sd", "sdscripts"]
+    kinds = [*row.maker.trainers.values()]
+    if not row.checkpoints:
+        kinds = kinds[-1:]  # the trainer `sd` is for one-file releases only
     if row is WAN:
         kinds = []
-        if any(network.has(WAN.scripts.mark) for network in model.networks if WAN.scripts):
+        if any(network.has(WAN.scripts.mark) for network in model.networks):
             kinds.append("musubi")  # it reads the names of the original release
         if not task.startswith("flf2v") and not task.endswith("-FC"):
             kinds.append("wan")
@@ -105,13 +105,12 @@ def _usable(model: Model, kind: str) -> list[Part]:
         return folders or [network for network in networks if network.complete]
     if kind == "wan":
         return [network for network in networks if network.file.suffix == ".safetensors"]
-    if row.scripts is not None:
+    if row.maker.has_tasks:
         mark = row.scripts.mark
         return [network for network in networks if network.has(mark) and not network.has(_RENAMED)]
-    if row.strategies is not None:
-        pattern = "|".join(map(re.escape, row.strategies.marks))
-        if files := [network for network in networks if network.has(pattern)]:
-            return files
+    pattern = "|".join(map(re.escape, row.strategies.marks))
+    if files := [network for network in networks if network.has(pattern)]:
+        return files
     if row.single_file or not (model.root / "model_index.json").is_file():
         return []
     return [network for network in networks if network.path.parent == model.root]
@@ -126,21 +125,21 @@ def _trained(model: Model, network: Part) -> Path:
 
 def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
     """Yield the encoders of a model: file, name in `_SIZES`, and pattern of tensor names."""
-    row, strategies = model.architecture, model.architecture.strategies
-    if row.scripts is not None:
-        files = (*row.scripts.latents.files, *row.scripts.text.files)
+    row, maker = model.architecture, model.architecture.maker
+    if maker.has_tasks:
+        files = (*maker.encoder_files("latents"), *maker.encoder_files("text"))
         for file in {file.key: file for file in files}.values():
             if file.required or file.key in model.version.needs:
                 kind = f"Wan {file.kind}" if row is WAN and file.kind == "VAE" else file.kind
                 yield file._replace(kind=kind), row.name, ""
-    elif strategies is not None and not row.encodes:
-        for encoder in filter(None, (strategies.latents, strategies.text)):
+    elif not row.encodes:
+        for encoder in filter(None, (maker.encoder("latents"), maker.encoder("text"))):
             for network in encoder.networks:
                 marks = "|".join(map(re.escape, network.marks))
                 yield File("", network.key), row.name, marks
-    elif strategies is not None:
+    else:
         vae = Vae(2, 16 if row.single_file else 4)
-        original = r"^encoder\.down\.0\." if strategies.insists else ""
+        original = r"^encoder\.down\.0\." if maker.insists else ""
         yield File("", "vae", kind="VAE", vae=vae), "", original
         for number, name in enumerate(row.text_encoders):
             kind = "T5" if name == "T5" else "CLIP text encoder"
@@ -151,7 +150,7 @@ def _put(model: Model, file: File, name: str, pattern: str) -> None:
     """Choose the file of an encoder and add its key to the section."""
     row = model.architecture
     # Some encoders of sd-scripts read neither folders nor shards.
-    one_file = row.strategies is not None and row.strategies.insists
+    one_file = row.maker.insists
     takes_folder = file.form == "folder" or (row.encodes and not one_file)
     fitting = [
         part
