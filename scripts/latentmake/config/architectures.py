@@ -71,7 +71,7 @@ class Version(NamedTuple):
 
 
 class Maker(BaseModel, frozen=True, extra="forbid"):
-    """What makes the caches of an architecture, and the facts for its trainers.
+    """Encoders of the caches of an architecture, and the facts for its trainers.
 
     This class stands for Latentmake's encoders, `Scripts` for musubi-tuner's scripts, and
     `Strategies` for sd-scripts' classes. Where Latentmake has encoders for an architecture of these
