@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from latentmake.base import digest
-from latentmake.config.architectures import ARCHITECTURES, WAN, Scripts
+from latentmake.config.architectures import ARCHITECTURES, MUSUBI, WAN, Scripts
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.machines import ExternalProgram, Publish
@@ -35,7 +35,7 @@ Tensors = dict[str, torch.Tensor]
 ROWS: Mapping[str, Scripts] = {
     (name or "wan"): row.scripts
     for name, row in {"": WAN, **ARCHITECTURES}.items()
-    if row.scripts is not None
+    if row.name in MUSUBI
 }
 VERSIONS = [(name, task) for name, scripts in ROWS.items() for task in scripts.versions]
 # A name of a tensor that the DiT's file has, as its class names it.

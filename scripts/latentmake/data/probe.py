@@ -228,8 +228,8 @@ def _control_sizes(
     if settings.video or not files or not has_sizes:
         return ()
     sizes: list[Size] = []
-    step, scripts = model.spec.side, model.spec.scripts
-    cut = 7 if scripts and scripts.latents.files else 0  # pixels that a VAE may ignore
+    step = model.spec.side
+    cut = 7 if model.spec.maker.encoder_files("latents") else 0  # pixels that a VAE may ignore
     media_of = probed(files, memo, video=False)
     for _, path, _ in files:
         try:

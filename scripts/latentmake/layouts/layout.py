@@ -379,7 +379,6 @@ class Musubi(Layout):
         self.name = f"musubi-{architecture}" if architecture else "musubi"
         spec = ARCHITECTURES[architecture] if architecture else WAN
         scripts = spec.scripts
-        assert scripts is not None
         self.bucket_side = spec.side
         # Our own encoders take one control, and none for texts.
         self.numbered_controls = not spec.encodes
@@ -415,7 +414,6 @@ class SdScripts(Layout):
         self._architecture = ARCHITECTURES[architecture]
         self.name = f"sdscripts-{architecture}"
         strategies = self._architecture.strategies
-        assert strategies is not None
         self.latents_ending = strategies.latents_ending
         self.text_ending = strategies.text_ending
         # The training's folder has an item with several texts several times: `.v12` and so on.

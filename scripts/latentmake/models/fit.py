@@ -60,7 +60,7 @@ def check(model: Model, trains: bool) -> None:
         ModelError: names the key of the model.
     """
     spec, sizes = model.spec, dict[str, int | None]()
-    if spec.encodes and spec.scripts is None:
+    if spec.maker.encodes_pictures:
         with _at("vae", model.vae):
             sizes["vae"] = _autoencoder(model.vae)
         for index, place in enumerate(model.text):
@@ -78,10 +78,10 @@ def check(model: Model, trains: bool) -> None:
     if model.unet is not None:
         with _at("unet", model.unet):
             _check_unet(model, model.unet, sizes)
-    program = spec.program
+    program = spec.maker
     for key in ("checkpoint", "dit", "dit_high_noise"):
         path = getattr(model, key)
-        if path is None or program is None:
+        if path is None or not program.network:
             continue
         unet = Weights(path=path, subfolder="unet")
         if spec.checkpoints and Path(path).is_dir():

@@ -25,7 +25,6 @@ from latentmake.formats.safetensors import Tensor
 from latentmake.layouts.layout import layout_of
 from latentmake.models.files import (
     checkpoint_of,
-    script_of,
     scripted_files,
     vae_factor,
     weights_files,
@@ -189,7 +188,7 @@ def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
 
 def encoders(model: Model, kind: str) -> Iterator[ModelFile]:
     """Inspect the files that encode `latents` or `text`, and yield the results."""
-    for file in script_of(model, kind).files:
+    for file in model.spec.maker.encoder_files(kind):
         weights = model.weights(file.key)
         if weights is not None and weights.path is None:
             doubt = "is on the hub, and was not inspected"

@@ -122,14 +122,13 @@ class Model:
     @property
     def title(self) -> str:
         """Name of the architecture and task for people."""
-        assert self.architecture.program is not None
-        return f"{self.architecture.program.title} {self.task or ''}".rstrip()
+        title = self.architecture.maker.title
+        return f"{title} {self.task}" if self.task else title
 
     @property
     def version(self) -> Version:
         """Version of the architecture for the model's task."""
-        scripts = self.architecture.scripts
-        return scripts.versions.get(self.task or "", Version()) if scripts else Version()
+        return self.architecture.maker.version(self.task)
 
     def takes(self, dataset: FoundDataset) -> bool:
         """Whether the model can be trained on the images or videos of a dataset."""
@@ -178,8 +177,8 @@ def model_at(place: Path, label: str = "") -> Model:
         raise ModelError(what, where=place, hint=f"name the file or folder of one: {_KNOWN}")
     ((name, networks),) = by_architecture.items()
     row, first = ROWS[name], networks[0]
-    fault = row.scripts and row.scripts.untrained
-    if row.scripts and fault and first.shape(row.scripts.sized_by)[:2] == fault.shape:
+    fault = row.maker.untrained
+    if fault and first.shape(row.maker.sized_by)[:2] == fault.shape:
         raise ModelError(fault.what, where=place, hint=fault.hint)
     if row.pairs:
         networks = _pair(parts, networks, place, row.init.network)
@@ -245,9 +244,9 @@ def _task(row: Architecture, networks: list[Part], label: str) -> str | None:
     If neither decides, the simplest task is returned: one that needs no control images and no
     further weights.
     """
-    if row.scripts is None or len(row.scripts.versions) == 1:
+    versions, sized_by = row.maker.versions, row.maker.sized_by
+    if len(versions) < 2:
         return None
-    versions, sized_by = row.scripts.versions, row.scripts.sized_by
     usual, label = next(iter(versions.values())), label.lower()
     shape = networks[0].shape(sized_by) if sized_by else ()
     # The shapes of torch files are not known.

@@ -87,7 +87,6 @@ def networks(model: Model) -> Iterator[ModelFile]:
 
 def _network(model: Model, key: str, place: str | None) -> ModelFile:
     scripts, wan = model.spec.scripts, model.spec.encodes
-    assert scripts is not None
     if place is None:
         return ModelFile(key, "", fault="is not set: there is no network to train")
     title = f"{scripts.title} DiT"
