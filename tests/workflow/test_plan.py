@@ -114,11 +114,6 @@ def test_a_process_that_snakemake_starts_never_plans(built: Project) -> None:
     }
 
 
-def test_snakemake_finds_nothing_to_say_against_the_rules(template: Project) -> None:
-    result = template.run("--lint")
-    assert "Congratulations, your workflow is in a good condition!" in result.output
-
-
 def test_the_sample_can_be_planned_before_anything_is_made(tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project", {})
     shutil.copy(ROOT / "config/config.yaml", project / "config/config.yaml")
