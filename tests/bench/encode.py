@@ -1,7 +1,7 @@
 """Speed of encoding, as ratios to a bare loop and to the loop that a user writes.
 
-    python tests/bench/encode.py [CASE ...] [--share 0.1] [--rounds 3] [--commands 1]
-        [--json FILE] [--folder FOLDER]
+    python tests/bench/encode.py [CASE ...] [--share 0.1] [--rounds 3] [--json FILE]
+        [--folder FOLDER]
 
 Cases: `large`, 300 JPEGs of 1536 x 1152 to 64 and 96 pixels with the sample's tiny VAE; `small`,
 400 JPEGs of 256 to 64 and 96; `one`, the same to 64 alone; `sd`, 6 JPEGs of 768 x 576 to 256 and
@@ -14,19 +14,12 @@ nothing saved, with torch's own number of threads (what a user has) and with one
 picture for each resolution, scales it with Pillow, encodes and saves it. Both keep their network
 and do what this tool does, in one run: processes that have loaded take turns. Printed: medians over
 rounds of milliseconds a target, and of the ratios within a round, in time and in processor time.
-
-With `--commands N`, whole commands take turns N times: `snakemake` with this tool, and a Python
-that runs the plain loop and leaves out what is there, each from an empty cache (`cold`), again
-(`nothing`), after one source changed (`edit`; the loop is told which), and with one resolution more
-(`added`); these encode the captions too. `start` is the jobs' time before they encode, as their
-receipts say; `snakemake` a Snakefile that does nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -34,8 +27,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +55,6 @@ CASES = {
     "sd": Case(6, (768, 576), (256, 512), "sd"),
     "text": Case(5000, (0, 0), (), "t5"),
 }
-ADDED = {"tiny": 128, "sd": 384}
 WORDS = ["red", "blue", "small", "large", "cat", "dog", "house", "tree", "river", "street", "dark"]
 
 
@@ -143,8 +133,8 @@ def write_networks(folder: Path, kind: str, texts: list[str]) -> None:
     encoder.save_pretrained(folder / "text_encoder")
 
 
-def make_project(folder: Path, case: Case, items: int) -> dict[str, Any]:
-    """Write sources, networks and configuration; return what the loops must know."""
+def make_project(folder: Path, case: Case, items: int) -> None:
+    """Write sources, networks, configuration, and `case.json` with what the loops must know."""
     for name in ("Snakefile", "rules", "scripts", "profiles", "envs"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "data").mkdir()
@@ -163,7 +153,6 @@ def make_project(folder: Path, case: Case, items: int) -> dict[str, Any]:
     run = {"datasets": ["bench"], "model": "bench", "resolutions": [*case.sides] or [64]}
     found = {
         "kind": "latents" if case.sides else "text",
-        "kinds": ["latents", "text"],
         "sides": [*case.sides] or [64],
         "captions": texts,
         "models": str(folder / "models"),
@@ -176,7 +165,6 @@ def make_project(folder: Path, case: Case, items: int) -> dict[str, Any]:
     }
     (folder / "config/config.yaml").write_text(json.dumps(found["config"]))
     (folder / "case.json").write_text(json.dumps(found))
-    return found
 
 
 # -- loops in loaded processes ----------------------------------------------------------------
@@ -186,7 +174,7 @@ class Loop:
     """A process that has loaded, and runs its loop when it is asked."""
 
     def __init__(self, folder: Path, name: str, threads: int | None, out: Path) -> None:
-        command = [sys.executable, str(LOOPS), name, str(folder), "--serve", "--out", str(out)]
+        command = [sys.executable, str(LOOPS), name, str(folder), "--out", str(out)]
         command += ["--threads", str(threads)] if threads else []
         pipe = subprocess.PIPE
         # As in the jobs of a build; the other loops have what a user has.
@@ -255,78 +243,6 @@ LOOPS_HEAD = ["case", "ms a target of", "bare", "bare, 1 thread", "plain", "ours
 LOOPS_HEAD += ["ours / bare", "ours / bare, 1 thread", "plain / ours"]
 
 
-# -- whole commands ---------------------------------------------------------------------------
-
-
-def seconds(command: list[str], folder: Path) -> float:
-    """Return the wall time of a command."""
-    began = time.monotonic()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
-    return time.monotonic() - began
-
-
-def stages(folder: Path, case: Case, info: dict[str, Any]) -> Iterator[tuple[str, list[int]]]:
-    """Yield what is measured, and the resolutions; each change is made before it is yielded."""
-    for name in ("out", "cache", ".latentmake", ".snakemake", "runs", "logs"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / "config/config.yaml").write_text(json.dumps(info["config"]))
-    yield "cold", info["sides"]
-    yield "nothing", info["sides"]
-    edited = folder / "data/000000.jpg"
-    image = Image.open(io.BytesIO(edited.read_bytes())).rotate(180)
-    image.putpixel((0, 0), tuple(os.urandom(3)))
-    image.save(edited, quality=90)
-    for side in info["sides"]:
-        (folder / f"out/000000_{side}.safetensors").unlink()
-    yield "edit", info["sides"]
-    sides = [*info["sides"], ADDED.get(case.network, 128)]
-    config = json.loads(json.dumps(info["config"]))
-    config["runs"]["bench"]["resolutions"] = sides
-    (folder / "config/config.yaml").write_text(json.dumps(config))
-    yield "added", sides
-
-
-def measure_commands(
-    folder: Path, case: Case, info: dict[str, Any], rounds: int
-) -> dict[str, list[float]]:
-    """Return wall times in seconds of this tool (`cold`) and of the loop (`cold, plain`)."""
-    found: dict[str, list[float]] = {}
-    snakemake = [sys.executable, "-m", "snakemake", "--cores", str(CORES), "--quiet", "all"]
-    (folder / "empty").mkdir(exist_ok=True)
-    (folder / "empty/Snakefile").write_text("rule all:\n    input: []\n")
-    for _ in range(rounds):
-        for stage, sides in stages(folder, case, info):
-            ours = seconds([*snakemake, "--", "caches_bench"], folder)
-            if stage == "cold":
-                receipts = (folder / ".latentmake").rglob("*.receipt.json")
-                starts = [json.loads(path.read_text())["starting"] for path in receipts]
-                found.setdefault("start", []).append(sum(starts))
-            loop = [sys.executable, str(LOOPS), "plain", str(folder), "--out", "out", "--sides"]
-            loop += map(str, sides)
-            found.setdefault(stage, []).append(ours)
-            found.setdefault(f"{stage}, plain", []).append(seconds(loop, folder))
-        found.setdefault("snakemake", []).append(seconds(snakemake, folder / "empty"))
-    return found
-
-
-def commands_row(name: str, found: dict[str, list[float]]) -> list[Any]:
-    """Return the row of a case."""
-    middle = {key: statistics.median(values) for key, values in found.items()}
-    row: list[Any] = [name, middle["snakemake"], middle["start"]]
-    for stage in ("cold", "nothing", "edit", "added"):
-        if stage in middle:
-            pairs = zip(found[f"{stage}, plain"], found[stage], strict=True)
-            row += [middle[stage], statistics.median(theirs / ours for theirs, ours in pairs)]
-    return row
-
-
-COMMANDS_HEAD = ["case", "snakemake [s]", "start"]
-for each in ("cold", "nothing", "edit", "added"):
-    COMMANDS_HEAD += [each, "plain / ours"]
-
-
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -335,30 +251,21 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=[*CASES], metavar="CASE")
     parser.add_argument("--share", type=float, default=1.0, help="of the items")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--commands", type=int, default=0, help="rounds of whole commands")
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--folder", type=Path, default=None, help="where to work")
     options = parser.parse_args()
-    loops, commands, everything = [], [], {}
+    rows, everything = [], {}
     for name in options.cases:
         case = CASES[name]
         folder = Path(tempfile.mkdtemp(prefix="latentmake-bench-", dir=options.folder))
         try:
-            info = make_project(folder, case, max(4, round(case.items * options.share)))
-            found = everything[name] = {}
-            if options.rounds:
-                found["loops"] = measure_loops(folder, options.rounds)
-                loops += loops_rows(name, found["loops"])
-                print(tabulate(loops[-2:], tablefmt="plain", floatfmt=".2f"), flush=True)
-            if options.commands:
-                found["commands"] = measure_commands(folder, case, info, options.commands)
-                commands.append(commands_row(name, found["commands"]))
-                print(tabulate(commands[-1:], tablefmt="plain", floatfmt=".2f"), flush=True)
+            make_project(folder, case, max(4, round(case.items * options.share)))
+            everything[name] = measure_loops(folder, options.rounds)
+            rows += loops_rows(name, everything[name])
+            print(tabulate(rows[-2:], tablefmt="plain", floatfmt=".2f"), flush=True)
         finally:
             shutil.rmtree(folder)
-    for rows, head in ((loops, LOOPS_HEAD), (commands, COMMANDS_HEAD)):
-        if rows:
-            print("\n" + tabulate(rows, headers=head, floatfmt=".2f"))
+    print("\n" + tabulate(rows, headers=LOOPS_HEAD, floatfmt=".2f"))
     if options.json:
         options.json.write_text(json.dumps(everything, indent=1))
 

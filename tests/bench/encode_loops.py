@@ -1,11 +1,11 @@
 """Loops over the same pictures or captions, each in a process of its own; see encode.py.
 
-    python tests/bench/encode_loops.py LOOP FOLDER [--threads N] [--out FOLDER] [--serve]
+    python tests/bench/encode_loops.py LOOP FOLDER [--threads N] [--out FOLDER]
 
 `bare`: the encoder alone, one sample after the other, from memory to memory. `plain`: reads,
-encodes and saves one file after the other; files that are there are left out. `ours`: carries out
-the orders of a plan, with a loaded encoder. With `--serve` the process loads, and then runs
-once for each line that it reads, and answers with seconds, processor time and targets.
+encodes and saves one file after the other. `ours`: carries out the orders of a plan, with a loaded
+encoder. The process loads, and then runs once for each line that it reads, and answers with
+seconds, processor time and targets.
 """
 
 from __future__ import annotations
@@ -113,31 +113,29 @@ def plain(case: dict[str, Any], folder: Path, out: Path) -> tuple[Loop, Loop]:
 
     def save_text(limit: int | None) -> int:
         for number, caption in enumerate(case["captions"][:limit]):
-            place = out / f"{number}.safetensors"
-            if not place.exists():
-                save_file({"text": encode_text(tokens(caption))[0].clone()}, place)
+            embedding = encode(tokens(caption))[0].clone()
+            save_file({"text": embedding}, out / f"{number}.safetensors")
         return len(case["captions"])
 
     def save_latents(limit: int | None) -> int:
         paths = sorted((folder / "data").glob("*.jpg"))
         for path in paths[:limit]:
             for side in case["sides"]:
-                place = out / f"{path.stem}_{side}.safetensors"
-                if not place.exists():
-                    with Image.open(path) as image:
-                        pixels = to_tensor(of_size(image.convert("RGB"), side))
-                    save_file({"latents": encode(pixels)[0]}, place)
+                with Image.open(path) as image:
+                    pixels = to_tensor(of_size(image.convert("RGB"), side))
+                save_file({"latents": encode(pixels)[0]}, out / f"{path.stem}_{side}.safetensors")
         return len(paths) * len(case["sides"])
 
-    if "latents" in case["kinds"]:
+    if case["kind"] == "text":
+        tokens, encode = load_text(case)
+        save = save_text
+    else:
         encode = load_vae(case)
-    if "text" in case["kinds"]:
-        tokens, encode_text = load_text(case)
+        save = save_latents
 
     def loop(limit: int | None = None) -> int:
         out.mkdir(exist_ok=True)
-        done = save_latents(limit) if "latents" in case["kinds"] else 0
-        return done + (save_text(limit) if "text" in case["kinds"] else 0)
+        return save(limit)
 
     return loop, lambda: loop(1)
 
@@ -202,22 +200,18 @@ def serve(loop: Loop, warm_up: Loop, places: list[Path]) -> None:
 
 
 def main() -> None:
-    """Run a loop once, or serve it."""
+    """Serve a loop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("loop", choices=["bare", "plain", "ours"])
     parser.add_argument("folder", type=Path, help="that encode.py made")
     parser.add_argument("--threads", type=int, help="of torch and of ours; torch's own by default")
     parser.add_argument("--out", type=Path, default=Path("plain"), help="where `plain` saves")
-    parser.add_argument("--sides", type=int, nargs="*", help="resolutions other than the case's")
-    parser.add_argument("--serve", action="store_true")
     options = parser.parse_args()
     os.environ["TQDM_DISABLE"] = "1"
     import torch
 
     folder, out = options.folder.resolve(), options.out.resolve()
     case = json.loads((folder / "case.json").read_text())
-    case["sides"] = options.sides or case["sides"]
-    case["kinds"] = [case["kind"]] if options.serve else case["kinds"]
     if options.threads and options.loop != "ours":
         torch.set_num_threads(options.threads)
     if options.loop == "ours":
@@ -226,11 +220,8 @@ def main() -> None:
         out = folder
     else:
         loop, warm_up = (bare if options.loop == "bare" else plain)(case, folder, out)
-    if options.serve:
-        written = ["cache", ".latentmake/store"]
-        serve(loop, warm_up, [out / name for name in written] if out == folder else [out])
-    else:
-        loop()
+    written = ["cache", ".latentmake/store"]
+    serve(loop, warm_up, [out / name for name in written] if out == folder else [out])
 
 
 if __name__ == "__main__":

@@ -46,32 +46,6 @@ CONFIG = {
     },
 }
 TARGETS = 4
-NOTHING = """
-import torch
-from latentmake.encode.reading import Loaded
-from latentmake.encode.encoders import device
-
-def nothing(samples):
-    return [({"latents": torch.ones(4, 8, 8)}, {}) for _ in samples]
-
-device.encoder = lambda order, **_: Loaded(nothing, 1)
-"""
-
-
-def make_idle_project(folder: Path, images: int, resolutions: list[int], **config: object) -> None:
-    """Write a project whose jobs load an encoder that does nothing, and are real otherwise."""
-    make_project(folder, images)
-    for name in ("rules", "scripts"):  # no links: a rule finds its script where it lies itself
-        (folder / name).unlink()
-        shutil.copytree(ROOT / name, folder / name)
-    (folder / "Snakefile").unlink()
-    shutil.copy(ROOT / "Snakefile", folder)
-    entry = folder / "scripts/encode.py"
-    entry.write_text(NOTHING + entry.read_text())
-    path = folder / "config/config.yaml"
-    values = {**json.loads(path.read_text()), **config}
-    values["runs"]["generated"]["resolutions"] = resolutions
-    path.write_text(json.dumps(values))
 
 
 def make_project(folder: Path, images: int) -> None:

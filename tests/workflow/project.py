@@ -281,6 +281,15 @@ class Project:
             Session(self.config, targets=targets, main=True)
         return os.environ.pop(VARIABLE)
 
+    def refusal(self, *targets: str) -> str:
+        """Plan targets as `plan` does; return the line that refuses them."""
+        try:
+            self.plan(*targets)
+        except SystemExit as refused:
+            (line,) = str(refused).splitlines()
+            return line
+        raise AssertionError(f"{targets} are not refused")
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in a process group of its own; its output goes to a file."""
         with (self / "started.txt").open("w") as output:

@@ -109,7 +109,6 @@ def test_items_without_partner_are_named_and_stop_no_other(built: Project) -> No
     assert result.encoded() == Counts()
     assert {row["stem"] for row in built.manifest()} == {*world.CAPTIONS, "new"}
     assert built.changed(before) == NOTHING._replace(added=added)
-    assert built.run("caches_tiny").idle
 
 
 FAULTS = {
@@ -202,7 +201,6 @@ def test_bad_items_can_be_set_aside_and_come_back_when_mended(built: Project) ->
     assert len(built.manifest()) == len(world.CAPTIONS) + 8
     assert result.encoded("latents").encoded == 12
     assert result.encoded("text").encoded == 3
-    assert built.run("caches_tiny").idle
 
 
 def test_sources_that_cannot_be_read_stop_no_other_though_they_have_caches(built: Project) -> None:
@@ -224,7 +222,6 @@ def test_sources_that_cannot_be_read_stop_no_other_though_they_have_caches(built
     rows = {row["stem"]: row for row in built.manifest()}
     assert {stem for stem, row in rows.items() if "aside" in row} == {"ant", "bee"}
     assert built.changed(before).removed == set()
-    assert built.run("caches_tiny").idle
 
     for name in ("ant.png", "bee.txt"):
         (built / name).rename(built / "data/shapes" / name)

@@ -98,15 +98,8 @@ def test_a_lora_is_judged_by_what_did_not_train(project: Project) -> None:
 
     (project / f"data/films/{second}.mp4").rename(project / "data/films/zebra.mp4")
     (project / f"data/films/{second}.txt").rename(project / "data/films/zebra.txt")
-    project.run(*COMMAND)
-    assert {each["name"] for each in metrics(project)["results"]} == {
-        f"films/{first} 64x48",
-        "films/zebra 64x48",
-    }
-    assert (project / "runs/tiny/training.json").read_bytes() == trained
-
     project.configure(lambda values: values["runs"]["tiny"]["trainer"].update(steps=3))
-    before = keys(project)
+    before = {name.replace(second, "zebra"): key for name, key in keys(project).items()}
     assert {"train", "evaluate"} <= {*project.run("evaluate_tiny").jobs}
     changed = {name.partition(" ")[2] for name, key in keys(project).items() if key != before[name]}
     assert changed == {"adapter loss", "adapter clip"}
@@ -120,7 +113,8 @@ def test_a_lora_is_judged_by_what_did_not_train(project: Project) -> None:
 
 def test_what_cannot_be_evaluated_is_told_in_one_line(project: Project) -> None:
     project.configure(lambda values: values["runs"]["tiny"].pop("validation"))
-    words = "all items of the run tiny train", "runs.tiny.validation"
-    project.run("evaluate_tiny", check=False).one_line(*words)
+    line = project.refusal("evaluate_tiny")
+    assert "all items of the run tiny train" in line and "runs.tiny.validation" in line
     project.configure(lambda values: values["runs"]["tiny"].update(validation={"items": 3}))
-    project.run("evaluate_tiny", check=False).one_line("3 of 4 different sources", "2 or less")
+    line = project.refusal("evaluate_tiny")
+    assert "3 of 4 different sources" in line and "2 or less" in line

@@ -88,7 +88,6 @@ def key_template(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Proje
 
     project.configure(rich)
     project.run("train_tiny")
-    assert project.run("train_tiny").idle
     return project
 
 
@@ -218,6 +217,6 @@ test_every_key_is_changed_here_or_it_is_said_where = every_key.completeness(
 test_a_key_makes_what_it_shapes_stale_and_nothing_else = every_key.one_by_one(
     CHANGES, MODEL, TRAINER
 )
-test_what_keys_shape_is_made_and_then_nothing_is_left = every_key.built(CHANGES, MODEL, TRAINER)
+test_a_key_that_needs_another_is_asked_after_it = every_key.after_others(CHANGES, MODEL, TRAINER)
 test_keys_of_a_publication_make_it_anew_and_nothing_else = every_key.published(CHANGES, MODEL)
 test_facts_of_the_machine_make_nothing = every_key.together(CHANGES, MODEL)

@@ -1,4 +1,4 @@
-"""`latentmake init` on folders and models made for it: Snakemake plans what it writes."""
+"""`latentmake init` on folders and models made for it: what it writes can be planned."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def written(project: Project, name: str) -> dict[str, Any]:
 
 
 def planned(project: Project, *files: str) -> None:
-    """Let Snakemake plan configurations at once; runs and models are named as the files."""
+    """Plan configurations at once; runs and models are named as the files."""
     together: dict[str, Any] = {"datasets": {}, "models": {}, "runs": {}}
     for file in files:
         name, values = Path(file).stem, written(project, file)
@@ -92,7 +92,7 @@ def planned(project: Project, *files: str) -> None:
             together["runs"][name]["datasets"].append(f"{name}_{dataset}")
         together |= values
     project.config = together
-    project.run("-n", *(f"train_{Path(file).stem}" for file in files))
+    project.plan(*(f"train_{Path(file).stem}" for file in files))
 
 
 def test_each_model_is_recognised_and_its_run_planned(project: Project) -> None:
@@ -391,7 +391,8 @@ def test_an_imported_dataset_has_the_model_that_is_named_and_the_name_of_init(
     assert title == other and own.keys() >= theirs.keys() - {"dtype"}
     assert all(own[key] == theirs[key] for key in theirs.keys() - {"dtype", "text"})
     assert [*made["datasets"]] == [*begun["datasets"]] == ["sks_man"]
-    project.run("-n", "train_data", "--configfile", "import.yaml")
+    project.config = made
+    project.plan("train_data")
 
 
 @pytest.mark.parametrize("name", ["sd15", "z_image"])

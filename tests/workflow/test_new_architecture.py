@@ -105,7 +105,6 @@ def test_a_row_and_an_example_are_all_that_a_new_architecture_needs(tmp_path: Pa
     fast_tuner.write_pictures(project / "data/controls", controls, (64, 64))
 
     project.run("train_tiny")
-    assert project.run("train_tiny").idle
     caches = set(project.cache_files())
     assert caches == {
         f"cache/shapes/tiny/{size}/{name}_nv2{te}.safetensors"

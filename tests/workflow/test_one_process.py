@@ -47,4 +47,3 @@ def test_datasets_and_batches_of_one_model_are_encoded_by_one_process(
 
     world.draw(data / "shapes/dog.png", 7)
     assert project.run("latents_tiny").encoded().encoded == 2
-    assert project.run("latents_tiny").idle

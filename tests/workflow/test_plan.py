@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import world
 from latentmake.request import VARIABLE
-from project import NOTHING, ROOT, Project
+from project import NOTHING, Project
 
 
 @pytest.fixture
@@ -112,19 +112,3 @@ def test_a_process_that_snakemake_starts_never_plans(built: Project) -> None:
     assert {each for each in after if not each.endswith("receipt.json")} == {
         each for each in orders if not each.endswith("receipt.json")
     }
-
-
-def test_snakemake_finds_nothing_to_say_against_the_rules(template: Project) -> None:
-    result = template.run("--lint")
-    assert "Congratulations, your workflow is in a good condition!" in result.output
-
-
-def test_the_sample_can_be_planned_before_anything_is_made(tmp_path: Path) -> None:
-    project = Project.make(tmp_path / "project", {})
-    shutil.copy(ROOT / "config/config.yaml", project / "config/config.yaml")
-    shutil.copytree(ROOT / "data", project / "data")
-    result = project.run("-n", "-p")
-    kinds = {job.rpartition("_")[0] or job for job in result.jobs}
-    assert {"encode_latents_michael_gove_tiny-sd", "encode_text_michael_gove_tiny-sd"} <= kinds
-    assert {"manifest", "train", "all"} <= kinds
-    assert project.cache_files() == []

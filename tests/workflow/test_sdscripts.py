@@ -142,7 +142,6 @@ def test_training_goes_on_a_folder_of_links_and_again_on_what_was_edited(built: 
     cache = "sub/cat_0040x0090_sd.npz"
     assert (place / cache).samefile(built / f"cache/shapes/tiny/64/{cache}")
     assert (built / "runs/tiny/tiny.safetensors").is_file()
-    assert built.run("train_tiny").idle
     (built / "data/shapes/ant.txt").write_text("a purple\ncircle\n")
     world.draw(built / "data/shapes/sub/cat.png", 77, (100, 160))
     built.run("train_tiny")
@@ -159,7 +158,6 @@ def test_training_goes_on_a_folder_of_links_and_again_on_what_was_edited(built: 
     result.one_line("training of tiny: forced; the last one took ")
     assert called(folder) and "resumed" not in result.output and "encoded" not in result.output
     assert (built / "runs/tiny/previous/tiny.safetensors").stat().st_ino == before
-    assert built.run("train_tiny").idle
 
 
 def test_nothing_but_a_new_and_whole_lora_is_success(
@@ -204,15 +202,10 @@ def test_sdxl_trains_on_each_variant_of_a_caption_as_an_image_with_its_text(
         for ending, text in zip(("", ".v1"), both, strict=True)
     ]
     assert sorted(map(tuple, said["items"])) == sorted(images * 2)
-    assert project.run("train_tiny").idle
     before = project.snapshot()
     (project / "data/shapes/bee.txt").write_text("one, two, three")
     project.run("caches_tiny")
     edited = {name for name in wanted if "bee" in name}
-    assert project.changed(before).content == edited
-    asked = "cache/shapes/tiny/text.1/sub/cat_te_outputs.npz"
-    (project / asked).unlink()
-    project.run(asked)
     assert project.changed(before).content == edited
 
 

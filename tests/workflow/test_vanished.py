@@ -81,8 +81,10 @@ def _project(folder: Path, model: Path, source: str) -> Project:
     return project
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("layout", ["plain", "musubi"])
+@pytest.mark.parametrize(
+    ("layout", "source"),
+    [*(("plain", source) for source in SOURCES), ("musubi", "empty mount point")],
+)
 def test_caches_of_items_that_vanish_in_bulk_are_kept_apart_and_linked_back(
     tmp_path: Path, micro: Path, request: pytest.FixtureRequest, layout: str, source: str
 ) -> None:

@@ -44,10 +44,9 @@ def of_trainer(project: Project, **changes: Any) -> None:
 
 def refused(project: Project, *words: str) -> None:
     """Ask for a training, which is refused in one line before anything is encoded."""
-    result = project.run("train_tiny", check=False)
-    assert result.returncode != 0 and "Traceback" not in result.output
-    result.one_line("error", *words)
-    assert not result.jobs and not (project / "cache").exists()
+    line = project.refusal("train_tiny")
+    assert all(word in line for word in ("error: ", *words)), line
+    assert not (project / "cache").exists()
 
 
 def test_what_cannot_be_trained_is_said_before_anything_is_encoded(project: Project) -> None:

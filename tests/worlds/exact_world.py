@@ -25,7 +25,7 @@ def pictures(side: int = SIDE) -> dict[str, torch.Tensor]:
     return {name: picture.to(torch.uint8)[None] for name, picture in found.items()}
 
 
-def narrow_vae(*, flux: bool = False, attention: bool = True) -> AutoencoderKL:
+def narrow_vae(*, flux: bool = False) -> AutoencoderKL:
     """Return the VAE of Stable Diffusion, or of Flux, with 4 channels at first in place of 128."""
     torch.manual_seed(0)
     return AutoencoderKL(
@@ -37,7 +37,6 @@ def narrow_vae(*, flux: bool = False, attention: bool = True) -> AutoencoderKL:
         latent_channels=16 if flux else 4,
         use_quant_conv=not flux,
         use_post_quant_conv=not flux,
-        mid_block_add_attention=attention,
     ).eval()
 
 
