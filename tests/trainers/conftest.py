@@ -21,7 +21,6 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.trainers.launched.installation import Installation
 from made_once import made_once
 from preloaded_trainers import make_venv
-from real_clip_models import CLIP_WORLDS
 from real_models import WORLDS
 from real_project import RealProject
 
@@ -31,7 +30,6 @@ FOLDERS = {
     "sd-scripts": "LATENTMAKE_SD_SCRIPTS",
     "ai-training": "LATENTMAKE_AI_TRAINING",
 }
-REAL_WORLDS = WORLDS | CLIP_WORLDS
 PYTHON = os.environ.get("LATENTMAKE_TRAINERS_PYTHON", sys.executable)
 
 # Without CUDA these questions end a program; networks of real sizes take gigabytes. DIES_AFTER ends
@@ -170,7 +168,7 @@ def make_real(
     """Make the project of a world's name, in which the test then works."""
 
     def make(name: str) -> RealProject:
-        world, tuner = REAL_WORLDS[name], sources("musubi-tuner")
+        world, tuner = WORLDS[name], sources("musubi-tuner")
         weights = tiny_weights(world.weights)
         made = RealProject(world, tmp_path / "work", weights, tuner, forked_venv)
         monkeypatch.chdir(made.project.folder)

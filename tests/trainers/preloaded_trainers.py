@@ -60,16 +60,15 @@ def main(place: str, owner: int) -> None:
     import accelerate.commands.launch  # noqa: F401
     import av  # noqa: F401
     import cv2
-    import diffusers
+    import diffusers  # noqa: F401
     import tiny
     import torchvision  # noqa: F401
     import transformers
 
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
-    for library, names in ((transformers, tiny.TRANSFORMERS), (diffusers, tiny.DIFFUSERS)):
-        for name in names:
-            getattr(library, name)  # imported when it is looked for
+    for name in tiny.TRANSFORMERS:
+        getattr(transformers, name)  # imported when it is looked for
     tiny.write_hub(folder / "hub")
     python = folder / "venv/bin/python"
     python.parent.mkdir(parents=True)

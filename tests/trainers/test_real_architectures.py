@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import REAL_WORLDS
+from real_models import WORLDS
 from real_project import RealProject, check
 
 pytestmark = pytest.mark.real_trainer
 
 
-@pytest.mark.parametrize("name", REAL_WORLDS)
+@pytest.mark.parametrize("name", WORLDS)
 def test_real_scripts_make_what_is_stale_and_real_datasets_load_it(
     name: str, make_real: Callable[[str], RealProject]
 ) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import checkpoint_world
 import numpy as np
 import pytest
+import tiny
 import torch
 from conftest import sources
 from latentmake.config.models import Model
 from latentmake.encode.encoders.sdscripts import text_arrays
 from latentmake.encode.encoders.text import text_encoders
 from safetensors.torch import load_file, save_file
-from tiny import hub
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
@@ -43,10 +43,11 @@ FORMS = ("released", PADDED, "with further tokens", "only tokenizer.json")
 
 def clip_tokenizer(folder: Path, form: str, second: bool) -> None:
     """Write CLIP's tokenizer as one of its copies has it."""
-    hub.clip_tokenizer(folder)
+    tiny.write_tokenizer(folder, "clip")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     if second and form == PADDED:
-        hub.write_json(folder / "tokenizer_config.json", config | {"pad_token": "!"})
+        padded = json.dumps(config | {"pad_token": "!"})
+        (folder / "tokenizer_config.json").write_text(padded)
     if form in ("with further tokens", "only tokenizer.json"):
         from transformers import AutoTokenizer
 
@@ -101,8 +102,8 @@ def theirs(architecture: str, length: int, networks: list[list[str]], venv: Path
     """Return the arrays of each caption by sd-scripts' code."""
     tokenizers = Path("released")
     for name in ("openai/clip-vit-large-patch14", "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"):
-        hub.clip_tokenizer(tokenizers / name.replace("/", "_"))
-    hub.t5_tokenizer(tokenizers / "google_t5-v1_1-xxl")
+        tiny.write_tokenizer(tokenizers / name.replace("/", "_"), "clip")
+    tiny.write_tokenizer(tokenizers / "google_t5-v1_1-xxl", "t5")
     folder = Path("theirs")
     folder.mkdir()
     job = {
@@ -161,7 +162,7 @@ def test_special_tokens_in_captions_are_read_as_sd_scripts_does(
     else:
         texts[-1]["max_length"] = length
         tokenizer = Path(texts[-1]["path"].replace("text_encoder", "tokenizer"))
-        hub.t5_tokenizer(tokenizer)
+        tiny.write_tokenizer(tokenizer, "t5")
     for form in FORMS:
         for number in range(sum(kind != "T5EncoderModel" for kind, _ in networks)):
             folder = pipeline / ("tokenizer_2" if number else "tokenizer")

@@ -6,4 +6,4 @@ from pathlib import Path
 import tiny
 
 name, folder = sys.argv[1:]
-tiny.WEIGHTS[name](Path(folder))
+tiny.write(name, Path(folder))

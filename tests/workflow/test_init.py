@@ -200,7 +200,7 @@ def test_prompts_are_from_all_over_the_dataset_and_one_is_new(project: Project) 
 def test_parts_of_two_models_are_never_mixed(project: Project) -> None:
     pictures(project / "cats")
     for name in ("one", "two"):
-        named_weights.sd15(project / "models" / name, TOKENIZER)
+        MODELS["sd15"](project / "models" / name, TOKENIZER)
     refused = project.ask("init", "cats", "--model", "models", check=False)
     assert refused.returncode == 2
     assert refused.one_line("models: holds several models (one/unet, two/unet)", "name the file")
@@ -209,7 +209,7 @@ def test_parts_of_two_models_are_never_mixed(project: Project) -> None:
     (own,) = written(project, "cats.yaml")["models"].values()
     assert (own["vae"], own["text"]) == ("models/one/vae", "models/one/text_encoder")
     shutil.rmtree(project / "models/one/vae")
-    named_weights.sd15(project / "models/three", TOKENIZER)
+    MODELS["sd15"](project / "models/three", TOKENIZER)
     shutil.rmtree(project / "models/three/unet")
     said = project.ask("init", "cats", "--model", "models")
     assert said.one_line("note", "`vae` is models/three/vae; models/two/vae would fit, too")
@@ -334,14 +334,14 @@ def test_a_missing_text_encoder_is_named_and_expected_in_its_folder(project: Pro
     assert said.returncode == 1
     assert said.one_line("missing", "`text` of the model", "docs/trainers/sd.md")
     assert written(project, "cats.yaml")["models"]["sd15"]["text"] == f"{place}/text_encoder"
-    named_weights.sd15(project / "other", TOKENIZER)
+    MODELS["sd15"](project / "other", TOKENIZER)
     shutil.copytree(project / "other/text_encoder", project / place / "text_encoder")
     planned(project, "cats.yaml")
 
 
 def test_of_a_network_of_its_own_all_the_rest_is_missing(project: Project) -> None:
     pictures(project / "cats")
-    network = named_weights.NETWORKS["flux"]
+    network = named_weights.shapes("flux")
     named_weights.write(project / "flux/flux1-dev.safetensors", network)
     shutil.rmtree(project.folder.parent / "sd-scripts")
     place = "flux/flux1-dev.safetensors"
@@ -366,7 +366,7 @@ def test_without_a_model_the_download_of_one_is_printed(project: Project) -> Non
     name, command, rest = app.resolve_command(top, words)
     assert command.make_context(name, rest, parent=top).params["local_dir"]
     assert said.one_line("--model", "data/tiny-sd")
-    named_weights.sd15(project / "models/stable-diffusion-v1-5", TOKENIZER)
+    MODELS["sd15"](project / "models/stable-diffusion-v1-5", TOKENIZER)
     planned(project, "cats.yaml")
     assert project.ask("init", "cats", "--force").returncode == 0
 
@@ -428,7 +428,9 @@ def test_control_images_have_a_folder_of_their_own(project: Project) -> None:
 def test_an_image_to_video_model_of_wan_needs_its_image_encoder(project: Project) -> None:
     videos(project / "waves")
     place = MODELS["wan_original"](project / "wan", TOKENIZER)
-    named_weights.write(place / "diffusion_pytorch_model.safetensors", named_weights.WAN_I2V)
+    named_weights.write(
+        place / "diffusion_pytorch_model.safetensors", named_weights.shapes("wan_i2v", "5120")
+    )
     said = project.ask("init", "waves", "--model", "wan", "--trainer", "musubi", check=False)
     clip = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
     assert said.one_line("`clip` of the model")
@@ -461,9 +463,9 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     videos(project / "waves")
     (project / "empty").mkdir()
     (project / "data.toml").write_text("[general]\n")
-    named_weights.write(project / "lora.safetensors", named_weights.LORA)
-    named_weights.sdxl(project / "sdxl", TOKENIZER)
-    named_weights.write(project / "dream shaper.safetensors", named_weights.CHECKPOINT)
+    named_weights.write(project / "lora.safetensors", named_weights.shapes("lora"))
+    MODELS["sdxl"](project / "sdxl", TOKENIZER)
+    named_weights.write(project / "dream shaper.safetensors", named_weights.shapes("checkpoint"))
     shutil.copy(
         project / "sdxl/vae/diffusion_pytorch_model.safetensors", project / "vae.safetensors"
     )

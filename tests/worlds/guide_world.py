@@ -116,7 +116,7 @@ def make_wan(folder: Path) -> None:
 
 def make_flux(folder: Path) -> None:
     """Write the files of FLUX.1 dev and of its text encoders by their names, without weights."""
-    named_weights.flux(folder, ROOT / "data/tiny-sd/tokenizer")
+    named_weights.MODELS["flux"](folder, ROOT / "data/tiny-sd/tokenizer")
 
 
 HUB: dict[str, Callable[[Path], None]] = {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import av
 import world
+import yaml
 from PIL import Image
 
 STEMS = tuple(world.CAPTIONS)
@@ -23,7 +25,7 @@ class World:
     """A project of one architecture.
 
     Attributes:
-        weights: family of tiny weights, see `WEIGHTS` in tests/trainers/tiny.
+        weights: family of tiny weights, see tests/trainers/tiny/models.yaml.
         model: the model's keys; places of weights are names of files among them.
         dataset: keys of the dataset.
         controls: endings of the names of controls, `("", "_1")` for two.
@@ -35,66 +37,15 @@ class World:
     weights: str
     model: dict[str, Any]
     dataset: dict[str, Any] = field(default_factory=dict)
-    controls: tuple[str, ...] = ()
+    controls: Sequence[str] = ()
     layers: int = 0
     video: bool = False
     builds: bool = False
 
 
-def _both(**model: Any) -> dict[str, Any]:
-    return {"vae": "vae.safetensors", "text": "text.safetensors"} | model
-
-
-def _wan(task: str, **model: Any) -> dict[str, Any]:
-    text = {"path": "text.safetensors", "tokenizer": "tokenizer"}
-    return _both(task=task, text=text, encoder="musubi", vae_dtype="float32", **model)
-
-
 WORLDS = {
-    "wan": World("wan", _wan("t2v-1.3B"), builds=True),
-    "wan_i2v": World(
-        "wan", _wan("i2v-14B", clip="clip.safetensors"), {"target_frames": [1, 5]}, video=True
-    ),
-    "qwen_image": World("qwen_image", _both(architecture="qwen_image")),
-    "qwen_image_edit": World(
-        "qwen_image",
-        _both(architecture="qwen_image_edit", task="edit-2511"),
-        controls=("", "_1"),
-        builds=True,
-    ),
-    "qwen_image_edit_sized": World(
-        "qwen_image",
-        _both(architecture="qwen_image_edit", task="edit"),
-        {"control_resolution": [96, 96]},
-        controls=("",),
-    ),
-    "qwen_image_layered": World(
-        "qwen_image",
-        _both(architecture="qwen_image_layered", vae="layered_vae.safetensors"),
-        dataset={"multiple_target": True},
-        layers=2,
-    ),
-    "z_image": World("z_image", _both(architecture="z_image")),
-    "flux_2_dev": World(
-        "flux_2",
-        _both(architecture="flux_2_dev", text="mistral.safetensors"),
-        {"no_resize_control": True},
-        controls=("_0", "_1"),
-    ),
-    "flux_2_klein_4b": World(
-        "flux_2",
-        _both(architecture="flux_2_klein_4b", task="klein-base-4b", text="qwen3.safetensors"),
-    ),
-    "flux_2_klein_9b": World(
-        "flux_2",
-        _both(architecture="flux_2_klein_9b", task="klein-base-9b", text="qwen3.safetensors"),
-        controls=("",),
-    ),
-    "flux_kontext": World(
-        "flux_1",
-        _both(architecture="flux_kontext", text=["text.safetensors", "text_1.safetensors"]),
-        controls=("",),
-    ),
+    name: World(**values)
+    for name, values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }
 
 

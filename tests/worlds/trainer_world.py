@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
+from latentmake.runs.order import RunFiles
 from latentmake.runs.results import Metrics
 from latentmake.trainers.loop import draw
 from latentmake.trainers.loop.generation import GenerationOrder
@@ -148,6 +150,30 @@ def of_model(order: SdOrder, **changes: Any) -> SdOrder:
 
 def make_training(order: SdOrder) -> Training:
     return Training(SdRecipe(order))
+
+
+def trained(root: Path, **settings: Any) -> SdOrder:
+    """Return the order of a finished training; see `make_order`."""
+    order = make_order(root, **settings)
+    make_training(order).run()
+    return order
+
+
+def weights(order: SdOrder) -> bytes:
+    return RunFiles(order).weights.read_bytes()
+
+
+def record(order: SdOrder) -> dict[str, Any]:
+    """Return the values in a finished training's record."""
+    found: dict[str, Any] = json.loads(RunFiles(order).record.read_text())
+    return found
+
+
+def edit_rows(manifest: Path, edit: Callable[[list[dict[str, Any]]], object]) -> None:
+    """Edit the rows of a manifest."""
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    edit(rows)
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_order(order: SdOrder, path: Path) -> Path:

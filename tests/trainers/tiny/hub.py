@@ -1,9 +1,10 @@
-"""Tiny tokenizers, written as files of a repository on the hub."""
+"""Files of tiny tokenizers, and of random weights."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,38 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def byte_tokenizer(folder: Path, specials: Sequence[str], **settings: Any) -> Mapping[str, int]:
-    """Write a tokenizer of 256 bytes, followed by special tokens; return the ids of those.
+def write_tokenizer(
+    folder: Path,
+    bytes: Sequence[str] = (),
+    letters: Sequence[str] = (),
+    pairs: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    files: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a tokenizer.
 
     Args:
         folder: where its files go.
-        specials: the tokens 256, 257, ...
-        settings: of tokenizer_config.json, `tokenizer_class` among them.
+        bytes: special tokens, the tokens 256, 257, ...; the others are bytes.
+        letters: special tokens, the first ones; the others are letters, as of T5.
+        pairs: whether its tokens are those of CLIP: letters inside and at the end of words.
+        settings: of tokenizer_config.json.
+        files: other files, by their names: text, or values of JSON.
     """
+    if bytes:
+        _write_bytes(folder, bytes, settings or {})
+    elif letters:
+        _write_letters(folder, letters, settings or {})
+    elif pairs:
+        _write_pairs(folder)
+    for name, content in (files or {}).items():
+        if isinstance(content, str):
+            (folder / name).write_text(content)
+        else:
+            write_json(folder / name, content)
+
+
+def _write_bytes(folder: Path, specials: Sequence[str], settings: Mapping[str, Any]) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -35,82 +60,12 @@ def byte_tokenizer(folder: Path, specials: Sequence[str], **settings: Any) -> Ma
     tokenizer.save(str(folder / "tokenizer.json"))
     write_json(folder / "vocab.json", vocabulary)
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "added_tokens_decoder": {
-                str(number): {
-                    "content": token,
-                    "special": True,
-                    "lstrip": False,
-                    "rstrip": False,
-                    "normalized": False,
-                    "single_word": False,
-                }
-                for token, number in ids.items()
-            },
-            **settings,
-        },
-    )
-    return ids
+    flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    added = {str(id_): {"content": token, "special": True, **flags} for token, id_ in ids.items()}
+    write_json(folder / "tokenizer_config.json", {"added_tokens_decoder": added, **settings})
 
 
-def shrunk(config: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the values of some keys replaced, at every depth."""
-    return {
-        key: shrunk(value, small) if isinstance(value, Mapping) else small.get(key, value)
-        for key, value in config.items()
-    }
-
-
-class _FoundError(Exception):
-    pass
-
-
-def settings_of(module: Any, name: str, load: Callable[[], object]) -> dict[str, Any]:
-    """Return the arguments with which a function makes an object of a class of its module."""
-    made = getattr(module, name)
-
-    def stop(*_: object, **settings: Any) -> None:
-        raise _FoundError(settings)
-
-    setattr(module, name, stop)
-    try:
-        load()
-    except _FoundError as found:
-        return dict(found.args[0])
-    finally:
-        setattr(module, name, made)
-    raise AssertionError(f"{name} is not made")
-
-
-def write_random(
-    model: Any,
-    path: Path,
-    rename: Callable[[str], str] = str,
-    dtype: Any = None,
-    seed: int = 0,
-    **metadata: str,
-) -> None:
-    """Write small random weights of a network as safetensors, under names of one's own choice."""
-    import torch
-    from safetensors.torch import save_file
-
-    random = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, value in model.state_dict().items():
-        if value.dtype.is_floating_point:
-            near = float(value.ndim == 1 and name.endswith(("weight", "running_var")))
-            scale = 0.1 if value.ndim < 2 else value[0].numel() ** -0.5
-            value = near + scale * torch.randn(value.shape, generator=random)
-            value = value.to(dtype or torch.float32)
-        tensors[rename(name)] = value.contiguous()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={"format": "pt", **metadata})
-
-
-def letter_tokenizer(folder: Path, specials: Sequence[str], **settings: Any) -> None:
-    """Write a Unigram tokenizer of single letters, as T5's: first its special tokens."""
+def _write_letters(folder: Path, specials: Sequence[str], settings: Mapping[str, Any]) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     letters = ["▁", *map(chr, range(33, 127))]
@@ -127,36 +82,69 @@ def letter_tokenizer(folder: Path, specials: Sequence[str], **settings: Any) -> 
     write_json(folder / "tokenizer_config.json", settings)
 
 
-def clip_tokenizer(folder: Path) -> None:
-    """Write a CLIP tokenizer of single letters: 512 of them and two special tokens."""
+def _write_pairs(folder: Path) -> None:
+    """Write a vocabulary of 512 letters and two special tokens."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
     names = [*letters, *(f"{each}</w>" for each in letters), "<|startoftext|>", "<|endoftext|>"]
     write_json(folder / "vocab.json", {name: number for number, name in enumerate(names)})
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "CLIPTokenizer",
-            "bos_token": "<|startoftext|>",
-            "eos_token": "<|endoftext|>",
-            "unk_token": "<|endoftext|>",
-            "pad_token": "<|endoftext|>",
-            "model_max_length": 77,
-        },
-    )
 
 
-def t5_tokenizer(folder: Path) -> None:
-    """Write T5's tokenizer."""
-    letter_tokenizer(
-        folder,
-        ["<pad>", "</s>", "<unk>"],
-        tokenizer_class="T5Tokenizer",
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        extra_ids=0,
-        model_max_length=512,
-    )
+# -- weights --------------------------------------------------------------------------------------
+
+
+class _Made(Exception):
+    """A loader has made its network."""
+
+
+def network_of(loader: Callable[..., object], file: Path, needs: Iterable[str] = ()) -> Any:
+    """Return the network that a loader makes before it loads a file.
+
+    Args:
+        loader: makes a network, reads the file, and calls `load_state_dict`.
+        file: a file that the loader is called with.
+        needs: names of tensors that it asks for before.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    def stop(self: Any, *_: Any, **__: Any) -> None:
+        raise _Made(self)
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: torch.zeros(1) for name in (*needs, "unused")}, file)
+    load, torch.nn.Module.load_state_dict = torch.nn.Module.load_state_dict, stop
+    try:
+        loader()
+    except _Made as made:
+        return made.args[0]
+    finally:
+        torch.nn.Module.load_state_dict = load
+        file.unlink()
+    raise AssertionError(f"{file.name}: its loader reads no weights")
+
+
+def write_random(
+    network: Any,
+    file: Path,
+    renames: Iterable[tuple[str, str]] = (),
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write small random weights of a network; `renames` are patterns of names and new texts."""
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, value in network.state_dict().items():
+        if value.dtype.is_floating_point:
+            near = float(value.ndim == 1 and name.endswith(("weight", "running_var")))
+            scale = 0.1 if value.ndim < 2 else value[0].numel() ** -0.5
+            value = near + scale * torch.randn(value.shape, generator=random)
+        for pattern, text in renames:
+            name = re.sub(pattern, text, name)
+        tensors[name] = value.contiguous()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, file, metadata={"format": "pt", **(metadata or {})})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from latentmake.trainers.loop.caches import Caches, read_items
 from latentmake.trainers.loop.recipe import BatchOrder
 from safetensors.torch import load_file
-from trainer_world import make_manifest, make_text
+from trainer_world import edit_rows, make_manifest, make_text
 
 SHAPES = [(4, 8, 8), (4, 4, 8), (4, 8, 8), (4, 8, 8), (4, 4, 8)]
 REPEATS = [1, 3, 2, 1, 1]
@@ -70,12 +70,6 @@ def test_processes_share_the_batches_of_epochs_without_gap_or_double(
     assert sum(schedule.items(step) for step in range(1, steps + 1)) == sum(map(len, together))
 
 
-def test_going_on_from_a_step_is_the_rest_of_the_whole() -> None:
-    schedule = BatchOrder(SHAPES, REPEATS, batch_size=2, seed=3, accumulation=2)
-    whole = list(schedule.batches(0, 1, 9))
-    assert list(schedule.batches(0, 5, 9)) == whole[4 * 2 :]
-
-
 # -- variants of a text ---------------------------------------------------------------------------
 
 STEPS = 40
@@ -86,23 +80,25 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Caches:
     """Three items at two resolutions: the first has four variants."""
     root = tmp_path_factory.mktemp("variants")
     manifest = make_manifest(root)
-    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
     others = [make_text(root / f"cache/text.{n}/0.safetensors", 100 + n, 5 + n) for n in (1, 2, 3)]
-    rows[0] |= {
-        "variants": [rows[0]["text"], *others],
-        "texts": ["a", "b", "c", "d"],
-    }
-    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def vary(rows: list[dict[str, Any]]) -> None:
+        rows[0] |= {"variants": [rows[0]["text"], *others], "texts": ["a", "b", "c", "d"]}
+
+    edit_rows(manifest, vary)
     return Caches(read_items(manifest))
 
 
-def variants(caches: Caches, seed: int = 0, *, several: bool = True) -> BatchOrder:
+def variants(
+    caches: Caches, seed: int = 0, *, several: bool = True, accumulation: int = 1
+) -> BatchOrder:
     examples = caches.examples[: len(caches)]
     return BatchOrder(
         [each.latents.shape for each in examples],
         [each.repeats for each in examples],
         batch_size=2,
         seed=seed,
+        accumulation=accumulation,
         variants=caches.variants if several else {},
     )
 
@@ -138,7 +134,9 @@ def test_a_batch_holds_the_texts_of_the_chosen_variants(caches: Caches) -> None:
     assert torch.equal(batch.text[0], load_file(path)["text_encoder.hidden_state"])
 
 
-def test_a_killed_training_goes_on_with_the_very_variants(caches: Caches) -> None:
+def test_a_killed_training_goes_on_with_the_very_batches_and_variants(caches: Caches) -> None:
     whole = list(variants(caches).batches(0, 1, STEPS))
     assert whole[17:] == list(variants(caches).batches(0, 18, STEPS))
+    whole = list(variants(caches, accumulation=2).batches(0, 1, STEPS))
+    assert whole[2 * 17 :] == list(variants(caches, accumulation=2).batches(0, 18, STEPS))
     assert whole != list(variants(caches, seed=1).batches(0, 1, STEPS))

@@ -21,7 +21,7 @@ from latentmake.trainers.loop.caches import (
     read_text,
 )
 from safetensors.torch import load_file, save_file
-from trainer_world import SCALING, SHIFT, make_latents, make_manifest, make_text
+from trainer_world import SCALING, SHIFT, edit_rows, make_latents, make_manifest, make_text
 
 (HIDDEN_STATE,) = PLAIN.text
 
@@ -226,9 +226,7 @@ def test_reading_ends_with_the_batches_and_when_these_are_closed_early(lengths: 
 
 def test_only_a_batch_with_regularisation_images_has_weights(manifest: Path) -> None:
     assert Caches(read_items(manifest), prior_loss_weight=0.5).batch([0, 2]).weights is None
-    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
-    rows[0]["is_reg"] = True
-    manifest.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    edit_rows(manifest, lambda rows: rows[0].update(is_reg=True))
     assert Caches(read_items(manifest)).batch([0, 2]).weights is None
     weighted = Caches(read_items(manifest), prior_loss_weight=0.5)
     for indices in ([0, 2], [2, 4]):

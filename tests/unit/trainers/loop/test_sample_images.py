@@ -25,6 +25,13 @@ NAMES = [
 ]
 
 
+def painter_of(order: SdOrder) -> SdPainter:
+    recipe = SdRecipe(order)
+    stored = Caches(read_items(Path(order.manifest)), recipe.tensors).examples[0].latents
+    settings = order.sample_settings()
+    return SdPainter(recipe, settings, order.negative, stored, torch.device("cpu"))
+
+
 def draw(order: SdOrder, steps: tuple[int, ...] = STEPS) -> list[int]:
     """Draw as a training does that has these steps; return those that it has drawn."""
     layout, want, drawn = RunFiles(order), order.wanted(), list[int]()
@@ -32,9 +39,7 @@ def draw(order: SdOrder, steps: tuple[int, ...] = STEPS) -> list[int]:
         with SummaryWriter(str(layout.logs)) as writer:
             for step in range(1, 30):
                 writer.add_scalar("loss", 1 / step, step)
-    samples, recipe, cpu = Samples(order, want, [want]), SdRecipe(order), torch.device("cpu")
-    stored = Caches(read_items(Path(order.manifest)), recipe.tensors).examples[0].latents
-    painter = SdPainter(recipe, order.sample_settings(), order.negative, stored, cpu)
+    samples, painter = Samples(order, want, [want]), painter_of(order)
 
     def latents() -> torch.Tensor:
         drawn.append(step)
@@ -112,10 +117,7 @@ def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
 def test_a_sample_of_nan_is_left_out_with_its_prompt_and_step(
     order: SdOrder, place: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    layout, want, recipe = RunFiles(order), order.wanted(), SdRecipe(order)
-    stored = Caches(read_items(Path(order.manifest)), recipe.tensors).examples[0].latents
-    cpu = torch.device("cpu")
-    painter = SdPainter(recipe, order.sample_settings(), order.negative, stored, cpu)
+    layout, painter = RunFiles(order), painter_of(order)
     latents = torch.randn(2, 4, 4, 8)
     if place == "VAE":
         painter.vae = painter.load_vae()
@@ -123,7 +125,7 @@ def test_a_sample_of_nan_is_left_out_with_its_prompt_and_step(
         assert order.model.vae.path
     else:
         latents[1, 0, 0, 0] = math.nan
-    samples = Samples(order, want)
+    samples = Samples(order, order.wanted())
     samples.draw(50, lambda: latents, painter)
     samples.show()
     left = [NAMES[2], None] if place == "latents" else [None, None]

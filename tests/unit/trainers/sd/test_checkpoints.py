@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,25 +18,17 @@ from latentmake.trainers.loop.order import sample_steps
 from latentmake.trainers.loop.train import Training
 from latentmake.trainers.sd.plan import Sd
 from latentmake.trainers.sd.unet import SdOrder
-from trainer_world import make_order, make_training
+from trainer_world import make_order, make_training, record, trained, weights
+
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def folders(order: SdOrder) -> list[str]:
     return sorted(each.name for each in RunFiles(order).checkpoints.iterdir())
 
 
-def record(order: SdOrder) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(RunFiles(order).record.read_text())
-    return found
-
-
-def weights(order: SdOrder) -> bytes:
-    return RunFiles(order).weights.read_bytes()
-
-
 def test_the_state_of_the_last_step_is_kept(tmp_path: Path) -> None:
-    order = make_order(tmp_path, steps=4, checkpointing_steps=3)
-    make_training(order).run()
+    order = trained(tmp_path, steps=4, checkpointing_steps=3)
     assert folders(order) == ["step-000004"]
     names = ("pytorch_lora_weights.safetensors", "kohya.safetensors")
     files = {name: digest.of_file(Path(order.output, name)) for name in names}
@@ -57,45 +48,21 @@ def test_a_longer_training_goes_on_from_the_last_state_of_the_shorter_one(
 ) -> None:
     settings: dict[str, Any] = {"learning_rate": 1e-2, "samples": {"num_inference_steps": 1}}
     settings["lora_dropout"] = 0.3
-    first = make_order(tmp_path, prompts=True, **short, **settings)
-    make_training(first).run()
+    first = trained(tmp_path, prompts=True, **short, **settings)
     steps = record(first)["steps"]
     capfd.readouterr()
-    further = make_order(tmp_path, prompts=True, **long, **settings)
-    make_training(further).run()
+    further = trained(tmp_path, prompts=True, **long, **settings)
     said = capfd.readouterr().err
     assert f"resumed from step {steps} of a shorter training" in said
     assert folders(further) == [f"step-{record(further)['steps']:06d}"]
     # It is the training of that length.
-    at_once = make_order(tmp_path, prompts=True, output="at_once", **long, **settings)
-    make_training(at_once).run()
+    at_once = trained(tmp_path, prompts=True, output="at_once", **long, **settings)
     assert weights(further) == weights(at_once)
     assert record(further)["loss_end"] == record(at_once)["loss_end"]
     # The pictures of the shorter one are shown with its own.
     index, total = PictureIndex.read(RunFiles(further).samples / INDEX), record(further)["steps"]
     assert index is not None
     assert set(index.steps) == sample_steps(first, steps) | sample_steps(further, total)
-
-
-@pytest.mark.parametrize(
-    ("short", "long"),
-    [
-        ({"steps": 2, "learning_rate": 1e-3}, {"steps": 4}),
-        ({"steps": 4}, {"steps": 2}),
-        ({"steps": 4}, {"epochs": 2}),
-    ],
-)
-def test_other_changes_train_from_the_start(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    short: dict[str, Any],
-    long: dict[str, Any],
-) -> None:
-    make_training(make_order(tmp_path, **short)).run()
-    order = make_order(tmp_path, **long)
-    make_training(order).run()
-    assert "resumed" not in capfd.readouterr().err
-    assert folders(order) == [f"step-{record(order)['steps']:06d}"]
 
 
 def planned(order: SdOrder, lock: str = "d" * 64) -> RunPlan:
@@ -110,27 +77,26 @@ def planned(order: SdOrder, lock: str = "d" * 64) -> RunPlan:
 
 
 def test_the_plan_says_from_which_step_a_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    order = make_order(tmp_path, steps=2)
-    assert planned(order).note == ""
-    make_training(order).run()
+    assert planned(make_order(tmp_path, steps=2)).note == ""
+    trained(tmp_path, steps=2)
     longer = planned(make_order(tmp_path, steps=4))
     assert longer.note == "training of tiny: goes on from step 2"
     facts: Any = SimpleNamespace(memo=Memo(None))
     report(facts, Plan({"cats": longer}), ["cats"], [], kinds={"cats": ()}, dry=True)
     assert longer.note in capfd.readouterr().err.splitlines()
-    assert planned(make_order(tmp_path, steps=4, rank=2)).note == ""
+    for changes in ({"steps": 4, "rank": 2}, {"steps": 4, "learning_rate": 1e-3}, {"steps": 1}):
+        assert planned(make_order(tmp_path, **changes)).note == ""
+    assert planned(make_order(tmp_path, epochs=2)).note == ""
     assert planned(make_order(tmp_path, steps=4), lock="e" * 64).note == ""
 
 
 def test_an_edited_training_goes_on_from_its_last_weights_where_it_is_asked_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     settings: dict[str, Any] = {"steps": 6, "learning_rate": 1e-2, "on_change": "continue"}
-    make_training(make_order(tmp_path, **settings)).run()
+    trained(tmp_path, **settings)
     edited = make_order(tmp_path, **settings | {"seed": 1})
     note = "training of tiny: goes on from the last weights"
     assert planned(edited).note == planned(edited, lock="").note == note
@@ -141,20 +107,15 @@ def test_an_edited_training_goes_on_from_its_last_weights_where_it_is_asked_to(
     assert any(each.any() for name, each in network.named_parameters() if "lora_B" in name)
     training.run()
     assert RunFiles(edited).trained(edited.wanted())
-    anew = make_order(tmp_path, steps=6, seed=1, learning_rate=1e-2, output="anew")
-    make_training(anew).run()
+    anew = trained(tmp_path, steps=6, seed=1, learning_rate=1e-2, output="anew")
     assert record(anew)["loss_start"] > record(edited)["loss_start"]
     assert before["parts"] != record(edited)["parts"] == record(anew)["parts"]
     with pytest.raises(TrainingError, match=r"another rank.*trains them anew"):
         make_training(make_order(tmp_path, **settings | {"rank": 2}))
 
 
-def test_a_setting_that_the_record_of_an_earlier_release_lacks_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    order = make_order(tmp_path, steps=2)
-    make_training(order).run()
+def test_a_setting_that_the_record_of_an_earlier_release_lacks_is_named(tmp_path: Path) -> None:
+    order = trained(tmp_path, steps=2)
     file = RunFiles(order).record
     made = Record.read(file)
     assert made is not None
@@ -183,8 +144,7 @@ def test_a_flipped_bit_in_a_checkpoint_resumes_from_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     settings: dict[str, Any] = {"steps": 3, "checkpointing_steps": 1, "learning_rate": 1e-2}
-    whole = make_order(tmp_path, output="whole", **settings)
-    make_training(whole).run()
+    whole = trained(tmp_path, output="whole", **settings)
     order = make_order(tmp_path, **settings)
     with monkeypatch.context() as killed:
         killed.setattr(Training, "_finish", lambda training: None)
@@ -203,8 +163,7 @@ def test_a_flipped_bit_in_a_checkpoint_resumes_from_the_one_before(
 def test_without_a_sound_checkpoint_a_training_begins_anew_and_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
-    order = make_order(tmp_path, steps=2)
-    make_training(order).run()
+    order = trained(tmp_path, steps=2)
     expected = weights(order)
     RunFiles(order).record.unlink()
     (folder,) = RunFiles(order).checkpoints.iterdir()

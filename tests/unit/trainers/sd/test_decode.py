@@ -14,7 +14,7 @@ from latentmake.encode.encoders.vae import load_vae
 from latentmake.pages.curves import draw_grid
 from latentmake.trainers.loop.order import ClipSettings
 from latentmake.trainers.loop.recipe import generator
-from latentmake.trainers.sd.recipe import Decoder, Objective, SdPainter, load_noise_schedule
+from latentmake.trainers.sd.recipe import Objective, SdPainter, load_noise_schedule
 from PIL import Image
 from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae
 
@@ -95,11 +95,6 @@ def test_guidance_takes_embeddings_of_two_lengths(folder: Path) -> None:
     assert torch.equal(drawn, draw(text, short))
     assert not torch.equal(drawn, draw(text, same))
     assert not torch.equal(drawn, draw(text))
-
-
-def test_latents_are_decoded_to_pictures(folder: Path) -> None:
-    vae = load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32)
-    assert Decoder(vae).decode(torch.zeros(4, 4, 8)).shape == (1, 8, 16, 3)
 
 
 def test_the_grid_has_a_row_a_step_and_a_column_a_prompt() -> None:

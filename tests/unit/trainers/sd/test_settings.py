@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,9 @@ from trainer_world import (
     make_training,
     make_unet,
     of_model,
+    record,
+    trained,
+    weights,
 )
 
 PARTS = {
@@ -96,8 +98,8 @@ def test_min_snr_weighs_as_its_paper_says(tmp_path: Path, prediction: Any) -> No
     alpha = torch.cumprod(1 - betas, 0)[timesteps]
     snr = alpha / (1 - alpha)
     expected = snr.clamp(max=5) / (snr if prediction == "epsilon" else snr + 1)
-    weights = Objective(schedule, snr_gamma=5).weights(timesteps)
-    torch.testing.assert_close(weights, expected.float(), rtol=1e-3, atol=0)
+    found = Objective(schedule, snr_gamma=5).weights(timesteps)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-3, atol=0)
     assert Objective(schedule).weights(timesteps) is None
 
 
@@ -151,8 +153,8 @@ def test_flow_matching_learns_and_draws_with_either_schedule(tmp_path: Path, kin
         **prediction,
     )
     make_training(order).run()
-    record = json.loads(RunFiles(order).record.read_text())
-    assert record["loss_end"] < 0.8 * record["loss_start"]
+    made = record(order)
+    assert made["loss_end"] < 0.8 * made["loss_start"]
     assert len(list(RunFiles(order).samples.glob("*.png"))) == 10
 
 
@@ -189,25 +191,14 @@ def test_the_learning_rate_rises_stays_and_ends_where_it_should(
 def test_each_optimiser_learns_and_resumes_to_the_bit(
     tmp_path: Path, optimizer: str, rate: float
 ) -> None:
-    settings: dict[str, Any] = {
-        "adapter": "full",
-        "optimizer": optimizer,
-        "learning_rate": rate,
-        "steps": 30,
-        "checkpointing_steps": 7,
-        "ema_decay": 0.9,
-    }
-    order = make_order(tmp_path, **settings)
-    make_training(order).run()
-    layout = RunFiles(order)
-    record = json.loads(layout.record.read_text())
-    assert record["loss_end"] < record["loss_start"]
-    expected = layout.weights.read_bytes()
+    settings: dict[str, Any] = {"optimizer": optimizer, "learning_rate": rate, "ema_decay": 0.9}
+    order = trained(tmp_path, adapter="full", steps=30, checkpointing_steps=7, **settings)
+    layout, made, expected = RunFiles(order), record(order), weights(order)
+    assert made["loss_end"] < made["loss_start"]
     layout.record.unlink()
     layout.weights.unlink()
-    again = make_training(order)  # goes on from step 28
-    again.run()
-    assert layout.weights.read_bytes() == expected
+    make_training(order).run()  # goes on from step 28
+    assert weights(order) == expected
     events = EventAccumulator(str(layout.logs))
     events.Reload()
     assert events.Scalars("learning_rate")[-1].value > 0
@@ -227,10 +218,8 @@ def test_an_absent_library_and_unknown_arguments_are_named(tmp_path: Path) -> No
 
 def test_the_average_is_the_result_and_is_what_its_formula_says(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"adapter": "parts", "parts": ["conv_out"], "learning_rate": 1e-2}
-    order = make_order(tmp_path, ema_decay=0.5, steps=4, **settings)
-    plain = make_order(tmp_path, output="plain", save_every_n_steps=1, steps=4, **settings)
-    make_training(order).run()
-    make_training(plain).run()
+    order = trained(tmp_path, ema_decay=0.5, steps=4, **settings)
+    plain = trained(tmp_path, output="plain", save_every_n_steps=1, steps=4, **settings)
     start = load_file(tmp_path / "unet/diffusion_pytorch_model.safetensors")["conv_out.bias"]
     average = start.clone()
     for step in range(1, 5):
@@ -273,11 +262,10 @@ def test_epochs_show_each_item_that_often(tmp_path: Path) -> None:
     training = make_training(order)
     assert training.steps == math.ceil(2 * training.batch_order.batches_per_epoch / 2)
     training.run()
-    assert json.loads(RunFiles(order).record.read_text())["steps"] == training.steps
+    assert record(order)["steps"] == training.steps
     _, last = sorted(RunFiles(order).saved.iterdir())
     assert last.name == f"step-{training.steps:06d}"
-    weights = RunFiles(order).weights
-    assert (last / weights.name).read_bytes() == weights.read_bytes()
+    assert (last / RunFiles(order).weights.name).read_bytes() == weights(order)
 
 
 def test_a_file_asks_for_a_copy_at_once(tmp_path: Path) -> None:
@@ -310,8 +298,7 @@ def test_a_new_projection_is_trained_written_and_taken_up(tmp_path: Path) -> Non
     assert taken is not None
     assert torch.equal(taken.weight, layer.weight)
     # A run without one leaves none behind.
-    plain = make_order(tmp_path, steps=1)
-    make_training(plain).run()
+    plain = trained(tmp_path, steps=1)
     assert not (RunFiles(plain).output / "text_projection").exists()
 
 
