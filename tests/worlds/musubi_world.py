@@ -35,7 +35,7 @@ VALUES = (
         "max_data_loader_n_workers",
     ),
     *("output_dir", "output_name", "logging_dir", "timestep_sampling", "discrete_flow_shift"),
-    *("save_every_n_epochs", "resume", "blocks_to_swap", "seed"),
+    *("save_every_n_epochs", "resume", "blocks_to_swap", "seed", "lr_scheduler"),
     *("vae", "t5", "sample_prompts", "sample_every_n_epochs", "sample_every_n_steps"),
 )
 
