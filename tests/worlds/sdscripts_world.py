@@ -13,6 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from latentmake.config.datasets import Dataset
+from latentmake.config.external_trainers import SdScriptsTrainer
+from latentmake.config.machines import ExternalProgram, Publish
+from latentmake.config.models import Model
+from latentmake.trainers.sdscripts.order import SdScriptsOrder
 from musubi_world import make_venv, write_network
 
 SUFFIX = {"sd1": "sd", "sd2": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux"}
@@ -116,6 +121,44 @@ def text_fault(
     if architecture == "sdxl" and shapes["hidden_state1"][0] != shapes["hidden_state2"][0]:
         return f"the states have {shapes['hidden_state1'][0]} and {shapes['hidden_state2'][0]} rows"
     return None
+
+
+# -- a run ----------------------------------------------------------------------------------------
+
+ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
+ENCODERS |= {"lumina": 1, "hunyuan_image": 2, "anima": 1}
+
+
+def order_of(
+    architecture: str = "sdxl",
+    *,
+    trainer: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    **changes: Any,
+) -> SdScriptsOrder:
+    """Return an order; `model` and `trainer` add to their sections."""
+    values = {
+        "vae": "ae.safetensors",
+        "text": [f"text_{number}.safetensors" for number in range(ENCODERS[architecture])],
+        "architecture": architecture,
+        "layout": "sdscripts",
+        "checkpoint": "base.safetensors",
+        **(model or {}),
+    }
+    given = {
+        "run": "cats",
+        "manifest": "manifest.jsonl",
+        "lock": "dataset.lock",
+        "output": "runs/cats",
+        "datasets": {"a": Dataset(path="data")},
+        "resolutions": [(512, 512), (512, 768)],
+        "model_name": "big",
+        "model": Model.model_validate(values),
+        "trainer": SdScriptsTrainer.model_validate({"kind": "sdscripts", **(trainer or {})}),
+        "sd_scripts": ExternalProgram(path="sd-scripts"),
+        "publish": Publish(),
+    }
+    return SdScriptsOrder(**(given | changes))
 
 
 # -- a trainer ------------------------------------------------------------------------------------

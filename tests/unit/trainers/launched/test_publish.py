@@ -20,7 +20,6 @@ from latentmake.base.sync import RECORD
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.trainers.launched import publish
-from latentmake.trainers.launched.order import Resume
 from latentmake.trainers.musubi.order import MusubiOrder
 from latentmake.trainers.musubi.publish import MusubiPublication
 from publish_world import ATTENTION, NEEDED, check_flags, fill, order_of, put, value
@@ -382,15 +381,6 @@ def test_folders_results_and_batch_files_lie_where_the_user_wants_them() -> None
     published(mapped(order_of()))
     assert not [*Path("bats").iterdir()] and (folder / "train_gove-1.0.bat").is_file()
     assert not (folder / "gove").exists()
-
-
-def test_a_training_of_steps_counts_no_epochs() -> None:
-    order = order_of(trainer={"max_train_steps": 300})
-    arguments = training(order, "linux")
-    assert value(arguments, "--max_train_steps") == "300"
-    assert "--max_train_epochs" not in arguments
-    assert order.settings_digest() != order_of().settings_digest()
-    assert not order.can_resume(Resume(Path("state"), done=2, counted=True))  # where it would end
 
 
 def test_folders_of_one_resolution_may_be_named_by_it() -> None:
