@@ -18,7 +18,7 @@ from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.models import Model
 from latentmake.trainers.sdscripts.order import SdScriptsOrder
-from musubi_world import make_venv, write_network
+from musubi_world import declarations, make_venv, write_network
 
 SUFFIX = {"sd1": "sd", "sd2": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux"}
 MULTIPLE = {"sd3", "flux"}
@@ -268,21 +268,14 @@ def stand_in(folder: Path, *, own_venv: bool = True, without: tuple[str, ...] = 
         without: flags that it does not know.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [
-        f'    parser.add_argument("--{name}", action="store_true")'
-        for name in SWITCHES
-        if name not in without
-    ]
-    lines += [f'    parser.add_argument("--{name}")' for name in VALUES if name not in without]
-    lines.append('    parser.add_argument("--network_args", nargs="*")')
+    declared = declarations(SWITCHES, VALUES, without)
     for script, latents, text in (
         ("train_network", "_sd.npz", ""),
         ("sdxl_train_network", "_sdxl.npz", "_te_outputs.npz"),
         ("lumina_train_network", "_lumina.npz", "_lumina_te.npz"),
     ):
-        program = _PROGRAM.format(
-            latents=latents, text=text, cached=bool(text), arguments="\n".join(lines)
-        )
+        facts = {"latents": latents, "text": text, "cached": bool(text), "arguments": declared}
+        program = _PROGRAM.format(**facts)
         (folder / f"{script}.py").write_text(program, encoding="utf-8")
     write_network(folder / "networks/dylora.py")
     if own_venv and not (folder / "venv").exists():

@@ -498,7 +498,7 @@ def run_shell(
 
 
 @pytest.mark.parametrize(
-    ("scripts", "environment"), [(".", "venv"), ("src/musubi_tuner", ".venv"), (".", "given")]
+    ("scripts", "environment"), [("src/musubi_tuner", ".venv"), (".", "given")]
 )
 def test_the_script_caches_and_trains_in_the_trainers_environment(
     tmp_path: Path, scripts: str, environment: str

@@ -37,16 +37,6 @@ def test_scripts_are_found_in_the_folder_and_in_its_package(tmp_path: Path, scri
         tuner.script("wan_cache_latents.py")
 
 
-def test_a_folder_without_scripts_says_where_they_were_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(
-        TrainingError,
-        match=r"wan_train_network\.py.*a musubi-tuner that knows Wan, or update it",
-    ):
-        find(tmp_path)
-    with pytest.raises(TrainingError, match="does not exist"):
-        find(tmp_path / "gone")
-
-
 def test_its_environment_is_the_named_one_else_its_own_else_ours(tmp_path: Path) -> None:
     folder = stand_in(tmp_path, own_venv=False)
     tuner = find(folder)
