@@ -8,12 +8,14 @@ the tests.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,18 +101,33 @@ def sources(name: str) -> Path:
     return folder.resolve()
 
 
-def said_by(program: Installation, code: str, *arguments: object) -> str:
-    """Run code in the folder and the environment of a trainer; return its last line."""
+def output_of(
+    *command: object, cwd: Path | None = None, paths: Sequence[Path] = (), **variables: str
+) -> str:
+    """Run a command, with folders for PYTHONPATH and further variables; return what it printed."""
+    if paths:
+        variables["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     done = subprocess.run(
-        [program.python, "-c", code, *map(str, arguments)],
-        cwd=program.folder,
-        env=program.environment(),
+        [*map(str, command)],
+        cwd=cwd,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()[-1]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
+
+
+def answer_of(*command: object, **options: Any) -> Any:
+    """Run a command as `output_of` does; return the JSON in the last line that it printed."""
+    return json.loads(output_of(*command, **options).splitlines()[-1])
+
+
+def said_by(program: Installation, code: str, *arguments: object) -> str:
+    """Run code in the folder and the environment of a trainer; return its last line."""
+    command = [program.python, "-c", code, *arguments]
+    return output_of(*command, cwd=program.folder, **program.environment()).splitlines()[-1]
 
 
 def steps(state: Path) -> int:
@@ -134,26 +151,13 @@ def forked_venv() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_weights(
-    forked_venv: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def tiny_weights(forked_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Weights:
     """Make the folder of a family's tiny weights, once; see `WEIGHTS` in tiny/__init__.py."""
 
     def write(name: str, folder: Path) -> None:
         packages = [sources("musubi-tuner") / "src", sources("sd-scripts")]
-        done = subprocess.run(
-            [
-                forked_venv / "bin/python",
-                Path(__file__).with_name("write_weights.py"),
-                name,
-                folder,
-            ],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        script = Path(__file__).with_name("write_weights.py")
+        output_of(forked_venv / "bin/python", script, name, folder, paths=packages)
 
     return lambda name: made_once(tmp_path_factory, f"tiny-{name}", functools.partial(write, name))
 
@@ -163,8 +167,8 @@ def make_real(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     forked_venv: Path,
-    tiny_weights: Callable[[str], Path],
-) -> Callable[[str], RealProject]:
+    tiny_weights: Weights,
+) -> Make:
     """Make the project of a world's name, in which the test then works."""
 
     def make(name: str) -> RealProject:
@@ -178,9 +182,7 @@ def make_real(
 
 
 @pytest.fixture
-def trainer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
-) -> Callable[[str, str], Installation]:
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path) -> Find:
     """Find a script of a real trainer, in an environment that has all that it imports."""
 
     def find(name: str, script: str) -> Installation:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 import torch
+from conftest import Make
 from latentmake.base.errors import ModelError, SourceError
 from PIL import Image
 from real_models import PICTURE, STEMS
@@ -21,7 +22,7 @@ VAE = "vae.safetensors"
 
 
 @pytest.fixture
-def real(make_real: Callable[[str], RealProject]) -> Iterator[RealProject]:
+def real(make_real: Make) -> Iterator[RealProject]:
     made = make_real("z_image")
     made.project.configure(lambda values: values["runs"]["real"].update(resolutions=[64]))
     yield made
@@ -66,7 +67,7 @@ def packets(path: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("name", ["z_image", "hunyuan_video"])
 def test_a_source_damaged_behind_its_header_is_named_and_stops_no_other(
-    name: str, make_real: Callable[[str], RealProject]
+    name: str, make_real: Make
 ) -> None:
     real = make_real(name)
     world = real.world

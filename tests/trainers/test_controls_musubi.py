@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import sources
+from conftest import answer_of, sources
 from controlled_world import configured, draw
 from latentmake.config.root import Config
 from latentmake.data.item import Item
@@ -18,7 +17,7 @@ from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.plan.facts import Facts
 
-pytestmark = pytest.mark.real_trainer
+pytestmark = [pytest.mark.real_trainer, pytest.mark.usefixtures("own_folder")]
 
 STEMS = ("a", "a_1", "a_b", "a.b", "ab", "a_1_2", "b")
 ARCHITECTURES = {  # their short names, which musubi-tuner's datasets take
@@ -138,18 +137,13 @@ def name(picture: list[int]) -> str:
 
 
 def test_items_have_the_controls_layers_and_sizes_that_musubi_tuner_gives_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
+    tmp_path: Path, forked_venv: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     cases = [Case(number) for number in range(120)]
     Path("cases.json").write_text(json.dumps([case.arguments(tmp_path) for case in cases]))
     script = Path(__file__).with_name("read_datasets.py")
-    subprocess.run(
-        [forked_venv / "bin/python", script, tmp_path / "cases.json", tmp_path / "answers.json"],
-        env={**os.environ, "PYTHONPATH": str(sources("musubi-tuner") / "src")},
-        check=True,
-    )
-    answers = json.loads(Path("answers.json").read_text())
+    source = sources("musubi-tuner") / "src"
+    answers = answer_of(forked_venv / "bin/python", script, tmp_path / "cases.json", paths=[source])
     compared, refused = 0, 0
     for case, answer in zip(cases, answers, strict=True):
         facts = Facts(case.config, Memo(None))

@@ -13,21 +13,16 @@ from typing import Any
 import pytest
 from conftest import PYTHON, sources
 from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
-from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import SdScriptsTrainer
-from latentmake.config.machines import ExternalProgram, Publish
-from latentmake.config.models import Model
+from latentmake.config.machines import ExternalProgram
 from latentmake.trainers.launched.installation import Installation
 from latentmake.trainers.launched.order import Resume, prompt_lines
-from latentmake.trainers.musubi.command import training_arguments
-from latentmake.trainers.sdscripts.order import SdScriptsOrder
 from latentmake.trainers.sdscripts.order import training_arguments as command_arguments
-from rows_world import ROWS, make_row_run
+from rows_world import make_row_run
+from sdscripts_world import order_of
 
-pytestmark = pytest.mark.real_trainer
+pytestmark = [pytest.mark.real_trainer, pytest.mark.usefixtures("own_folder")]
 
-ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
-ENCODERS |= {"lumina": 1, "hunyuan_image": 2, "anima": 1}
 TEXT_ARGUMENTS = {
     "lumina": ["--system_prompt", "draw", "--gemma2_max_token_length", "64"],
     "anima": ["--qwen3_max_token_length", "64", "--t5_max_token_length", "64"],
@@ -74,10 +69,7 @@ def test_bucket_steps_are_those_that_sd_scripts_asks_for(architecture: str, scri
 
 
 @pytest.mark.parametrize(("architecture", "script"), SCRIPTS)
-def test_sd_scripts_knows_every_flag(
-    architecture: str, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_sd_scripts_knows_every_flag(architecture: str, script: str, tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"text_{number}.safetensors").write_text("")
     trainer = {
@@ -88,28 +80,8 @@ def test_sd_scripts_knows_every_flag(
         "deepspeed": True,
         "samples": {"prompts": ["a cat"]},
     }
-    order = SdScriptsOrder(
-        run="cats",
-        manifest="manifest.jsonl",
-        lock="dataset.lock",
-        output="runs/cats",
-        datasets={"a": Dataset(path="data")},
-        resolutions=[(512, 512)],
-        model_name="big",
-        model=Model.model_validate(
-            {
-                "vae": "text_3.safetensors",
-                "text": [f"text_{each}.safetensors" for each in range(ENCODERS[architecture])],
-                "architecture": architecture,
-                "layout": "sdscripts",
-                "checkpoint": "base.safetensors",
-                "text_arguments": TEXT_ARGUMENTS.get(architecture, []),
-            }
-        ),
-        trainer=SdScriptsTrainer.model_validate({"kind": "sdscripts", **trainer}),
-        sd_scripts=ExternalProgram(path="sd-scripts"),
-        publish=Publish(),
-    )
+    model = {"vae": "text_3.safetensors", "text_arguments": TEXT_ARGUMENTS.get(architecture, [])}
+    order = order_of(architecture, trainer=trainer, model=model)
     program = installation("sd-scripts", f"{script}.py")
     assert program.sources_of()[0]
     counted = script.endswith("_network")
@@ -118,22 +90,6 @@ def test_sd_scripts_knows_every_flag(
     )
     assert program.missing_flags(arguments) == []
     assert program.missing_flags(["--no_such_flag"]) == ["--no_such_flag"]
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_musubi_tuner_knows_every_flag_with_samples(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    samples = {"prompts": ["a cat"], "every": 5}
-    order = make_row_run(tmp_path, name, next(iter(ROWS[name].versions)), samples=samples)
-    arguments = training_arguments(order, order.places, "sdpa", Resume())
-    scripts = order.scripts
-    files = [*scripts.latents.files, *scripts.text.files]
-    assert {file.flag for file in files if file.required} <= {*arguments, "--dit"}
-    assert arguments.count("--dit") == 1
-    program = installation("musubi-tuner", scripts.training.name)
-    assert program.missing_flags(arguments) == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The command line that each architecture gets by default, beside that of its trainer's guide.
 
-A value of a guide that is not passed is the script's own default, as
-its sources declare it, or is left to the user by name and for a reason.
+A value of a guide that is not passed is the script's own default, as its sources declare it, or is
+left to the user by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from latentmake.trainers.sdscripts import order as sdscripts
 from latentmake.trainers.sdscripts.order import SdScriptsOrder
 from rows_world import ROWS, make_row_run
 
-pytestmark = pytest.mark.real_trainer
+pytestmark = [pytest.mark.real_trainer, pytest.mark.usefixtures("own_folder")]
 
 # Row -> guide, and the version that its command trains.
 MUSUBI = {
@@ -55,37 +55,25 @@ SD_SCRIPTS = {
     "anima": ("anima_train_network", 1, "anima_train_utils"),
 }
 
-_PATH = "path: keys of the model name it"
-_MEMORY = "memory: depends on the GPU"
-_LENGTH = "length and copies: depend on the dataset"
-LEFT = {
-    **dict.fromkeys(("--dit", "--vae", "--text_encoder", "--text_encoder1", "--byt5"), _PATH),
-    **dict.fromkeys(("--text_encoder2", "--image_encoder", "--text_encoder_qwen"), _PATH),
-    **dict.fromkeys(("--text_encoder_clip", "--qwen3", "--gemma2", "--ae", "--clip_l"), _PATH),
-    **dict.fromkeys(("--clip_g", "--t5xxl", "--pretrained_model_name_or_path"), _PATH),
-    **dict.fromkeys(("--dataset_config", "--output_dir", "--output_name"), _PATH),
-    **dict.fromkeys(("--fp8_base", "--blocks_to_swap", "--split_attn"), _MEMORY),
-    **dict.fromkeys(("--vae_chunk_size", "--vae_disable_cache"), _MEMORY),
-    **dict.fromkeys(("--max_train_epochs", "--save_every_n_epochs"), _LENGTH),
-    "--optimizer_type": "AdamW with states of 8 bits: memory, and needs bitsandbytes",
-    "--max_data_loader_n_workers": "processes: depends on the machine",
-    "--persistent_data_loader_workers": "processes: depends on the machine",
-    "--mixed_precision": "bf16 in place of fp16, which overflows",
-    "--model_version": "`task` of the model",
-    "--scheduler_scale": "of sample videos alone",
-    "--system_prompt": "`text_arguments` of the model: it shapes the caches",
-    "--unet_lr": "the learning rate, where it is not given",
-    "--text_encoder_lr1": "of a text encoder, which cached text does not train",
-    "--text_encoder_lr2": "of a text encoder, which cached text does not train",
-    "--attn_mode": "torch, where it is not given",
-    "--noise_scale_start": "8, or 7.5 for dev, where it is not given",
-    "--noise_scale_end": "8, or 7.5 for dev, where it is not given",
-    "--noise_clip_std": "0, or 2.5 for dev, where it is not given",
+PATHS = {
+    *("--dit", "--vae", "--text_encoder", "--text_encoder1", "--text_encoder2", "--byt5", "--ae"),
+    *("--image_encoder", "--text_encoder_qwen", "--text_encoder_clip", "--qwen3", "--gemma2"),
+    *("--clip_l", "--clip_g", "--t5xxl", "--pretrained_model_name_or_path", "--dataset_config"),
+    *("--output_dir", "--output_name"),
 }
-"""Flag of a guide whose value need not be ours -> reason."""
-LEFT_BY = {
-    ("sd3", "--network_module"): "the module of SD3's transformer",
+LEFT = PATHS | {
+    *("--fp8_base", "--blocks_to_swap", "--split_attn", "--vae_chunk_size"),  # memory
+    *("--vae_disable_cache", "--optimizer_type"),  # memory; AdamW of 8 bits needs bitsandbytes too
+    *("--max_train_epochs", "--save_every_n_epochs"),  # depend on the dataset
+    *("--max_data_loader_n_workers", "--persistent_data_loader_workers"),  # and on the machine
+    "--mixed_precision",  # bf16 in place of fp16, which overflows
+    *("--model_version", "--system_prompt"),  # `task` and `text_arguments` of the model
+    "--scheduler_scale",  # of sample videos only
+    *("--unet_lr", "--text_encoder_lr1", "--text_encoder_lr2"),  # cached text trains no encoder
+    *("--attn_mode", "--noise_scale_start", "--noise_scale_end", "--noise_clip_std"),  # defaults
 }
+"""Flags of a guide whose values need not be ours."""
+LEFT_BY = {("sd3", "--network_module")}  # the module of SD3's transformer
 OURS = {
     *("--logging_dir", "--gradient_accumulation_steps", "--t5xxl_max_token_length", "--v2"),
     *("--cache_latents", "--cache_latents_to_disk", "--network_train_unet_only", "--sdpa"),
@@ -200,29 +188,24 @@ def same(ours: tuple[str, ...] | None, guide: tuple[str, ...]) -> bool:
     return ours is not None and [*map(number, ours)] == [*map(number, guide)]
 
 
-def reason(row: Row, flag: str) -> str | None:
-    """Return why a value of a guide is not ours; "" where it is, None where nothing says it."""
+def is_kept(row: Row, flag: str) -> bool:
+    """Whether a value of a guide is ours, or the script's own default, or left to the user."""
     values = row.guide[flag]
-    if same(row.ours.get(flag), values):
-        return ""
     if flag not in row.ours and [number(row.declared.get(flag))] == [*map(number, values)]:
-        return "the script's own default"
-    return LEFT_BY.get((row.name, flag)) or LEFT.get(flag)
+        return True
+    return same(row.ours.get(flag), values) or flag in LEFT or (row.name, flag) in LEFT_BY
 
 
-def test_each_default_command_holds_what_the_guide_recommends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_each_default_command_holds_what_the_guide_recommends(tmp_path: Path) -> None:
     assert MUSUBI.keys() == ROWS.keys()
     rows = [*rows_of_musubi(tmp_path), *rows_of_sd_scripts()]
-    missing = [(row.name, flag) for row in rows for flag in row.guide if reason(row, flag) is None]
+    missing = [(row.name, flag) for row in rows for flag in row.guide if not is_kept(row, flag)]
     assert not missing
     for row in rows:
         further = row.ours.keys() - row.guide.keys() - OURS
         if "--network_alpha" in further:
             assert number(row.ours["--network_alpha"][0]) == row.declared["--network_alpha"]
-        further = {flag for flag in further if LEFT.get(flag) != _PATH} - {"--network_alpha"}
+        further = further - PATHS - {"--network_alpha"}
         assert further == (UNNAMED if row.name == "ideogram4" else set()), row.name
 
 

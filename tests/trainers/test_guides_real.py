@@ -7,12 +7,11 @@ the trainers, whose networks are tiny.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import FOLDERS, SITE, sources
+from conftest import FOLDERS, SITE, Weights, sources
 from guide_world import HUB, TRAINERS_HUB, Here, follow, guides_that_need
 from project import Project
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.real_trainer
 
 @pytest.mark.parametrize("name", guides_that_need("trainers"))
 def test_a_guide_does_what_it_says(
-    name: str, tmp_path: Path, forked_venv: Path, tiny_weights: Callable[[str], Path]
+    name: str, tmp_path: Path, forked_venv: Path, tiny_weights: Weights
 ) -> None:
     project = Project.make(tmp_path / "project", {})
     made = {repo: partial(write, tiny=tiny_weights) for repo, write in TRAINERS_HUB.items()}

@@ -7,9 +7,7 @@ where it says, and some more by their own `dataset_config` code and by our impor
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 import sdscripts_world
 import video_world
 import world
-from conftest import sources
+from conftest import output_of, sources
 from latentmake.config.root import parse
 from latentmake.data.contents import read_caption
 from latentmake.data.item import Item
@@ -60,7 +58,7 @@ for file, architecture in json.loads(sys.argv[1]):
                 if item.frame_count:
                     stem = stem.rpartition("_")[0]
                     text = dataset.get_text_encoder_output_cache_path(
-                        config_utils_item(f"{stem}{ending}"))
+                        argparse.Namespace(item_key=f"{stem}{ending}"))
                 items.append([
                     f"{stem}{ending}", os.path.basename(item.latent_cache_path),
                     os.path.basename(text), list(item.bucket_size[:2]),
@@ -68,7 +66,6 @@ for file, architecture in json.loads(sys.argv[1]):
     found.append(items)
 print("found", json.dumps(found))
 """
-MUSUBI = MUSUBI.replace("config_utils_item(", "argparse.Namespace(item_key=")
 
 # What sd-scripts' training scripts go through before they train.
 SDSCRIPTS = """# preloaded
@@ -118,15 +115,8 @@ class Found(NamedTuple):
 
 def loaded(script: str, asked: Any, python: Path, *folders: Path) -> list[Counter[Found]]:
     """Return what a trainer's loaders find in some dataset files."""
-    done = subprocess.run(
-        [python / "bin/python", "-c", script, json.dumps(asked)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    line = next(each for each in done.stdout.splitlines() if each.startswith("found "))
+    said = output_of(python / "bin/python", "-c", script, json.dumps(asked), paths=folders)
+    line = next(each for each in said.splitlines() if each.startswith("found "))
     return [
         Counter(Found(*item[:3], tuple(item[3]), *item[4:]) for item in items)  # type: ignore[arg-type]
         for items in json.loads(line.removeprefix("found "))
@@ -324,9 +314,6 @@ def test_items_of_musubi_tuners_dataset_files_are_the_same(
     rows = [{"image_path": f"listed/{name}", "caption": "relative"} for name in IMAGES]
     (root / "relative.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     monkeypatch.chdir(root)
-    assert "docs/dataset_config.md" in (
-        trainer / "src/musubi_tuner/dataset/dataset_config.md"
-    ).read_text(encoding="utf-8")  # there is nothing else
     blocks = documented(trainer / "docs/dataset_config.md")
     assert len(blocks) > 8
     files = []
@@ -337,9 +324,8 @@ def test_items_of_musubi_tuners_dataset_files_are_the_same(
         edit = "control_resolution" in text or "no_resize_control" in text
         files.append((path, "qie" if edit else "fp" if "fp_1f" in text else "wan"))
     names = {"qie": "qwen_image_edit", "fp": "framepack", "wan": "wan"}
-    theirs = loaded(
-        MUSUBI, [(str(path), each) for path, each in files], forked_venv, trainer / "src"
-    )
+    asked = [(str(path), suffix) for path, suffix in files]
+    theirs = loaded(MUSUBI, asked, forked_venv, trainer / "src")
     for (path, suffix), wanted in zip(files, theirs, strict=True):
         task = "edit-2509" if suffix == "qie" else None  # the first takes one control alone
         made = imported(path, "cats", names[suffix], task)
@@ -489,10 +475,10 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
     for place in ("text_encoder", "text_encoder_2"):  # nothing reads them but for a digest
         folder = Path("models/sdxl", place)
         folder.mkdir()
-        (folder / "config.json").write_text('{"model_type": "clip_text_model", "hidden_size": 16}')
-        (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
         for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
             (folder / name).write_text("{}")
+        (folder / "config.json").write_text('{"model_type": "clip_text_model", "hidden_size": 16}')
+        (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     text = """
     [general]
     enable_bucket = true
@@ -505,14 +491,8 @@ def test_latents_that_sdscripts_own_code_cached_are_adopted(
     flip_aug = true
     """
     Path("dataset.toml").write_text(text)
-    done = subprocess.run(
-        [forked_venv / "bin/python", "-c", CACHING, "dataset.toml", "models/sdxl/vae"],
-        env={**os.environ, "PYTHONPATH": str(trainer)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [forked_venv / "bin/python", "-c", CACHING, "dataset.toml", "models/sdxl/vae"]
+    output_of(*command, paths=[trainer])
     assert len([*Path("images").glob("*_sdxl.npz")]) == len(IMAGES)
     made = imported(Path("dataset.toml"), "cats")
     assert made.values["datasets"]["images"]["adopt_from"] == ["images"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Weights
 from latentmake.trainers.init.local_models import model_at
 
 pytestmark = pytest.mark.real_trainer
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real_trainer
     ],
 )
 def test_a_network_is_known_by_its_tensors(
-    tiny_weights: Callable[[str], Path], tmp_path: Path, family: str
+    tiny_weights: Weights, tmp_path: Path, family: str
 ) -> None:
     (weights,) = tiny_weights(f"{family}_dit").glob("*.safetensors")
     named = shutil.copy(weights, tmp_path / f"{family}.safetensors")

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Make
 from real_models import WORLDS
-from real_project import RealProject, check
+from real_project import check
 
 pytestmark = pytest.mark.real_trainer
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_real_scripts_make_what_is_stale_and_real_datasets_load_it(
-    name: str, make_real: Callable[[str], RealProject]
+    name: str, make_real: Make
 ) -> None:
     check(make_real(name))
 
 
 def test_a_list_of_videos_is_the_same_items_as_their_folder(
-    make_real: Callable[[str], RealProject],
+    make_real: Make,
 ) -> None:
     real = make_real("hunyuan_video")
     whole = real.planned()

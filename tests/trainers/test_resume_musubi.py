@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import steps, write_wan_dit
+from conftest import Find, steps, write_wan_dit
 from latentmake.base.errors import TrainingError
 from latentmake.config.machines import ExternalProgram
-from latentmake.trainers.launched.installation import Installation
 from latentmake.trainers.musubi.backend import Musubi as Trainer
 from musubi_world import RUN, make_run, write_order
 from safetensors.torch import load_file
@@ -26,7 +24,7 @@ RECEIPT = Path(f"runs/{RUN}/trained.json")
 def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    trainer: Callable[[str, str], Installation],
+    trainer: Find,
 ) -> None:
     tuner = trainer("musubi-tuner", "wan_train_network.py")
     root = tmp_path / "project"

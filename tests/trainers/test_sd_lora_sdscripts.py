@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import Find
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
-from latentmake.trainers.launched.installation import Installation
 from latentmake.trainers.lora import kohya_bytes, lora_tensors
 from latentmake.trainers.sd import network
 from latentmake.trainers.sd.unet import places_of
@@ -67,9 +66,7 @@ def _predicted(unet: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
     return found
 
 
-def test_sd_scripts_applies_the_lora_that_we_trained(
-    tmp_path: Path, trainer: Callable[[str, str], Installation]
-) -> None:
+def test_sd_scripts_applies_the_lora_that_we_trained(tmp_path: Path, trainer: Find) -> None:
     scripts = trainer("sd-scripts", "train_network.py")
     make_unet(
         tmp_path / "unet",

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SITE, sources, steps
-from latentmake.base.errors import TrainingError
+from conftest import Make, Weights, sources
 from latentmake.config.machines import ExternalProgram
 from latentmake.trainers.musubi.backend import Musubi
 from musubi_world import write_order
 from real_models import CAPTION, STEMS
-from real_project import RealProject
 from rows_world import RUN, make_row_run
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.real_trainer
+pytestmark = [pytest.mark.real_trainer, pytest.mark.usefixtures("own_folder")]
 
-WORK = Path(f"runs/{RUN}/output")
 LOG, RECEIPT = Path("logs/train.log"), Path(f"runs/{RUN}/trained.json")
 TRAINED = [
     ("z_image", ""),
@@ -59,14 +55,8 @@ def make_project(
 
 @pytest.mark.parametrize(("name", "task"), TRAINED)
 def test_each_trains_and_then_has_nothing_to_do(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forked_venv: Path,
-    tiny_weights: Callable[[str], Path],
-    name: str,
-    task: str,
+    tmp_path: Path, forked_venv: Path, tiny_weights: Weights, name: str, task: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     order = make_project(tmp_path, name, task, forked_venv, tiny_weights(f"{name}_dit"))
     Musubi().train(order, log=LOG, receipt=RECEIPT)
     lora = load_file(f"runs/{RUN}/{RUN}.safetensors")
@@ -79,13 +69,8 @@ def test_each_trains_and_then_has_nothing_to_do(
 
 @pytest.mark.parametrize("module", ["networks.loha", "networks.lokr"])
 def test_another_network_is_trained_and_accepted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forked_venv: Path,
-    tiny_weights: Callable[[str], Path],
-    module: str,
+    tmp_path: Path, forked_venv: Path, tiny_weights: Weights, module: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     settings = {"network_module": module, "network_args": ["rank_dropout=0.1"]}
     weights = tiny_weights("z_image_dit")
     order = make_project(tmp_path, "z_image", "", forked_venv, weights, **settings)
@@ -99,33 +84,8 @@ def test_another_network_is_trained_and_accepted(
     assert "already trained on exactly this" in LOG.read_text()
 
 
-def test_a_killed_training_of_another_architecture_is_resumed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forked_venv: Path,
-    tiny_weights: Callable[[str], Path],
-) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(SITE)
-    root = tmp_path / "project"
-    root.mkdir()
-    monkeypatch.chdir(root)
-    monkeypatch.setenv("PYTHONPATH", os.fspath(site))
-    weights = tiny_weights("z_image_dit")
-    settings = {"max_train_epochs": 3, "save_every_n_epochs": 1}
-    order = make_project(root, "z_image", "", forked_venv, weights, **settings)
-    monkeypatch.setenv("DIES_AFTER", f"{RUN}-000002-state")
-    with pytest.raises(TrainingError):
-        Musubi().train(order, log=LOG, receipt=RECEIPT)
-    monkeypatch.delenv("DIES_AFTER")
-    Musubi().train(order, log=LOG, receipt=RECEIPT)
-    assert "2 epochs are done" in LOG.read_text()
-    assert steps(WORK / f"{RUN}-state") == 3 * 2
-
-
 def test_one_command_caches_checks_and_trains_and_then_has_nothing_to_do(
-    make_real: Callable[[str], RealProject], tiny_weights: Callable[[str], Path]
+    make_real: Make, tiny_weights: Weights
 ) -> None:
     project = make_real("qwen_image_edit").project
     network = tiny_weights("qwen_image_edit_dit") / "dit.safetensors"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import sources
+from conftest import answer_of, output_of, sources
 from latentmake.data.memo import Memo
 from latentmake.runs.findings import checklist
 from latentmake.trainers.launched.order import Resume
@@ -21,7 +20,7 @@ from latentmake.trainers.musubi.order import MusubiOrder
 from refused_settings import REFUSED, TAKEN
 from rows_world import ROWS, RUN, VERSIONS, make_row_run
 
-pytestmark = pytest.mark.real_trainer
+pytestmark = [pytest.mark.real_trainer, pytest.mark.usefixtures("own_folder")]
 
 # Each script's `main` as it is, up to the point where it would load networks.
 PARSE = """# preloaded
@@ -63,16 +62,8 @@ def answers(venv: Path, calls: Sequence[tuple[str, list[str]]], folder: Path) ->
     """Return what the scripts make of their command lines, all in one process."""
     source = sources("musubi-tuner") / "src"
     (folder / "calls.json").write_text(json.dumps(calls))
-    done = subprocess.run(
-        [venv / "bin/python", "-c", PARSE, source, folder / "calls.json"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.fspath(source)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    command = [venv / "bin/python", "-c", PARSE, source, folder / "calls.json"]
+    found: list[Any] = answer_of(*command, cwd=folder, paths=[source])
     return found
 
 
@@ -87,15 +78,31 @@ def call_of(order: MusubiOrder) -> tuple[str, list[str]]:
     return order.scripts.training.name, training_arguments(order, order.places, "sdpa", Resume())
 
 
+def check(order: MusubiOrder, venv: Path, memory: Memo) -> None:
+    """Look at the checklist of a run: it is complete, and nothing has failed."""
+    assert order.musubi_tuner is not None
+    program = order.musubi_tuner.model_copy(update={"venv": os.fspath(venv)})
+    order = order.model_copy(update={"musubi_tuner": program})
+    found = [*Musubi().data_findings(order), *Musubi().preflight(order, memory)]
+    assert not [each for each in found if each.verdict == "failed"], checklist(found)
+    assert {each.what for each in found} >= {
+        *("images and captions", "foreign caches", "cache folders", "model: dit", "arguments"),
+        *("musubi-tuner", "environment", "mixed precision", "attention"),
+    }
+
+
 def test_the_real_script_of_each_version_takes_its_command_and_finds_its_items(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
+    tmp_path: Path, forked_venv: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    calls = []
+    calls, memory = [], Memo(tmp_path / "memo.sqlite")
+    samples = {"prompts": ["a cat"], "every": 5}
     for name, task in VERSIONS:
-        order = run_of(tmp_path / f"{name}-{task}", name, task, network_dim=4)
+        order = run_of(tmp_path / f"{name}-{task}", name, task, network_dim=4, samples=samples)
+        check(order, forked_venv, memory)
         calls.append(call_of(order))
         Path(order.output, "dataset.toml").write_text(training_toml(order))
+        files = [*order.scripts.latents.files, *order.scripts.text.files]
+        assert {file.flag for file in files if file.required} <= {*calls[-1][1], "--dit"}
     for (name, task), found in zip(VERSIONS, answers(forked_venv, calls, tmp_path), strict=True):
         assert "error" not in found, (name, task, found["error"])
         assert found["goes_on"] and found["items"] == 2, (name, task)
@@ -126,31 +133,9 @@ def test_the_real_script_of_each_version_takes_its_command_and_finds_its_items(
         assert all(any(each.startswith(key) for each in found["tensors"]) for key in held), name
 
 
-def test_the_checklist_of_each_version_is_complete_and_sound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    memory = Memo(tmp_path / "memo.sqlite")
-    trainer = Musubi()
-    for name, task in VERSIONS:
-        order = run_of(tmp_path / f"{name}-{task}", name, task, save_every_n_epochs=1)
-        assert order.musubi_tuner is not None
-        program = order.musubi_tuner.model_copy(update={"venv": os.fspath(forked_venv)})
-        order = order.model_copy(update={"musubi_tuner": program})
-        found = [*trainer.data_findings(order), *trainer.preflight(order, memory)]
-        assert not [each for each in found if each.verdict == "failed"], checklist(found)
-        subjects = {each.what for each in found}
-        assert subjects >= {
-            *("images and captions", "foreign caches", "cache folders"),
-            *("model: dit", "musubi-tuner", "environment", "mixed precision", "attention"),
-            "arguments",
-        }
-
-
 def test_the_real_scripts_refuse_what_we_refuse_and_take_what_we_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_venv: Path
+    tmp_path: Path, forked_venv: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     # Precisions that a script does not look at, weights that it would ruin, and attentions that end
     # at the first batch: ours alone.
     silent = {("qwen_image", "mixed_precision"), ("ideogram4", "fp8_base")}
@@ -201,12 +186,11 @@ for call in (
 
 def test_the_real_networks_refuse_the_attentions_that_we_refuse(forked_venv: Path) -> None:
     source = sources("musubi-tuner") / "src"
-    done = subprocess.run(
-        [forked_venv / "bin/python", "-c", ATTENTIONS, source],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.fspath(source)},
-    )
-    found = done.stdout.split("\n")[-6:-1]
-    assert found == ["ValueError", "KeyError", "AssertionError", "NotImplementedError", "taken"]
+    found = output_of(forked_venv / "bin/python", "-c", ATTENTIONS, source, paths=[source])
+    assert found.split("\n")[-6:-1] == [
+        "ValueError",
+        "KeyError",
+        "AssertionError",
+        "NotImplementedError",
+        "taken",
+    ]

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import musubi_world
 import pytest
 import torch
-from conftest import PYTHON
+from conftest import PYTHON, Find, Make, answer_of
 from latentmake.base import atomic
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import parse
-from latentmake.trainers.launched.installation import Installation
 from latentmake.trainers.musubi.deploy import deploy, training_toml
 from latentmake.trainers.musubi.order import MusubiOrder
 from real_models import CAPTION, STEMS
-from real_project import RealProject
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.real_trainer
@@ -114,7 +109,7 @@ def make_order(root: Path) -> MusubiOrder:
 
 
 def test_each_text_of_an_item_is_trained_on_with_its_latents(
-    tmp_path: Path, trainer: Callable[[str, str], Installation], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trainer: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = trainer("musubi-tuner", "wan_train_network.py")
     root = tmp_path / "project"
@@ -126,15 +121,8 @@ def test_each_text_of_an_item_is_trained_on_with_its_latents(
     again = deploy(order)
     assert again is not None and again.linked == 0
     atomic.write(root / "dataset.toml", training_toml(order).encode())
-    done = subprocess.run(
-        [PYTHON, "-c", SCRIPT, "dataset.toml"],
-        env={**os.environ, **found.environment(), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    pictures, films, single = json.loads(done.stdout.splitlines()[-1])
+    environment = {**found.environment(), "CUDA_VISIBLE_DEVICES": ""}
+    pictures, films, single = answer_of(PYTHON, "-c", SCRIPT, "dataset.toml", **environment)
     seen = Counter((mark, tokens) for mark, tokens, _ in pictures)
     assert seen == {(mark, tokens): 2 for mark in (1.0, 2.0) for tokens in (1, 2, 3)}
     clips = Counter((mark, tokens, shape[1]) for mark, tokens, shape in films)
@@ -143,7 +131,7 @@ def test_each_text_of_an_item_is_trained_on_with_its_latents(
 
 
 def test_the_real_scripts_encode_each_text_and_the_real_datasets_load_it_with_its_controls(
-    make_real: Callable[[str], RealProject],
+    make_real: Make,
 ) -> None:
     real = make_real("qwen_image_edit")
     project = real.project

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import Find
 from dit_world import inputs, original_dit, tiny_dit, write_file
-from latentmake.trainers.launched.installation import Installation
 from latentmake.trainers.lora import add_adapter, lora_tensors
 from latentmake.trainers.wan.dit import lora_names
 from latentmake.trainers.wan.recipe import write_lora
@@ -68,7 +67,7 @@ json.dump(sorted(own.state_dict()), open("keys.json", "w"))
 
 
 def test_musubi_tuner_applies_and_merges_the_lora_that_we_trained(
-    tmp_path: Path, trainer: Callable[[str, str], Installation]
+    tmp_path: Path, trainer: Find
 ) -> None:
     tuner = trainer("musubi-tuner", "wan_train_network.py")
     folder = tmp_path / "work"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from latentmake.base import digest
 from latentmake.config.datasets import Dataset
-from latentmake.config.external_trainers import MusubiTrainer
-from latentmake.config.machines import ExternalProgram, Publish
-from latentmake.config.models import Model
+from latentmake.config.machines import ExternalProgram
 from latentmake.trainers.musubi.order import MusubiOrder
 from PIL import Image
+from publish_world import order_of
 from safetensors.torch import save_file
 
 RUN = "cats"
@@ -28,19 +28,15 @@ SWITCHES = (
 VALUES = (
     *("task", "dataset_config", "dit", "dit_high_noise", "timestep_boundary", "network_module"),
     *("network_dim", "network_alpha", "mixed_precision", "learning_rate", "optimizer_type"),
-    *(
-        "max_train_epochs",
-        "max_train_steps",
-        "gradient_accumulation_steps",
-        "max_data_loader_n_workers",
-    ),
+    *("max_train_epochs", "max_train_steps", "gradient_accumulation_steps"),
+    "max_data_loader_n_workers",
     *("output_dir", "output_name", "logging_dir", "timestep_sampling", "discrete_flow_shift"),
-    *("save_every_n_epochs", "resume", "blocks_to_swap", "seed"),
+    *("save_every_n_epochs", "resume", "blocks_to_swap", "seed", "lr_scheduler"),
     *("vae", "t5", "sample_prompts", "sample_every_n_epochs", "sample_every_n_steps"),
 )
 
-# Reads TOML and caches as the trainer does. STAND_IN says what goes wrong; it writes its arguments
-# and variables down, and how many epochs went into the weights.
+# Finds caches by their names, as the trainer does. STAND_IN says what goes wrong; it writes its
+# arguments and variables down, and how many epochs went into the weights.
 _BODY = """
     args = parser.parse_args()
     mood = os.environ.get("STAND_IN", "")
@@ -55,13 +51,7 @@ _BODY = """
             pattern = r"(.+?)(_\\d{5}-\\d{3})?_(\\d{4})x(\\d{4})_wan.safetensors"
             match = re.fullmatch(pattern, os.path.basename(path))
             text = os.path.join(block["cache_directory"], match[1] + "_wan_te.safetensors")
-            header = read(path)
-            shapes = {key: header[key]["shape"] for key in header if key.startswith("latents_")}
-            for key, shape in shapes.items():
-                sides = re.search(r"(\\d+)x(\\d+)x(\\d+)_b?float", key).groups()
-                assert shape == [16, *map(int, sides)], (key, shape)
-            assert shapes and header["__metadata__"]["architecture"] == "wan"
-            assert "varlen_t5_bfloat16" in read(text)
+            assert os.path.isfile(text), text
             items += 1
     if not items:
         raise ValueError("No training items found in the dataset.")
@@ -111,12 +101,6 @@ import argparse, glob, json, os, re, struct, sys, tomllib
 COUNTS = {counts}
 
 
-def read(path):
-    with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        return json.loads(file.read(length))
-
-
 def write(path, done, mood):
     tensor = {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
     header = {{"__metadata__": {{"epochs": str(done)}}}}
@@ -161,19 +145,21 @@ def stand_in(
     """
     place = folder / scripts
     place.mkdir(parents=True, exist_ok=True)
-    lines = [
-        f'    parser.add_argument("--{name}", action="store_true")'
-        for name in SWITCHES
-        if name not in without
-    ]
-    lines += [f'    parser.add_argument("--{name}")' for name in VALUES if name not in without]
-    lines.append('    parser.add_argument("--network_args", nargs="*")')
-    program = _HEAD.format(counts=counts) + "\n".join(lines) + _BODY + "\n\nmain()\n"
+    declared = declarations(SWITCHES, VALUES, without)
+    program = _HEAD.format(counts=counts) + declared + _BODY + "\n\nmain()\n"
     (place / "wan_train_network.py").write_text(program, encoding="utf-8")
     write_network(place / "networks/loha.py")
     if own_venv and not (folder / "venv").exists():
         make_venv(folder / "venv")
     return folder
+
+
+def declarations(switches: Sequence[str], values: Sequence[str], without: Sequence[str]) -> str:
+    """Return the lines of a program that declare its flags but some."""
+    lines = [f'    parser.add_argument("--{name}", action="store_true")' for name in switches]
+    lines += [f'    parser.add_argument("--{name}")' for name in values]
+    lines = [line for line in lines if line.split('"')[1][2:] not in without]
+    return "\n".join([*lines, '    parser.add_argument("--network_args", nargs="*")'])
 
 
 def write_network(path: Path) -> None:
@@ -264,18 +250,9 @@ def make_run(
             latents[name] = [os.fspath(path)]
             text[name] = os.fspath(folder / f"{stem}_wan_te.safetensors")
             put_text(root / text[name], f"a {stem} square")
-        rows.append(
-            {
-                "dataset": RUN,
-                "stem": stem,
-                "source": f"data/{RUN}/{stem}.png",
-                "caption": f"data/{RUN}/{stem}.txt",
-                "control": None,
-                "repeats": 1,
-                "latents": latents,
-                "text": text,
-            }
-        )
+        files = {"source": f"data/{RUN}/{stem}.png", "caption": f"data/{RUN}/{stem}.txt"}
+        row = {"dataset": RUN, "stem": stem, "control": None, "repeats": 1, **files}
+        rows.append({**row, "latents": latents, "text": text})
     rows.append({"dataset": RUN, "stem": "bad", "source": "bad.png", "aside": "damaged"})
     output = root / f"runs/{RUN}"
     output.mkdir(parents=True, exist_ok=True)
@@ -284,24 +261,17 @@ def make_run(
     put_weights(root / "models/dit.safetensors", *WAN_DIT)
     put_weights(root / "models/vae.safetensors", "encoder.conv1.weight", "decoder.conv1.weight")
     put_weights(root / "models/t5.safetensors", "token_embedding.weight", "norm.weight")
-    section = {
-        "task": "t2v-1.3B",
-        "vae": "models/vae.safetensors",
-        "text": "models/t5.safetensors",
-        "dit": "models/dit.safetensors",
-    }
-    return MusubiOrder(
+    section = {"task": "t2v-1.3B", "text": "models/t5.safetensors", "dit": "models/dit.safetensors"}
+    return order_of(
         run=RUN,
         manifest=f"runs/{RUN}/manifest.jsonl",
         lock=f"runs/{RUN}/dataset.lock",
         output=f"runs/{RUN}",
         datasets={RUN: Dataset(path=f"data/{RUN}")},
         resolutions=list(resolutions),
-        model_name="wan",
-        model=Model.model_validate({**section, **(model or {})}),
-        trainer=MusubiTrainer.model_validate({"kind": "musubi", "max_train_epochs": 4, **trainer}),
+        model={**section, **(model or {})},
+        trainer={"max_train_epochs": 4, **trainer},
         musubi_tuner=None if tuner is None else ExternalProgram(path=os.fspath(tuner)),
-        publish=Publish(),
     )
 
 

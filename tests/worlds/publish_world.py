@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from latentmake.trainers.musubi.order import MusubiOrder
 
 # What formats.md, section 1, says that each script takes, and the flags that go beyond its table:
 # an optimiser is always needed; saving and resuming.
-CACHING = {"--dataset_config", "--device", "--batch_size", "--num_workers", "--skip_existing"} | {
-    "--keep_cache"
-}
+CACHING = {"--dataset_config", "--device", "--batch_size", "--num_workers", "--skip_existing"}
+CACHING |= {"--keep_cache"}
 FLAGS = {
     "wan_cache_latents.py": CACHING
     | {"--vae", "--vae_dtype", "--vae_cache_cpu", "--i2v", "--clip", "--one_frame"},
@@ -101,7 +99,7 @@ def fill(order: MusubiOrder, stems: dict[str, list[str]], *, control: bool = Fal
         stems: dataset -> stems of its items; one that ends in `!` has no caption file.
         control: each item has a control image.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, items in stems.items():
         dataset = order.datasets[name]
         for each in items:
@@ -125,28 +123,13 @@ def fill(order: MusubiOrder, stems: dict[str, list[str]], *, control: bool = Fal
                     put(f"{folder}/{base}{clip}_0064x0064_wan.safetensors", f"{size}{clip}{stem}")
                     for clip in clips
                 ]
-                first = next(iter(text.values()), None)
-                text[size] = f"{folder}/{base}_wan_te.safetensors"
-                if first is None:
-                    put(text[size], f"embedding of {stem}")
-                else:
-                    Path(text[size]).unlink(missing_ok=True)
-                    os.link(first, text[size])
-            row = {
-                "dataset": name,
-                "stem": stem,
-                "source": source,
-                "caption": caption if captioned else None,
-                "control": beside,
-                "repeats": dataset.num_repeats,
-                "latents": latents,
-                "text": text,
-            }
-            rows.append(json.dumps(row))
-    rows.append(
-        json.dumps({"dataset": "gove", "stem": "bad", "source": "bad.png", "aside": "is damaged"})
-    )
-    put(order.manifest, "\n".join(rows) + "\n")
+                text[size] = put(f"{folder}/{base}_wan_te.safetensors", f"embedding of {stem}")
+            row: dict[str, Any] = {"dataset": name, "stem": stem, "source": source}
+            row |= {"caption": caption if captioned else None, "control": beside}
+            row |= {"repeats": dataset.num_repeats, "latents": latents, "text": text}
+            rows.append(row)
+    rows.append({"dataset": "gove", "stem": "bad", "source": "bad.png", "aside": "is damaged"})
+    put(order.manifest, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def put(path: str | Path, content: str) -> str:

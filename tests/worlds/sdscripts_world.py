@@ -13,7 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
-from musubi_world import make_venv, write_network
+from latentmake.config.datasets import Dataset
+from latentmake.config.external_trainers import SdScriptsTrainer
+from latentmake.config.machines import ExternalProgram, Publish
+from latentmake.config.models import Model
+from latentmake.trainers.sdscripts.order import SdScriptsOrder
+from musubi_world import declarations, make_venv, write_network
 
 SUFFIX = {"sd1": "sd", "sd2": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux"}
 MULTIPLE = {"sd3", "flux"}
@@ -116,6 +121,44 @@ def text_fault(
     if architecture == "sdxl" and shapes["hidden_state1"][0] != shapes["hidden_state2"][0]:
         return f"the states have {shapes['hidden_state1'][0]} and {shapes['hidden_state2'][0]} rows"
     return None
+
+
+# -- a run ----------------------------------------------------------------------------------------
+
+ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
+ENCODERS |= {"lumina": 1, "hunyuan_image": 2, "anima": 1}
+
+
+def order_of(
+    architecture: str = "sdxl",
+    *,
+    trainer: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    **changes: Any,
+) -> SdScriptsOrder:
+    """Return an order; `model` and `trainer` add to their sections."""
+    values = {
+        "vae": "ae.safetensors",
+        "text": [f"text_{number}.safetensors" for number in range(ENCODERS[architecture])],
+        "architecture": architecture,
+        "layout": "sdscripts",
+        "checkpoint": "base.safetensors",
+        **(model or {}),
+    }
+    given = {
+        "run": "cats",
+        "manifest": "manifest.jsonl",
+        "lock": "dataset.lock",
+        "output": "runs/cats",
+        "datasets": {"a": Dataset(path="data")},
+        "resolutions": [(512, 512), (512, 768)],
+        "model_name": "big",
+        "model": Model.model_validate(values),
+        "trainer": SdScriptsTrainer.model_validate({"kind": "sdscripts", **(trainer or {})}),
+        "sd_scripts": ExternalProgram(path="sd-scripts"),
+        "publish": Publish(),
+    }
+    return SdScriptsOrder(**(given | changes))
 
 
 # -- a trainer ------------------------------------------------------------------------------------
@@ -225,21 +268,14 @@ def stand_in(folder: Path, *, own_venv: bool = True, without: tuple[str, ...] = 
         without: flags that it does not know.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [
-        f'    parser.add_argument("--{name}", action="store_true")'
-        for name in SWITCHES
-        if name not in without
-    ]
-    lines += [f'    parser.add_argument("--{name}")' for name in VALUES if name not in without]
-    lines.append('    parser.add_argument("--network_args", nargs="*")')
+    declared = declarations(SWITCHES, VALUES, without)
     for script, latents, text in (
         ("train_network", "_sd.npz", ""),
         ("sdxl_train_network", "_sdxl.npz", "_te_outputs.npz"),
         ("lumina_train_network", "_lumina.npz", "_lumina_te.npz"),
     ):
-        program = _PROGRAM.format(
-            latents=latents, text=text, cached=bool(text), arguments="\n".join(lines)
-        )
+        facts = {"latents": latents, "text": text, "cached": bool(text), "arguments": declared}
+        program = _PROGRAM.format(**facts)
         (folder / f"{script}.py").write_text(program, encoding="utf-8")
     write_network(folder / "networks/dylora.py")
     if own_venv and not (folder / "venv").exists():

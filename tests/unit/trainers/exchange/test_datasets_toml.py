@@ -91,19 +91,14 @@ def test_blocks_of_one_folder_are_one_dataset_at_several_resolutions() -> None:
     assert one(found.values, "runs")["resolutions"] == [[64, 96], 128]
 
 
-def test_datasets_of_other_resolutions_are_runs_of_their_own() -> None:
+def test_datasets_of_other_resolutions_are_runs_of_their_own_with_the_smallest_batch_size() -> None:
     block = '\n[[datasets]]\nimage_directory = "images"\nnum_repeats = 3\nresolution = 128\n'
     found = made(f"{MUSUBI}{block}")
     runs = found.values["runs"]
-    assert {name: run["resolutions"] for name, run in runs.items()} == {
-        "cats": [[64, 96]],
-        "cats_2": [128],
-    }
+    sizes = {name: run["resolutions"] for name, run in runs.items()}
+    assert sizes == {"cats": [[64, 96]], "cats_2": [128]}
     assert noted(found, "resolution: ", "cats, cats_2", "train one after the other")
-
-
-def test_the_smallest_batch_size_counts() -> None:
-    block = '\n[[datasets]]\nimage_directory = "images"\nresolution = 128\nbatch_size = 4\n'
+    block = block.replace("num_repeats = 3", "batch_size = 4")
     found = made(f"{MUSUBI}batch_size = 2{block}")
     assert one(found.values, "runs")["trainer"] == {"kind": "musubi", "batch_size": 2}
     assert noted(found, "batch_size: ", "the smallest of [2, 4]")
@@ -246,11 +241,12 @@ def test_regularisation_images_train_beside_images_of_their_block_as_there() -> 
         made(SDSCRIPTS + REGULAR.replace("true", '"yes"'))
 
 
-def test_a_missing_resolution_is_that_of_the_command_line() -> None:
-    found = made(SDSCRIPTS.replace("resolution = 512", ""))
-    assert one(found.values, "runs")["resolutions"] == [1024]
-    found = made(SDSCRIPTS.replace("resolution = 512", ""), architecture="sd1")
-    assert one(found.values, "runs")["resolutions"] == [512]
+@pytest.mark.parametrize(("architecture", "side"), [({}, 1024), ({"architecture": "sd1"}, 512)])
+def test_a_missing_resolution_is_that_of_the_command_line(
+    architecture: dict[str, str], side: int
+) -> None:
+    found = made(SDSCRIPTS.replace("resolution = 512", ""), **architecture)
+    assert one(found.values, "runs")["resolutions"] == [side]
 
 
 # -- mistakes -------------------------------------------------------------------------------------
@@ -296,14 +292,20 @@ def test_a_file_that_is_none_is_one_line(file: str, data: bytes | None, word: st
     assert word in str(caught.value)
 
 
-def test_an_architecture_of_the_other_trainer_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"sdxl is no architecture of musubi-tuner.*wan, "):
-        made(MUSUBI, architecture="sdxl")
-    with pytest.raises(ConfigError, match=r"wan is no architecture of sd-scripts.*sdxl, "):
-        made(SDSCRIPTS, architecture="wan")
-
-
-def test_a_dataset_that_does_not_fit_the_architecture_is_one_line() -> None:
-    text = MUSUBI.replace("[64, 96]", "16") + "enable_bucket = true\n"
-    with pytest.raises(ConfigError, match=r"does not fit z_image: [^\n]+another --architecture"):
-        made(text, architecture="z_image")
+@pytest.mark.parametrize(
+    ("text", "architecture", "line"),
+    [
+        (MUSUBI, "sdxl", r"sdxl is no architecture of musubi-tuner.*wan, "),
+        (SDSCRIPTS, "wan", r"wan is no architecture of sd-scripts.*sdxl, "),
+        (
+            MUSUBI.replace("[64, 96]", "16") + "enable_bucket = true\n",
+            "z_image",
+            r"does not fit z_image: [^\n]+another --architecture",
+        ),
+    ],
+)
+def test_an_architecture_that_does_not_fit_is_refused(
+    text: str, architecture: str, line: str
+) -> None:
+    with pytest.raises(ConfigError, match=line):
+        made(text, architecture=architecture)

@@ -19,34 +19,24 @@ from order_world import silent
 from safetensors.torch import load_file, save_file
 
 LATENTS, T5, CLIP = ".img_sdxl", ".txt_t5cache", ".txt_clipl"
+ORDER: dict[str, Any] = {"run": "cats", "manifest": "manifest.jsonl", "part": "16"}
+ORDER |= {"overwrite": False}
 
 
-def test_t5_is_exported_in_bfloat16_and_clip_in_float32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
+def test_t5_is_exported_in_bfloat16_and_clip_in_float32() -> None:
     stamp = cachefile.stamp(key="k", source="s", recipe={})
     states = {f"text_encoder{end}.hidden_state": torch.rand(3, 8) for end in ("", "_2")}
     Path("text.safetensors").write_bytes(cachefile.serialize(states, stamp))
-    row: dict[str, Any] = {
-        "dataset": "cats",
-        "stem": "a",
-        "source": "a.png",
-        "text": "text.safetensors",
-    }
-    row |= {"latents": {"16": "a.safetensors"}}
+    row: dict[str, Any] = {"dataset": "cats", "stem": "a", "source": "a.png"}
+    row |= {"text": "text.safetensors", "latents": {"16": "a.safetensors"}}
     aside = {"dataset": "cats", "stem": "b", "source": "b.png", "aside": "is damaged"}
     rows = (json.dumps(each) for each in (row, aside))
     Path("manifest.jsonl").write_text("\n".join(rows))
-    order = ExportOrder(
-        run="cats",
-        manifest="manifest.jsonl",
-        folder="out",
-        part="16",
-        ending=None,
-        texts=[(T5, False), (CLIP, True)],
-        overwrite=False,
-    )
+    texts = [(T5, False), (CLIP, True)]
+    order = ExportOrder(**ORDER, folder="out", ending=None, texts=texts)
     assert [*export(order, say=silent).values()] == [2]
     t5, clip = (load_file(f"out/cats/a{ending}")["emb"] for ending in (T5, CLIP))
     first, second = states.values()
@@ -54,10 +44,7 @@ def test_t5_is_exported_in_bfloat16_and_clip_in_float32(
     assert clip.dtype == torch.float32 and clip.equal(second)
 
 
-def test_a_file_that_a_cache_was_taken_from_is_left_and_any_other_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_a_cache_was_taken_from_is_left_and_any_other_is_told() -> None:
     latents = {"latents": torch.rand(4, 2, 2)}
     save_file({"latent": latents["latents"]}, "a.img_sdxl")
     adopted = {cachefile.ADOPTED: digest.of_file(Path("a.img_sdxl"))}
@@ -65,60 +52,41 @@ def test_a_file_that_a_cache_was_taken_from_is_left_and_any_other_is_told(
     Path("a.safetensors").write_bytes(cachefile.serialize(latents, {**stamp, **adopted}))
     row = {"dataset": "cats", "stem": "a", "source": "a.png", "latents": {"16": "a.safetensors"}}
     Path("manifest.jsonl").write_text(json.dumps({**row, "text": None}))
-    values: dict[str, Any] = {"run": "cats", "manifest": "manifest.jsonl", "folder": None}
-    values |= {"part": "16", "ending": LATENTS, "texts": [], "overwrite": False}
-    assert export(ExportOrder(**values), say=silent) == {"up to date": 1}
+    order = ExportOrder(**ORDER, folder=None, ending=LATENTS, texts=[])
+    assert export(order, say=silent) == {"up to date": 1}
     save_file({"latent": latents["latents"] + 1}, "a.img_sdxl")
     with pytest.raises(CacheError, match="not of latentmake's making"):
-        export(ExportOrder(**values), say=silent)
+        export(order, say=silent)
 
 
-IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "URL": ({"path": "s3://bucket/cats"}, {}, "lies at a URL"),
-    "hub": (
-        {},
-        {"text": [{"hub": "somebody/something", "revision": "1" * 40}]},
-        "no config.json on this disk",
-    ),
-    "nothing named": ({}, {"ai_training": None}, "models.tiny.ai_training: this key is missing"),
-}
+AI: dict[str, Any] = {"ai_training": {"text": T5}}
+BOTH = {"ai_training": {"latents": LATENTS}}
+HUB = {"text": [{"hub": "somebody/something", "revision": "1" * 40}]}
+IMPOSSIBLE: list[tuple[str, dict[str, Any], object, str]] = [
+    ("s3://bucket/cats", AI, None, "lies at a URL"),
+    ("data", AI | HUB, None, "no config.json on this disk"),
+    ("data", {"ai_training": None}, None, r"models\.tiny\.ai_training: this key is missing"),
+    ("data", BOTH, None, r"^export\.resolution: .*has the resolutions 64, 96"),
+    ("data", BOTH, 32, r"^export\.resolution: .*has no resolution 32"),
+    ("data", BOTH, [96, 64], r"^export\.resolution: .*96x64"),
+]
 
 
-@pytest.mark.parametrize("name", IMPOSSIBLE)
+@pytest.mark.parametrize(("path", "model", "resolution", "words"), IMPOSSIBLE)
 def test_what_cannot_be_exported_is_one_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, model: dict[str, Any], resolution: object, words: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    dataset, model, words = IMPOSSIBLE[name]
     Path("text").mkdir()
     Path("text/config.json").write_text('{"model_type": "t5", "d_model": 8}')
+    sizes = [64, 96] if model is BOTH else 64
     config = parse(
         {
-            "datasets": {"cats": {"path": "data", **dataset}},
-            "models": {
-                "tiny": {"vae": "vae", "text": "text", "ai_training": {"text": T5}, **model}
-            },
-            "runs": {"first": {"datasets": "cats", "model": "tiny", "resolutions": 64}},
+            "datasets": {"cats": {"path": path}},
+            "models": {"tiny": {"vae": "vae", "text": "text", **model}},
+            "runs": {"first": {"datasets": "cats", "model": "tiny", "resolutions": sizes}},
+            "export": {"resolution": resolution},
         }
     )
     with pytest.raises(ConfigError, match=words) as caught:
         plan_for(Facts(config, Memo(None)), "first")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [(None, "has the resolutions 64, 96"), (32, "has no resolution 32"), ([96, 64], "96x64")],
-)
-def test_an_export_is_of_one_of_the_resolutions_of_its_run(asked: object, words: str) -> None:
-    config = parse(
-        {
-            "datasets": {"cats": {"path": "data"}},
-            "models": {"tiny": {"vae": "vae", "text": "text", "ai_training": {"latents": LATENTS}}},
-            "runs": {"first": {"datasets": "cats", "model": "tiny", "resolutions": [64, 96]}},
-            "export": {"resolution": asked},
-        }
-    )
-    with pytest.raises(ConfigError, match=words) as caught:
-        plan_for(Facts(config, Memo(None)), "first")
-    assert str(caught.value).startswith("export.resolution: ")

@@ -34,6 +34,16 @@ def test_a_flag_that_a_key_decides_is_refused_with_what_to_do(
         trainer.model_validate({"kind": kind, "arguments": [flag, "1"]})
 
 
+@pytest.mark.parametrize(
+    ("flag", "key"),
+    [(["--seed", "7"], {"seed": 0}), (["--gradient_checkpointing"], {"gradient_checkpointing": 0})],
+)
+def test_a_key_and_its_flag_together_are_refused(flag: list[str], key: dict[str, Any]) -> None:
+    (name,) = key
+    with pytest.raises(ValidationError, match=rf"leave out --{name}: set `{name}`"):
+        MusubiTrainer.model_validate({"kind": "musubi", "arguments": flag, **key})
+
+
 def test_arguments_of_a_network_stand_in_one_place() -> None:
     flags = ["--network_args", "conv_dim=4"]  # as finished runs have them
     for trainer, kind in ((MusubiTrainer, "musubi"), (SdScriptsTrainer, "sdscripts")):

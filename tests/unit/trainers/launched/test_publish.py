@@ -8,23 +8,18 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from controlled_world import configured
-from latentmake.base.errors import (
-    ConfigError,
-    SourceError,
-    StorageError,
-    TrainingError,
-)
+from latentmake.base.errors import ConfigError, SourceError, StorageError, TrainingError, UserError
 from latentmake.base.paths import System
 from latentmake.base.sync import RECORD
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.trainers.launched import publish
-from latentmake.trainers.launched.order import Resume
 from latentmake.trainers.musubi.order import MusubiOrder
 from latentmake.trainers.musubi.publish import MusubiPublication
 from publish_world import ATTENTION, NEEDED, check_flags, fill, order_of, put, value
@@ -33,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 STEMS = {"gove": ["a", "sub/b ä", "c!"]}
 SCRIPTS = tuple(NEEDED)
+VIDEOS = {"v": Dataset(path="data/v", target_frames=[5], control_directory="controls")}
 
 
 def published(order: MusubiOrder) -> tuple[Path, list[str]]:
@@ -50,6 +46,14 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
+def members(folder: Path) -> set[str]:
+    return {name for name in files(folder) if "/" in name}
+
+
+def toml(folder: Path, system: str = "linux") -> dict[str, Any]:
+    return tomllib.loads((folder / f"gove-1.0_{system}.toml").read_text())
+
+
 def training(order: MusubiOrder, system: System) -> list[str]:
     return MusubiPublication(order).calls(publish.Names(order, system))[-1][1]
 
@@ -60,17 +64,27 @@ def calls(folder: Path, system: System) -> dict[str, list[str]]:
     return dict(json.loads(text)[system]["calls"])
 
 
+def filled(**changes: Any) -> MusubiOrder:
+    """Return an order whose items, caches and manifest exist."""
+    order = order_of(**changes)
+    fill(order, STEMS)
+    return order
+
+
 def with_publish(order: MusubiOrder, **settings: Any) -> MusubiOrder:
     return order.model_copy(update={"publish": Publish.model_validate(settings)})
+
+
+def without_caches(**changes: Any) -> MusubiOrder:
+    settings = {"caches": False, **changes.pop("publish", {})}
+    return with_publish(order_of(**changes), **settings)
 
 
 # -- what lies in it ------------------------------------------------------------------------------
 
 
 def test_images_captions_and_caches_lie_flat_in_folders_of_each_resolution() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    folder, said = published(order)
+    folder, said = published(filled())
     found = files(folder)
     expected = {
         *("gove-1.0_linux.toml", "gove-1.0_win.toml"),
@@ -93,8 +107,7 @@ def test_images_captions_and_caches_lie_flat_in_folders_of_each_resolution() -> 
 
 
 def test_a_caption_is_published_as_it_was_encoded_without_its_byte_order_mark() -> None:
-    order = order_of()
-    fill(order, STEMS)
+    order = filled()
     manifest = Path(order.manifest)
     first, *rows = map(json.loads, manifest.read_text().splitlines())
     rows.insert(0, {**first, "texts": ["photo of a"]})
@@ -106,73 +119,34 @@ def test_a_caption_is_published_as_it_was_encoded_without_its_byte_order_mark() 
         assert (folder / f"gove_{size}/b ä.txt").read_bytes() == b"a red square\r\nby night"
 
 
-def test_videos_with_all_their_clips_and_controls() -> None:
-    dataset = Dataset(path="data/v", target_frames=[5], control_directory="controls")
-    order = order_of(datasets={"v": dataset}, resolutions=[(64, 64)])
-    fill(order, {"v": ["x"]}, control=True)
+@pytest.mark.parametrize("listed", [False, True], ids=["a folder", "a list"])
+def test_videos_lie_there_with_all_their_clips_and_controls_and_those_of_a_list_without(
+    listed: bool,
+) -> None:
+    lists = {"v": Dataset(path="data/v/list.jsonl", target_frames=[5])}
+    order = order_of(datasets=lists if listed else VIDEOS, resolutions=[(64, 64)])
+    fill(order, {"v": ["x.f9-5" if listed else "x"]}, control=not listed)
     folder, _ = published(order)
-    assert {name for name in files(folder) if "/" in name} == {
-        "v_64/x.mp4",
-        "v_64/x.txt",
-        "v_64_cache/x_00000-005_0064x0064_wan.safetensors",
-        "v_64_cache/x_00005-005_0064x0064_wan.safetensors",
-        "v_64_cache/x_wan_te.safetensors",
-        "v_64_control/x.png",
-    }
-    (block,) = tomllib.loads((folder / "gove-1.0_linux.toml").read_text())["datasets"]
+    stem = "x.f9-5" if listed else "x"
+    clips = {f"v_64_cache/{stem}_{start}-005_0064x0064_wan" for start in ("00000", "00005")}
+    caches = {f"{name}.safetensors" for name in clips | {f"v_64_cache/{stem}_wan_te"}}
+    further = set() if listed else {"v_64/x.mp4", "v_64_control/x.png"}
+    assert members(folder) == caches | further | {f"v_64/{stem}.txt"}
+    (block,) = toml(folder)["datasets"]
     assert block["video_directory"] == f"{folder}/v_64"
     assert block["cache_directory"] == f"{folder}/v_64_cache"
-    assert block["control_directory"] == f"{folder}/v_64_control"
-
-
-@pytest.mark.parametrize(
-    ("architecture", "settings"),
-    [("qwen_image_edit", {}), ("qwen_image_layered", {"multiple_target": True})],
-)
-def test_controls_and_layers_of_a_list_are_not_published(
-    architecture: str, settings: dict[str, Any]
-) -> None:
-    config = configured(architecture, path="list.jsonl", **settings)
-    order = order_of(datasets=config.datasets)
-    order = order.model_copy(update={"model": config.models["model"]})
-    with pytest.raises(ConfigError, match=r"^datasets\.pictures\.path: a published folder tells"):
-        MusubiPublication(order)
-
-
-def test_of_a_list_of_videos_caches_and_captions_are_published() -> None:
-    dataset = Dataset(path="data/v/list.jsonl", target_frames=[5])
-    order = order_of(datasets={"v": dataset}, resolutions=[(64, 64)])
-    fill(order, {"v": ["x.f9-5"]})
-    folder, _ = published(order)
-    assert {name for name in files(folder) if "/" in name} == {
-        "v_64/x.f9-5.txt",
-        "v_64_cache/x.f9-5_00000-005_0064x0064_wan.safetensors",
-        "v_64_cache/x.f9-5_00005-005_0064x0064_wan.safetensors",
-        "v_64_cache/x.f9-5_wan_te.safetensors",
-    }
-    (block,) = tomllib.loads((folder / "gove-1.0_linux.toml").read_text())["datasets"]
-    assert block["video_directory"] == f"{folder}/v_64"
-
-
-def test_clips_that_musubi_tuner_cannot_cut_are_published_as_caches_alone() -> None:
-    dataset = Dataset(path="data/v", target_frames=[5], source_fps="auto")
-    order = without_caches(datasets={"v": dataset}, resolutions=[(64, 64)])
-    with pytest.raises(ConfigError, match=r"datasets\.v\.source_fps: .*publish\.caches: true"):
-        MusubiPublication(order)
+    assert block.get("control_directory") == (None if listed else f"{folder}/v_64_control")
 
 
 def test_videos_of_one_name_in_two_folders_are_published_under_the_names_of_their_caches() -> None:
-    dataset = Dataset(path="data/v", target_frames=[5], control_directory="controls")
-    order = order_of(datasets={"v": dataset}, resolutions=[(64, 64)])
+    order = order_of(datasets=VIDEOS, resolutions=[(64, 64)])
     fill(order, {"v": ["rain_x", "sun_x"]}, control=True)
     text = Path(order.manifest).read_text()
-    for place in ("data/v", "controls"):
+    for place, ending in (("data/v", ".mp4"), ("controls", ".png")):
         for name in ("rain", "sun"):
-            for file in Path(place).glob(f"{name}_x.*"):
-                if file.suffix != ".txt":
-                    (moved := file.parent / name / f"x{file.suffix}").parent.mkdir(exist_ok=True)
-                    text = text.replace(str(file.rename(moved)), str(moved))
-                    text = text.replace(str(file), str(moved))
+            file, moved = Path(f"{place}/{name}_x{ending}"), f"{place}/{name}/x{ending}"
+            text = text.replace(str(file), put(moved, file.read_text()))
+            file.unlink()
     Path(order.manifest).write_text(text)
     found = files(published(order)[0])
     for name in ("rain_x", "sun_x"):
@@ -182,19 +156,15 @@ def test_videos_of_one_name_in_two_folders_are_published_under_the_names_of_thei
         assert f"v_64_cache/{name}_00000-005_0064x0064_wan.safetensors" in found
 
 
-# -- a second publication -------------------------------------------------------------------------
-
-
 def test_what_is_gone_is_removed_and_what_others_put_there_is_not() -> None:
-    order = order_of()
-    fill(order, STEMS)
+    order = filled()
     folder, _ = published(order)
     put(folder / "gove_256/notes.md", "mine")
     put(folder / "output/gove-1.0.safetensors", "trained")
     smaller = order.model_copy(update={"resolutions": [(256, 256)]})
     fill(smaller, {"gove": ["a"]})
     published(smaller)
-    assert {name for name in files(folder) if "/" in name} == {
+    assert members(folder) == {
         *("gove_256/a.png", "gove_256/a.txt", "gove_256/notes.md"),
         "gove_256_cache/a_0064x0064_wan.safetensors",
         "gove_256_cache/a_wan_te.safetensors",
@@ -206,77 +176,121 @@ def test_what_is_gone_is_removed_and_what_others_put_there_is_not() -> None:
 # -- bad input ------------------------------------------------------------------------------------
 
 
-def fails(order: MusubiOrder, kind: type[Exception], *words: str) -> None:
+def of_list(architecture: str, **settings: Any) -> MusubiOrder:
+    config = configured(architecture, path="list.jsonl", **settings)
+    order = order_of(datasets=config.datasets)
+    return order.model_copy(update={"model": config.models["model"]})
+
+
+def without_a_source() -> MusubiOrder:
+    order = filled()
+    Path("data/gove/a.png").unlink()
+    return order
+
+
+def folder_for_text() -> MusubiOrder:
+    Path("t5").mkdir()
+    return without_caches(model={"text": "t5"})
+
+
+LISTED = ["datasets.pictures.path: a published folder tells"]
+AUTO = {"v": Dataset(path="data/v", target_frames=[5], source_fps="auto")}
+HUB = {"vae": {"hub": "some/vae", "revision": "1" * 40}}
+REFUSED: dict[str, tuple[Callable[[], MusubiOrder], type[UserError], list[str]]] = {
+    "controls of a list": (lambda: of_list("qwen_image_edit"), ConfigError, LISTED),
+    "layers of a list": (
+        lambda: of_list("qwen_image_layered", multiple_target=True),
+        ConfigError,
+        LISTED,
+    ),
+    "clips that it cannot cut": (
+        lambda: without_caches(datasets=AUTO, resolutions=[(64, 64)]),
+        ConfigError,
+        ["datasets.v.source_fps: ", "publish.caches: true"],
+    ),
+    "a file": (lambda: with_publish(filled(), path="file"), StorageError, ["file", "move it away"]),
+    "no folder can be made": (
+        lambda: with_publish(filled(), path="/proc/latentmake"),
+        StorageError,
+        ["/proc/latentmake"],
+    ),
+    "a mount": (
+        lambda: with_publish(filled(), path="/mnt/q/x"),
+        ConfigError,
+        ["publish.path", "is not mounted"],
+    ),
+    "a drive": (
+        lambda: with_publish(filled(), path="Q:\\x"),
+        ConfigError,
+        ["publish.path", "is not mounted"],
+    ),
+    "a share": (
+        lambda: with_publish(filled(), path="\\\\nas\\x"),
+        ConfigError,
+        ["publish.path_maps"],
+    ),
+    "in a dataset": (
+        lambda: with_publish(filled(), path="data/gove/out"),
+        ConfigError,
+        ["gove", "publish.path"],
+    ),
+    "one name": (
+        lambda: with_publish(order_of(), folders="{dataset}"),
+        ConfigError,
+        ["publish.folders", "{resolution}"],
+    ),
+    "a source": (without_a_source, SourceError, ["data/gove/a.png", "is not there"]),
+    "no program": (
+        lambda: filled().model_copy(update={"musubi_tuner": None}),
+        ConfigError,
+        ["musubi_tuner.path"],
+    ),
+    "no network": (
+        lambda: order_of(model={"dit": None}),
+        TrainingError,
+        ["model: dit", "is not set"],
+    ),
+    "the hub": (lambda: without_caches(model=HUB), ConfigError, ["models.wan.vae", "some/vae"]),
+    "a folder": (folder_for_text, ConfigError, ["models.wan.text", "not t5"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_published_is_told_in_a_line_and_nothing_is_written(name: str) -> None:
+    make, kind, words = REFUSED[name]
+    put("file", "")
     with pytest.raises(kind) as error:
-        published(order)
+        published(make())
     text = str(error.value)
     assert "\n" not in text
     assert all(word in text for word in words), text
-
-
-def test_targets_that_cannot_be_written_are_told_in_a_line() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    put("file", "")
-    fails(with_publish(order, path="file"), StorageError, "file", "move it away")
-    fails(with_publish(order, path="/proc/latentmake"), StorageError, "/proc/latentmake")
-    for path in ("/mnt/q/x", "Q:\\x"):
-        fails(with_publish(order, path=path), ConfigError, "publish.path", "is not mounted")
-    fails(with_publish(order, path="\\\\nas\\x"), ConfigError, "publish.path_maps")
+    assert not Path("published").exists()
 
 
 def test_a_drive_of_windows_is_a_folder_here_by_the_maps() -> None:
-    order = order_of()
-    fill(order, STEMS)
     maps = [{"linux": f"{Path.cwd()}/share", "windows": "Q:"}]
-    published(with_publish(order, path="Q:/out", path_maps=maps))
+    published(with_publish(filled(), path="Q:/out", path_maps=maps))
     assert Path("share/out/gove-1.0/gove_256/a.png").is_file()
 
 
 def test_scripts_may_lie_beside_a_dataset_that_is_named_as_the_run() -> None:
-    order = order_of().model_copy(update={"run": "gove"})
-    fill(order, STEMS)
-    published(with_publish(order, scripts="data"))
+    published(with_publish(filled(run="gove"), scripts="data"))
     assert Path("data/train_gove.sh").is_file() and not Path("data/gove/train_gove.sh").exists()
-
-
-def test_sources_that_are_gone_are_told() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    Path("data/gove/a.png").unlink()
-    fails(order, SourceError, "data/gove/a.png", "is not there")
-    assert not Path("published").exists()
-
-
-def test_what_the_configuration_must_say() -> None:
-    order = order_of()
-    fill(order, STEMS)
-    fails(order.model_copy(update={"musubi_tuner": None}), ConfigError, "musubi_tuner.path")
-    fails(order_of(model={"dit": None}), TrainingError, "model: dit", "is not set")
-    hub = {"hub": "some/vae", "revision": "1" * 40}
-    fails(without_caches(model={"vae": hub}), ConfigError, "models.wan.vae", "some/vae")
-    Path("t5").mkdir()
-    fails(without_caches(model={"text": "t5"}), ConfigError, "models.wan.text", "not t5")
-    fails(with_publish(order, path="data/gove/out"), ConfigError, "gove", "publish.path")
 
 
 # -- TOML and names of systems --------------------------------------------------------------------
 
-MAPS = [{"linux": "{here}", "windows": "E:\\Wan Sachen"}, {"linux": "/models", "windows": "M:"}]
-
 
 def mapped(order: MusubiOrder, **settings: Any) -> MusubiOrder:
-    maps = [{**each, "linux": each["linux"].format(here=Path.cwd())} for each in MAPS]
+    maps = [{"linux": str(Path.cwd()), "windows": "E:\\Wan Sachen"}]
+    maps += [{"linux": "/models", "windows": "M:"}]
     return with_publish(order, path="published", path_maps=maps, **settings)
 
 
 def test_both_tomls_say_the_same_but_for_prefixes() -> None:
-    order = mapped(order_of())
-    fill(order, STEMS)
-    folder, said = published(order)
-    texts = {name: (folder / f"gove-1.0_{name}.toml").read_text() for name in ("linux", "win")}
-    assert not any("\\" in text for text in texts.values())
-    linux, windows = (tomllib.loads(text) for text in texts.values())
+    folder, said = published(mapped(filled()))
+    linux, windows = toml(folder), toml(folder, "win")
+    assert not any("\\" in path.read_text() for path in folder.glob("*.toml"))
     assert linux != windows
     for block in linux["datasets"]:
         for key in ("image_directory", "cache_directory"):
@@ -287,26 +301,33 @@ def test_both_tomls_say_the_same_but_for_prefixes() -> None:
 
 
 def test_folders_without_a_windows_name_are_told_once_each() -> None:
-    order = order_of(model={"dit": "/elsewhere/low.safetensors"})
-    fill(order, STEMS)
-    folder, said = published(order)
+    folder, said = published(filled(model={"dit": "/elsewhere/low.safetensors"}))
     lines = [line for line in said[0].splitlines() if "publish.path_maps" in line]
     here = Path.cwd()
-    for prefix in (here / "published/gove-1.0", here / "musubi tuner"):
+    for prefix in (here / "published/gove-1.0", here / "musubi tuner", "/elsewhere"):
         assert sum(f" {prefix} has no name" in line for line in lines) == 1
-    assert sum(" /elsewhere has no name" in line for line in lines) == 1
     assert len(lines) == 3
-    windows = tomllib.loads((folder / "gove-1.0_win.toml").read_text())["datasets"][0]
-    assert windows["image_directory"] == f"{folder}/gove_256"
+    assert toml(folder, "win")["datasets"][0]["image_directory"] == f"{folder}/gove_256"
     assert value(calls(folder, "windows")[SCRIPTS[2]], "--dit") == "/elsewhere/low.safetensors"
+
+
+def verdicts(order: MusubiOrder) -> dict[str, str]:
+    return {each.what: each.verdict for each in MusubiPublication(order).findings()}
+
+
+def test_paths_of_which_no_script_knows_all_are_a_fault() -> None:
+    network = {"vae": "//nas/wan/vae.safetensors"}  # no Linux has a name for it
+    assert verdicts(without_caches(model=network))["paths for Windows"] == "failed"
+    maps = [{"linux": "/nas", "windows": "//nas/wan"}]
+    found = verdicts(without_caches(model=network, publish={"path_maps": maps}))
+    assert (found["paths for Windows"], found["paths for Linux"]) == ("warning", "ok")
 
 
 def test_each_resolution_and_the_caches_have_scripts_where_the_user_wants_them() -> None:
     tomls, scripts = Path("musubi tuner/files/tomls"), Path("musubi tuner")
     put(tomls / "mine.toml", "")
     places = {"tomls": str(tomls), "scripts": str(scripts)}
-    order = mapped(order_of(), caches=False, each_resolution=True, **places)
-    fill(order, STEMS)
+    order = mapped(filled(), caches=False, each_resolution=True, **places)
     python = Path(put(scripts / "venv/bin/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n'))
     python.chmod(0o755)
     for name in SCRIPTS:
@@ -336,10 +357,8 @@ def test_each_resolution_and_the_caches_have_scripts_where_the_user_wants_them()
 
 def test_folders_results_and_batch_files_lie_where_the_user_wants_them() -> None:
     places = {"output": "tuner/output", "logs": "tuner/logs", "batch_scripts": "bats"}
-    order = mapped(
-        order_of(), caches=False, batch_size=4, folders="{dataset}/{resolution}", **places
-    )
-    fill(order, STEMS)
+    folders = "{dataset}/{resolution}"
+    order = mapped(filled(), caches=False, batch_size=4, folders=folders, **places)
     folder, _ = published(order)
     assert (folder / "gove/256/a.txt").is_file()
     assert {path.name for path in folder.glob("train_*")} == {
@@ -364,102 +383,54 @@ def test_folders_results_and_batch_files_lie_where_the_user_wants_them() -> None
     assert not (folder / "gove").exists()
 
 
-def test_a_training_of_steps_counts_no_epochs() -> None:
-    order = order_of(trainer={"max_train_steps": 300})
-    arguments = training(order, "linux")
-    assert value(arguments, "--max_train_steps") == "300"
-    assert "--max_train_epochs" not in arguments
-    assert order.settings_digest() != order_of().settings_digest()
-    assert not order.can_resume(Resume(Path("state"), done=2, counted=True))  # where it would end
-
-
-def test_folders_that_would_share_a_name_are_refused() -> None:
-    fails(
-        with_publish(order_of(), folders="{dataset}"),
-        ConfigError,
-        "publish.folders",
-        "{resolution}",
-    )
-    alone = with_publish(order_of(resolutions=[(256, 256)]), folders="{resolution}", caches=False)
-    fill(alone, STEMS)
-    folder, _ = published(alone)
+def test_folders_of_one_resolution_may_be_named_by_it() -> None:
+    order = filled(resolutions=[(256, 256)])
+    folder, _ = published(with_publish(order, folders="{resolution}", caches=False))
     assert (folder / "256_cache").is_dir() and (folder / "256/a.txt").is_file()
 
 
-# -- without caches -------------------------------------------------------------------------------
+# -- caches that are made there -------------------------------------------------------------------
 
-
-def without_caches(**changes: Any) -> MusubiOrder:
-    settings = {"caches": False, **changes.pop("publish", {})}
-    return with_publish(order_of(**changes), **settings)
-
-
-CACHES = (
-    *("a_0064x0064_wan.safetensors", "a_wan_te.safetensors"),
-    *("b ä_0064x0064_wan.safetensors", "b ä_wan_te.safetensors"),
+A, B = (
+    {f"{stem}_0064x0064_wan.safetensors", f"{stem}_wan_te.safetensors"} for stem in ("a", "b ä")
 )
+LATENTS = {name for name in A | B if "_te." not in name}
+SOURCES = {
+    "caption": ({"data/gove/a.txt": "another caption"}, {}, A - LATENTS),
+    "image": ({"data/gove/a.png": "another picture"}, {}, A & LATENTS),
+    "vae": ({}, {"model": {"vae": "other.safetensors"}}, LATENTS),
+    "fit": ({}, {"datasets": {"gove": Dataset(path="data/gove", fit="bucket")}}, LATENTS),
+    "t5": ({}, {"model": {"text": "other.pth"}}, (A | B) - LATENTS),
+    "its fp8": ({}, {"model": {"fp8_t5": True}}, (A | B) - LATENTS),
+    "nothing": ({}, {}, set()),
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "dropped"),
-    [
-        ("caption", {"a_wan_te.safetensors"}),
-        ("image", {"a_0064x0064_wan.safetensors"}),
-        ("vae", {"a_0064x0064_wan.safetensors", "b ä_0064x0064_wan.safetensors"}),
-        ("fit", {"a_0064x0064_wan.safetensors", "b ä_0064x0064_wan.safetensors"}),
-        ("t5", {"a_wan_te.safetensors", "b ä_wan_te.safetensors"}),
-        ("its fp8", {"a_wan_te.safetensors", "b ä_wan_te.safetensors"}),
-        ("removed", {"a_0064x0064_wan.safetensors", "a_wan_te.safetensors"}),
-        ("nothing", set()),
-    ],
-)
-@pytest.mark.parametrize("block", ["gove_256", "gove/256"])
-def test_caches_made_there_go_with_what_they_came_from(
-    change: str, dropped: set[str], block: str
-) -> None:
-    own = {
-        "publish": {"folders": block.replace("gove", "{dataset}").replace("256", "{resolution}")}
-    }
-    own["resolutions"] = [(256, 256)]
+@pytest.mark.parametrize("change", [*SOURCES, "removed"])
+@pytest.mark.parametrize("folders", ["{dataset}_{resolution}", "{dataset}/{resolution}"])
+def test_caches_made_there_go_with_what_they_came_from(change: str, folders: str) -> None:
+    written, settings, dropped = SOURCES.get(change, ({}, {}, A))
+    own: dict[str, Any] = {"publish": {"folders": folders}, "resolutions": [(256, 256)]}
     order = without_caches(**own)
     fill(order, STEMS)
     folder, _ = published(order)
-    for name in CACHES:
-        put(folder / f"{block}_cache" / name, "made there")
-    if change == "caption":
-        put("data/gove/a.txt", "another caption")
-    elif change == "image":
-        put("data/gove/a.png", "another picture")
-    elif change == "vae":
-        order = without_caches(**own, model={"vae": "other.safetensors"})
-    elif change == "fit":
-        bucket = {"gove": Dataset(path="data/gove", fit="bucket")}
-        order = without_caches(**own, datasets=bucket)
-    elif change == "t5":
-        order = without_caches(**own, model={"text": "other.pth"})
-    elif change == "its fp8":
-        order = without_caches(**own, model={"fp8_t5": True})
-    elif change == "removed":
+    made = folder / f"{folders.format(dataset='gove', resolution=256)}_cache"
+    for name in A | B:
+        put(made / name, "made there")
+    for path, content in written.items():
+        put(path, content)
+    if change == "removed":
         fill(order, {"gove": STEMS["gove"][1:]})
-    _, said = published(order)
-    left = {path.name for path in (folder / f"{block}_cache").glob("*.safetensors")}
-    assert set(CACHES) - left == dropped
+    _, said = published(without_caches(**{**own, **settings}))
+    assert (A | B) - {path.name for path in made.glob("*.safetensors")} == dropped
     assert any("dropped" in line for line in said) == bool(dropped)
 
 
-def test_for_a_file_elsewhere_no_folder_is_searched(tmp_path: Path) -> None:
-    publication = MusubiPublication(without_caches())
-    assert not [*publication.made_from(tmp_path / "out", f"{tmp_path}/tomls/a.toml", None)]
-    assert not publication._listed
-
-
 def test_caches_go_when_they_are_no_longer_published_and_come_back() -> None:
-    order = order_of(resolutions=[(256, 256)])
-    fill(order, STEMS)
+    order = filled(resolutions=[(256, 256)])
     folder, _ = published(order)
     before = files(folder)
-    without = order.model_copy(update={"publish": Publish(caches=False)})
-    published(without)
+    published(with_publish(order, caches=False))
     assert not list((folder / "gove_256_cache").glob("*.safetensors"))
     put(folder / "gove_256_cache/a_wan_te.safetensors", "made there")
     published(order)
@@ -477,22 +448,6 @@ def test_paths_among_further_arguments_have_each_systems_name(tmp_path: Path) ->
     assert value(windows, "--sample_prompts") == "D:/training/prompts.txt"
     assert value(windows, "--network_module") == "lycoris.kohya"
     assert value(windows, "--network_args") == "preset=D:/training/prompts.txt"
-
-
-# -- the checklist --------------------------------------------------------------------------------
-
-
-def verdicts(order: MusubiOrder) -> dict[str, tuple[str, str]]:
-    return {each.what: (each.verdict, each.note) for each in MusubiPublication(order).findings()}
-
-
-def test_paths_of_which_no_script_knows_all_are_a_fault() -> None:
-    network = {"vae": "//nas/wan/vae.safetensors"}  # no Linux has a name for it
-    assert verdicts(without_caches(model=network))["paths for Windows"][0] == "failed"
-    maps = [{"linux": "/nas", "windows": "//nas/wan"}]
-    order = without_caches(model=network, publish={"path_maps": maps})
-    assert verdicts(order)["paths for Windows"][0] == "warning"
-    assert verdicts(order)["paths for Linux"][0] == "ok"
 
 
 # -- the scripts ----------------------------------------------------------------------------------
@@ -543,7 +498,7 @@ def run_shell(
 
 
 @pytest.mark.parametrize(
-    ("scripts", "environment"), [(".", "venv"), ("src/musubi_tuner", ".venv"), (".", "given")]
+    ("scripts", "environment"), [("src/musubi_tuner", ".venv"), (".", "given")]
 )
 def test_the_script_caches_and_trains_in_the_trainers_environment(
     tmp_path: Path, scripts: str, environment: str
@@ -551,7 +506,7 @@ def test_the_script_caches_and_trains_in_the_trainers_environment(
     home = tmp_path / AWKWARD
     given = str(tmp_path / "my env")
     place = Path(given) if environment == "given" else home / environment
-    order = order_of(
+    order = filled(
         model={"dit_high_noise": f"{AWKWARD}/high.safetensors", "fp8_t5": True},
         trainer={"arguments": ["--optimizer_args", 'betas=("0.9", $HOME `x`)']},
         musubi_tuner=ExternalProgram(
@@ -559,7 +514,6 @@ def test_the_script_caches_and_trains_in_the_trainers_environment(
         ),
         publish=Publish(path=AWKWARD, attention="flash_attn", caches=False, num_processes=2),
     )
-    fill(order, STEMS)
     tuner(home, scripts)
     venv(place)
     folder, _ = published(order)
@@ -591,8 +545,7 @@ def test_the_script_caches_and_trains_in_the_trainers_environment(
 def test_the_attention_is_chosen_by_what_the_trainers_machine_can_import(
     tmp_path: Path, modules: dict[str, str], flag: str
 ) -> None:
-    order = order_of(musubi_tuner=ExternalProgram(path="tuner"))
-    fill(order, STEMS)
+    order = filled(musubi_tuner=ExternalProgram(path="tuner"))
     tuner(tmp_path / "tuner")
     venv(tmp_path / "tuner/venv", **modules)
     _, found = run_shell(published(order)[0], tmp_path / "record")
@@ -604,17 +557,14 @@ def test_the_attention_is_chosen_by_what_the_trainers_machine_can_import(
     ("said", "given", "flag"), [("flash3", None, "flash3"), ("auto", "xformers", "xformers")]
 )
 def test_an_attention_that_is_set_is_not_chosen(said: str, given: str | None, flag: str) -> None:
-    order = with_publish(order_of(trainer={"attention": said}), attention=given)
-    fill(order, STEMS)
-    folder, _ = published(order)
+    folder, _ = published(with_publish(filled(trainer={"attention": said}), attention=given))
     assert not json.loads((folder / "train_gove-1.0.json").read_text())["attention"]
     for system in ("linux", "windows"):
         assert set(calls(folder, system)[SCRIPTS[2]]) & ATTENTION == {f"--{flag}"}
 
 
 def test_the_script_stops_at_the_first_step_that_fails(tmp_path: Path) -> None:
-    order = without_caches(musubi_tuner=ExternalProgram(path="tuner"))
-    fill(order, STEMS)
+    order = with_publish(filled(musubi_tuner=ExternalProgram(path="tuner")), caches=False)
     tuner(tmp_path / "tuner")
     venv(tmp_path / "tuner/venv")
     folder, _ = published(order)
@@ -630,8 +580,7 @@ def test_the_script_stops_at_the_first_step_that_fails(tmp_path: Path) -> None:
 
 
 def test_the_script_warns_of_a_missing_environment_and_goes_on(tmp_path: Path) -> None:
-    order = without_caches(musubi_tuner=ExternalProgram(path="tuner"))
-    fill(order, STEMS)
+    order = with_publish(filled(musubi_tuner=ExternalProgram(path="tuner")), caches=False)
     folder, _ = published(order)
     done, found = run_shell(folder, record := tmp_path / "record")
     assert done.returncode == 1 and not found
@@ -644,7 +593,7 @@ def test_the_script_warns_of_a_missing_environment_and_goes_on(tmp_path: Path) -
 
 
 def test_windows_starts_the_python_of_the_environment_with_its_own_calls() -> None:
-    order = order_of(
+    order = filled(
         model={
             "vae": "D:/models/vae 100% & more.safetensors",
             "text": "D:\\models\\t5.pth",
@@ -653,7 +602,6 @@ def test_windows_starts_the_python_of_the_environment_with_its_own_calls() -> No
         },
         musubi_tuner=ExternalProgram(path="C:/musubi 100%"),
     )
-    fill(order, STEMS)
     folder, _ = published(mapped(order, caches=False))
     text = (folder / "train_gove-1.0.bat").read_bytes()
     assert text.count(b"\n") == text.count(b"\r\n")
@@ -692,9 +640,7 @@ goto next
 )
 def test_the_batch_file_runs_under_wine(tmp_path: Path) -> None:
     # Wine reads batch files in its own code page, and expands a `%` in the folder's own name.
-    order = order_of(publish=Publish(path="my out (x) & co's", caches=False))
-    fill(order, STEMS)
-    folder, _ = published(order)
+    folder, _ = published(with_publish(filled(), path="my out (x) & co's", caches=False))
     put(tmp_path / "bin/python.bat", BATCH_PYTHON.replace("\n", "\r\n"))
     wine = {"WINEPREFIX": f"{tmp_path}/wine", "WINEDEBUG": "-all", "RECORD": f"Z:{tmp_path}/record"}
     wine["WINEPATH"] = f"Z:{tmp_path}/bin".replace("/", "\\")

@@ -75,28 +75,46 @@ def test_caching_takes_sizes_of_batches_and_workers() -> None:
         assert {"--skip_existing", "--keep_cache"} & set(arguments) == {"--keep_cache"}
 
 
-def test_the_dtype_of_the_vae() -> None:
-    for model, dtype in (({}, "bfloat16"), ({"dtype": "float16"}, "float16")):
-        order = order_of(model=model)
-        assert value(caching(order, "latents"), "--vae_dtype") == dtype
-    order = order_of(model={"dtype": "float16", "vae_dtype": "float32"})
-    assert value(caching(order, "latents"), "--vae_dtype") == "float32"
+@pytest.mark.parametrize(
+    ("kind", "model", "trainer", "flag", "expected"),
+    [
+        ("latents", {}, {}, "--vae_dtype", "bfloat16"),
+        ("latents", {"dtype": "float16"}, {}, "--vae_dtype", "float16"),
+        (
+            "latents",
+            {"dtype": "float16", "vae_dtype": "float32"},
+            {},
+            "--vae_dtype",
+            "float32",
+        ),
+        ("training", {}, {"timestep_boundary": 800}, "--timestep_boundary", None),
+        (
+            "training",
+            {"dit_high_noise": "h"},
+            {"timestep_boundary": 800},
+            "--timestep_boundary",
+            "800",
+        ),
+        ("training", {}, {"timestep_sampling": None}, "--timestep_sampling", None),
+        ("training", {}, {"discrete_flow_shift": None}, "--discrete_flow_shift", None),
+        ("training", {}, {"logging": False}, "--logging_dir", None),
+        ("training", {}, {}, "--logging_dir", "/p/logs"),
+        ("training", {}, {"max_train_steps": 300}, "--max_train_steps", "300"),
+        ("training", {}, {"max_train_steps": 300}, "--max_train_epochs", None),
+    ],
+)
+def test_a_flag_is_given_where_a_key_of_the_user_or_the_network_asks_for_it(
+    kind: str, model: dict[str, Any], trainer: dict[str, Any], flag: str, expected: str | None
+) -> None:
+    order = order_of(model=model, trainer=trainer)
+    found = training(order) if kind == "training" else caching(order, kind)
+    assert value(found, flag) == expected
 
 
-def test_a_boundary_of_the_user_goes_with_two_networks_only() -> None:
-    order = order_of(trainer={"timestep_boundary": 800})
-    assert "--timestep_boundary" not in training(order)
-    order = order_of(model={"dit_high_noise": "h"}, trainer={"timestep_boundary": 800})
-    assert value(training(order), "--timestep_boundary") == "800"
-
-
-def test_what_is_left_to_the_trainer_is_not_given() -> None:
-    order = order_of(
-        trainer={"timestep_sampling": None, "discrete_flow_shift": None, "logging": False}
-    )
-    arguments = training(order)
-    assert not {"--timestep_sampling", "--discrete_flow_shift", "--logging_dir"} & set(arguments)
-    assert value(training(order_of()), "--logging_dir") == "/p/logs"
+def test_a_training_of_steps_is_another_one_and_is_not_resumed() -> None:
+    order = order_of(trainer={"max_train_steps": 300})
+    assert order.settings_digest() != order_of().settings_digest()
+    assert not order.can_resume(Resume(Path("state"), done=2, counted=True))  # where it would end
 
 
 def test_arguments_of_the_user_come_last_and_as_they_are() -> None:

@@ -36,29 +36,23 @@ def test_scripts_are_found_in_the_folder_and_in_its_package(tmp_path: Path, scri
         tuner.script("wan_cache_latents.py")
 
 
-def test_a_folder_without_scripts_says_where_they_were_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(
-        TrainingError,
-        match=r"wan_train_network\.py.*a musubi-tuner that knows Wan, or update it",
-    ):
-        find(tmp_path)
-    with pytest.raises(TrainingError, match="does not exist"):
-        find(tmp_path / "gone")
-
-
-def test_without_an_environment_our_python_runs_it_and_that_is_said(tmp_path: Path) -> None:
-    tuner = find(stand_in(tmp_path, own_venv=False))
+def test_its_environment_is_the_named_one_else_its_own_else_ours(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path, own_venv=False)
+    tuner = find(folder)
     assert tuner.python == Path(sys.executable)
     assert "no `venv` or `.venv`" in tuner.note
-
-
-def test_a_named_environment_is_used_by_its_own_name(tmp_path: Path) -> None:
-    folder = stand_in(tmp_path)
+    python = stand_in(tmp_path) / "venv/bin/python"
     (folder / "venv").rename(folder / "other")
     assert find(folder, venv="other").python == folder / "other/bin/python"
     assert find(folder, venv=os.fspath(folder / "other/bin/python")).python.parent.name == "bin"
     with pytest.raises(TrainingError, match="no Python"):
         find(folder, venv="nowhere")
+    (folder / "other").rename(folder / "venv")
+    python.unlink()
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(TrainingError, match=r"venv/bin/python.*cannot be used"):
+        find(folder).lacking(["json"])
 
 
 def test_flags_are_those_of_the_script_and_of_what_it_imports(tmp_path: Path) -> None:
@@ -140,18 +134,15 @@ def test_needs_are_what_every_run_imports(tmp_path: Path) -> None:
     assert tuner.sources_of()[1] == ["toml", "torch"]
 
 
-def test_packages_are_asked_of_its_own_environment_without_running_them(tmp_path: Path) -> None:
-    folder = stand_in(tmp_path)
-    install(folder, "loud", "raise SystemExit('was run')")
-    assert find(folder).lacking(["torch", "loud", "json", "gone"]) == ["gone", "torch"]
-
-
-def test_a_module_of_networks_is_found_without_running_it(tmp_path: Path) -> None:
+def test_packages_and_modules_of_networks_are_found_in_its_environment_without_running_them(
+    tmp_path: Path,
+) -> None:
     folder = stand_in(tmp_path)
     install(folder, "loud", "raise SystemExit('was run')")
     (site,) = folder.glob("venv/lib/python*/site-packages")
     (site / "loud/kohya.py").write_text("def create_network(): ...\nraise SystemExit('was run')\n")
     tuner = find(folder)
+    assert tuner.lacking(["torch", "loud", "json", "gone"]) == ["gone", "torch"]
 
     def said(module: str, *, here: bool = True) -> str:
         found = network_finding(tuner, module, here=here)
@@ -170,41 +161,26 @@ def test_a_module_of_networks_is_found_without_running_it(tmp_path: Path) -> Non
     assert said("networks.mine").startswith("ok: ")
 
 
-def test_a_python_that_cannot_run_is_named(tmp_path: Path) -> None:
-    folder = stand_in(tmp_path)
-    python = folder / "venv/bin/python"
-    python.unlink()
-    python.write_text("#!/bin/sh\nexit 1\n")
-    python.chmod(0o755)
-    with pytest.raises(TrainingError, match=r"venv/bin/python.*cannot be used"):
-        find(folder).lacking(["json"])
-
-
 # -- attention ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("installed", "expected"),
+    ("installed", "unknown", "expected"),
     [
-        ([], "sdpa"),
-        (["xformers"], "xformers"),
-        (["xformers", "flash_attn"], "flash_attn"),
-        (["sageattention"], "sdpa"),  # which has no backward pass
+        ([], (), "sdpa"),
+        (["xformers"], (), "xformers"),
+        (["xformers"], ("xformers",), "sdpa"),  # which its version does not know
+        (["xformers", "flash_attn"], (), "flash_attn"),
+        (["sageattention"], (), "sdpa"),  # which has no backward pass
     ],
 )
 def test_auto_takes_the_fastest_that_is_there(
-    tmp_path: Path, installed: list[str], expected: str
+    tmp_path: Path, installed: list[str], unknown: tuple[str, ...], expected: str
 ) -> None:
-    folder = stand_in(tmp_path)
+    folder = stand_in(tmp_path, without=unknown)
     for package in installed:
         install(folder, package)
     assert Musubi().attention(order_of(), find(folder)) == expected
-
-
-def test_auto_passes_over_what_its_version_does_not_know(tmp_path: Path) -> None:
-    folder = stand_in(tmp_path, without=("xformers",))
-    install(folder, "xformers")
-    assert Musubi().attention(order_of(), find(folder)) == "sdpa"
 
 
 # -- its commit -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,18 @@ RECEIPT = Path(f"runs/{RUN}/trained.json")
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "project"
-    place.mkdir()
-    monkeypatch.chdir(place)
+def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A musubi-tuner, beside the project that is the working directory."""
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
     monkeypatch.delenv("STAND_IN", raising=False)
-    return place
+    return stand_in(tmp_path / "tuner")
 
 
 @pytest.fixture
-def tuner(tmp_path: Path) -> Path:
-    return stand_in(tmp_path / "tuner")
+def mood(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Say what goes wrong with trainings from now on; "" for nothing."""
+    return lambda mood: monkeypatch.setenv("STAND_IN", mood)
 
 
 def launch(order: MusubiOrder) -> str:
@@ -72,27 +74,38 @@ def flag(tuner: Path, name: str) -> str:
     return arguments[arguments.index(f"--{name}") + 1]
 
 
-def test_a_training_ends_with_a_lora_a_record_and_a_receipt(root: Path, tuner: Path) -> None:
-    order = make_run(root, tuner=tuner)
-    log = launch(order)
-    assert epochs() == 4
-    assert "images and captions" in log
-    assert "学習開始" in log
+def run(tuner: Path, **settings: Any) -> MusubiOrder:
+    return make_run(Path.cwd(), tuner=tuner, **settings)
+
+
+def test_a_training_ends_with_a_lora_a_record_and_a_receipt(tuner: Path) -> None:
+    order, before = run(tuner), os.umask(0o027)
+    try:
+        log = launch(order)
+    finally:
+        os.umask(before)
+    assert epochs() == 4 and LORA.stat().st_mode & 0o777 == 0o640
+    assert "images and captions" in log and "学習開始" in log
     assert b"\repoch 4\ncats: trained" in Path("logs/train.log").read_bytes()
     assert is_trained(order)
     receipt = json.loads(RECEIPT.read_text())
     assert (receipt["run"], receipt["weights"]) == (RUN, str(LORA))
     assert receipt["parts"] == wanted_of(order)
     assert receipt["files"] == {LORA.name: digest.of_file(LORA)}
+    (tuner / "called.json").unlink()
+    RECEIPT.unlink()
+    assert "already trained on exactly this" in launch(order)
+    assert RECEIPT.is_file() and not (tuner / "called.json").exists()
 
 
-def test_the_trainer_runs_in_its_own_folder_and_environment(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_trainer_runs_in_its_own_folder_and_environment_on_paths_of_the_project(
+    tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SNAKEMAKE_X", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4] / "scripts"))
-    launch(make_run(root, tuner=tuner))
+    Path("prompts.txt").write_text("a cat")
+    launch(run(tuner, arguments=["--sample_prompts", "prompts.txt"]))
     call = called(tuner)
     assert call["cwd"] == str(tuner)
     assert call["environment"]["VIRTUAL_ENV"] == str(tuner / "venv")
@@ -101,50 +114,40 @@ def test_the_trainer_runs_in_its_own_folder_and_environment(
     assert not {"PYTHONPATH", "SNAKEMAKE_X"} & call["environment"].keys()
     for name in ("dataset_config", "dit", "output_dir", "logging_dir"):
         assert os.path.isabs(flag(tuner, name))
+    assert flag(tuner, "sample_prompts") == os.path.abspath("prompts.txt")
     assert "--sdpa" in call["argv"]
 
 
-def test_a_trainer_with_accelerate_is_launched_by_it(root: Path, tmp_path: Path) -> None:
-    tuner = stand_in(tmp_path / "tuner", own_venv=False)
-    launch(make_run(root, tuner=tuner))
+def test_a_trainer_with_accelerate_is_launched_by_it(tuner: Path, tmp_path: Path) -> None:
+    other = stand_in(tmp_path / "other", own_venv=False)
+    launch(run(other))
     assert epochs() == 4
-    assert "ACCELERATE_MIXED_PRECISION" in called(tuner)["environment"]
+    assert "ACCELERATE_MIXED_PRECISION" in called(other)["environment"]
 
 
-def test_what_is_trained_already_is_not_trained_again(root: Path, tuner: Path) -> None:
-    order = make_run(root, tuner=tuner)
-    launch(order)
-    (tuner / "called.json").unlink()
-    RECEIPT.unlink()
-    assert "already trained on exactly this" in launch(order)
-    assert RECEIPT.is_file()
-    assert not (tuner / "called.json").exists()
-
-
-def test_samples_are_asked_for_and_other_samples_train_nothing(root: Path, tuner: Path) -> None:
-    launch(make_run(root, tuner=tuner, samples={"prompts": ["a cat"]}))
+def test_samples_are_asked_for_and_other_samples_train_nothing(tuner: Path) -> None:
+    launch(run(tuner, samples={"prompts": ["a cat"]}))
     assert flag(tuner, "sample_every_n_epochs") == "1"
     assert "--sample_at_first" in called(tuner)["argv"]
-    assert flag(tuner, "vae") == str(root / "models/vae.safetensors")
+    assert flag(tuner, "vae") == os.path.abspath("models/vae.safetensors")
     prompts = Path(flag(tuner, "sample_prompts"))
     assert prompts.read_text() == "a cat --w 64 --h 64 --f 1 --d 0 --s 30\n"
     (tuner / "called.json").unlink()
-    launch(make_run(root, tuner=tuner, samples={"prompts": ["a dog"], "every": 5}))
+    launch(run(tuner, samples={"prompts": ["a dog"], "every": 5}))
     assert not (tuner / "called.json").exists()
-    order = make_run(root, tuner=tuner, model={"vae": "models"}, samples={"prompts": ["a dog"]})
+    order = run(tuner, model={"vae": "models"}, samples={"prompts": ["a dog"]})
     line = refused(order, "samples want a file of the original weights, not models")
     assert "correct models.wan.vae" in line
 
 
 @pytest.mark.parametrize("change", ["data", "settings", "weights", "lora"])
-def test_anything_else_is_trained_anew(root: Path, tuner: Path, change: str) -> None:
-    launch(make_run(root, tuner=tuner))
+def test_anything_else_is_trained_anew(tuner: Path, change: str) -> None:
+    launch(run(tuner))
     (tuner / "called.json").unlink()
     settings: dict[str, Any] = {"network_dim": 8} if change == "settings" else {}
-    lock = "another" if change == "data" else "one"
-    order = make_run(root, tuner=tuner, lock=lock, **settings)
+    order = run(tuner, lock="another" if change == "data" else "one", **settings)
     if change == "weights":
-        put_weights(root / "models/dit.safetensors", *WAN_DIT, "blocks.1.self_attn.q.weight")
+        put_weights(Path("models/dit.safetensors"), *WAN_DIT, "blocks.1.self_attn.q.weight")
     if change == "lora":
         LORA.write_bytes(b"damaged")
     launch(order)
@@ -157,7 +160,7 @@ def test_anything_else_is_trained_anew(root: Path, tuner: Path, change: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("mood", "fault"),
+    ("wrong", "fault"),
     [
         ("silent", "is not there"),
         ("empty", "holds no tensor"),
@@ -166,40 +169,30 @@ def test_anything_else_is_trained_anew(root: Path, tuner: Path, change: str) -> 
     ],
 )
 def test_ending_without_an_error_and_without_a_lora_is_a_failure(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch, mood: str, fault: str
+    tuner: Path, mood: Callable[[str], None], wrong: str, fault: str
 ) -> None:
-    monkeypatch.setenv("STAND_IN", mood)
-    order = make_run(root, tuner=tuner)
+    mood(wrong)
+    order = run(tuner)
     said = refused(order, "ended without an error, but wrote no weights")
     assert fault in said
-    assert ("No training items, leaving." in said) == (mood == "silent")
-    assert not LORA.exists()
-    assert not RECEIPT.exists()
-    assert not is_trained(order)
+    assert ("No training items, leaving." in said) == (wrong == "silent")
+    assert not LORA.exists() and not RECEIPT.exists() and not is_trained(order)
 
 
-def test_the_error_of_the_trainer_is_the_last_line(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STAND_IN", "broken")
-    refused(make_run(root, tuner=tuner), "RuntimeError: the loss has gone its own way")
-    assert "Traceback" in Path("logs/train.log").read_text()
-
-
-@pytest.mark.parametrize("mood", ["silent", "broken", "empty"])
+@pytest.mark.parametrize("wrong", ["broken", "empty"])
 def test_an_old_lora_outlives_a_failure_but_does_not_stand_for_the_new_one(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch, mood: str
+    tuner: Path, mood: Callable[[str], None], wrong: str
 ) -> None:
-    old = make_run(root, tuner=tuner)
+    old, previous = run(tuner), LORA.parent / "previous"
     launch(old)
     before = LORA.read_bytes()
-    monkeypatch.setenv("STAND_IN", mood)
-    new = make_run(root, tuner=tuner, network_dim=8)
-    refused(new, "run cats")
-    previous = LORA.parent / "previous"
+    mood(wrong)
+    new = run(tuner, network_dim=8)
+    words = {"broken": "RuntimeError: the loss has gone its own way", "empty": "wrote no weights"}
+    refused(new, words[wrong])  # the trainer's own error is the last line
     assert (previous / LORA.name).read_bytes() == before
     assert not LORA.exists()
-    monkeypatch.delenv("STAND_IN")
+    mood("")
     assert "takes back the previous result" in launch(old)
     assert LORA.read_bytes() == before
     assert is_trained(old) and not previous.exists()
@@ -209,39 +202,16 @@ def test_an_old_lora_outlives_a_failure_but_does_not_stand_for_the_new_one(
     assert (previous / "output" / LORA.name).is_file()
 
 
-def test_states_of_a_killed_training_outlive_an_undone_change(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = make_run(root, tuner=tuner)
-    launch(old)
-    interrupted(root, tuner, monkeypatch, "killed 3", network_dim=8)
-    assert "takes back the previous result" in launch(old)
-    assert not WORK.joinpath(f"{RUN}-000003-state").exists()
-    launch(make_run(root, tuner=tuner, save_every_n_epochs=1, network_dim=8))
-    assert Path(flag(tuner, "resume")).name == f"{RUN}-000003-state"
-    assert epochs() == 4
-
-
-def test_a_flag_found_unknown_only_when_it_runs_is_named(root: Path, tmp_path: Path) -> None:
-    tuner = stand_in(tmp_path / "tuner", without=("discrete_flow_shift",))
-    script = tuner / "wan_train_network.py"
-    # Declared where nobody looks: sources say nothing, the parser refuses.
-    text = script.read_text().replace('parser.add_argument("--dataset_config")', "declare(parser)")
-    declare = 'def declare(parser):\n    getattr(parser, "add_argument")("--dataset_config")\n\n\n'
-    script.write_text(text.replace("def main", f"{declare}def main"))
-    refused(make_run(root, tuner=tuner), "unrecognized arguments: --discrete_flow_shift")
-
-
-def test_the_checklist_comes_first(root: Path, tuner: Path) -> None:
-    order = make_run(root, tuner=tuner)
+def test_the_checklist_comes_first(tuner: Path) -> None:
+    order = run(tuner)
     Path("models/dit.safetensors").unlink()
     refused(order, r"1 failed in the checklist: model: dit: .*does not exist")
     assert not (tuner / "called.json").exists()
     assert "failed" in Path("logs/train.log").read_text()
 
 
-def test_orders_and_locks_that_cannot_be_read_are_named(root: Path, tuner: Path) -> None:
-    order = make_run(root, tuner=tuner)
+def test_orders_and_locks_that_cannot_be_read_are_named(tuner: Path) -> None:
+    order = run(tuner)
     with pytest.raises(StorageError, match="cannot be read"):
         Musubi().train(Path("gone.json"), log=Path("log"), receipt=RECEIPT)
     Path(order.lock).write_text("{}")
@@ -251,40 +221,83 @@ def test_orders_and_locks_that_cannot_be_read_are_named(root: Path, tuner: Path)
 # -- going on ----------------------------------------------------------------------------------
 
 
-def interrupted(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch, mood: str, **settings: Any
-) -> MusubiOrder:
-    monkeypatch.setenv("STAND_IN", mood)
-    order = make_run(root, tuner=tuner, save_every_n_epochs=1, **settings)
-    refused(order, "run cats")
-    monkeypatch.delenv("STAND_IN")
-    return order
+@pytest.fixture
+def interrupted(tuner: Path, mood: Callable[[str], None]) -> Callable[..., MusubiOrder]:
+    """Let trainings end too early, one after the other; return their order."""
+
+    def end(*moods: str, **settings: Any) -> MusubiOrder:
+        for each in moods:
+            mood(each)
+            order = run(tuner, save_every_n_epochs=1, **settings)
+            refused(order, "run cats")
+        mood("")
+        return order
+
+    return end
 
 
-def test_a_killed_training_goes_on_from_its_last_state(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+Interrupted = Callable[..., MusubiOrder]
+
+
+@pytest.mark.parametrize(
+    ("moods", "counts", "state", "done", "told"),
+    [
+        (["killed 3"], False, 3, 3, "1"),  # it counts from one again: it is told what is left
+        (["killed 1", "killed 1", "broken", "killed 1"], False, 1, 3, "1"),
+        (["cut 3"], False, 2, 2, "2"),  # a state that was cut short is passed over
+        (["killed 2"], True, 2, 2, "4"),  # it counts on: it is told all epochs
+    ],
+    ids=["once", "over and over", "while it saves", "where it counts on"],
+)
+def test_a_killed_training_goes_on_from_its_last_whole_state_and_is_as_long_as_any(
+    tuner: Path,
+    interrupted: Interrupted,
+    moods: list[str],
+    counts: bool,
+    state: int,
+    done: int,
+    told: str,
 ) -> None:
-    order = interrupted(root, tuner, monkeypatch, "killed 3")
-    for path in (WORK / f"{RUN}-000001-state", WORK / f"{RUN}-000001-state/optimizer.bin"):
+    stand_in(tuner, counts=counts)
+    order = interrupted(*moods)
+    for path in WORK.glob(f"{RUN}-000001-state"):
         os.utime(path, (2**31, 2**31))  # its number decides
     log = launch(order)
-    assert Path(flag(tuner, "resume")).name == f"{RUN}-000003-state"
-    # This trainer counts from one again, so that it is told what is left.
-    assert flag(tuner, "max_train_epochs") == "1"
-    assert "3 epochs are done" in log
+    assert flag(tuner, "resume").endswith(f"{RUN}-00000{state}-state")
+    assert flag(tuner, "max_train_epochs") == told
+    assert f"{done} epochs are done" in log
     assert epochs() == 4
     assert [epochs(path) for path in sorted(WORK.glob(f"{RUN}-*.safetensors"))] == [1, 2, 3]
     assert not (WORK / "resumed").exists()
 
 
-def test_a_killed_training_leaves_no_partial_state_and_no_partial_lora(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+def test_states_of_a_killed_training_outlive_an_undone_change(
+    tuner: Path, interrupted: Interrupted
 ) -> None:
+    old = run(tuner)
+    launch(old)
+    changed = interrupted("killed 3", network_dim=8)
+    assert "takes back the previous result" in launch(old)
+    assert not WORK.joinpath(f"{RUN}-000003-state").exists()
+    launch(changed)
+    assert Path(flag(tuner, "resume")).name == f"{RUN}-000003-state"
+    assert epochs() == 4
+
+
+DIES = 'if mood in (f"killed {epoch + 1}", f"cut {epoch + 1}"):'
+
+
+def dying(tuner: Path, code: str) -> None:
+    """Let the trainer do something before it dies."""
     script = tuner / "wan_train_network.py"
-    dies = 'if mood in (f"killed {epoch + 1}", f"cut {epoch + 1}"):'
-    cut = f'{dies}\n            os.truncate(state.removesuffix("-state") + ".safetensors", 20)'
-    script.write_text(script.read_text().replace(dies, cut))
-    interrupted(root, tuner, monkeypatch, "cut 2")
+    script.write_text(script.read_text().replace(DIES, f"{DIES}\n            {code}"))
+
+
+def test_a_killed_training_leaves_no_partial_state_and_no_partial_lora(
+    tuner: Path, interrupted: Interrupted
+) -> None:
+    dying(tuner, 'os.truncate(state.removesuffix("-state") + ".safetensors", 20)')
+    interrupted("cut 2")
     left = {path.name for path in WORK.glob(f"{RUN}-*")}
     assert left == {f"{RUN}-000001-state", f"{RUN}-000001.safetensors"}
 
@@ -297,24 +310,20 @@ def test_a_killed_training_leaves_no_partial_state_and_no_partial_lora(
     ],
 )
 def test_a_training_that_a_signal_stops_says_from_which_state_it_goes_on(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], kept: str
+    tuner: Path, mood: Callable[[str], None], settings: dict[str, int], kept: str
 ) -> None:
-    script = tuner / "wan_train_network.py"
-    dies = 'if mood in (f"killed {epoch + 1}", f"cut {epoch + 1}"):'
-    told = "os.kill(os.getppid(), 15); __import__('time').sleep(600)"
-    script.write_text(script.read_text().replace(dies, f"{dies}\n            {told}"))
-    monkeypatch.setenv("STAND_IN", "killed 3")
-    order = make_run(root, tuner=tuner, **settings)
+    dying(tuner, "os.kill(os.getppid(), 15); __import__('time').sleep(600)")
+    mood("killed 3")
     with pytest.raises(Stopped) as stopped:
-        launch(order)
+        launch(run(tuner, **settings))
     line = f"run {RUN}: stopped; musubi-tuner saves no state amid an epoch: {kept}"
     assert str(stopped.value) == line
 
 
 def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+    tuner: Path, interrupted: Interrupted
 ) -> None:
-    order = interrupted(root, tuner, monkeypatch, "killed 3")
+    order = interrupted("killed 3")
     layout = RunFiles(order)
     before = layout.progress.read_bytes()
     assert prepare(order, wanted_of(order)).done == 3
@@ -326,17 +335,14 @@ def test_a_resume_that_is_killed_loses_no_epoch_and_counts_none_twice(
 
 
 def test_a_training_killed_behind_its_last_state_trains_no_epoch_more(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+    interrupted: Interrupted,
 ) -> None:
-    order = interrupted(root, tuner, monkeypatch, "killed at the end")
-    assert "4 epochs are done" in launch(order)
+    assert "4 epochs are done" in launch(interrupted("killed at the end"))
     assert epochs() == 4
 
 
-def test_a_result_that_nobody_could_accept_any_more_is_accepted(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = make_run(root, tuner=tuner)
+def test_a_result_that_nobody_could_accept_any_more_is_accepted(tuner: Path) -> None:
+    order = run(tuner)
     launch(order)
     for path in (LORA, RunFiles(order).record, tuner / "called.json"):
         path.unlink()
@@ -345,82 +351,24 @@ def test_a_result_that_nobody_could_accept_any_more_is_accepted(
 
 
 def test_a_schedule_that_ends_is_not_resumed_by_a_trainer_that_counts_anew(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+    tuner: Path, interrupted: Interrupted
 ) -> None:
-    script = tuner / "wan_train_network.py"
-    declared = 'parser.add_argument("--lr_scheduler")\n    parser.add_argument("--task")'
-    script.write_text(script.read_text().replace('parser.add_argument("--task")', declared))
-    cosine = ["--lr_scheduler", "cosine"]
-    order = interrupted(root, tuner, monkeypatch, "killed 3", arguments=cosine)
-    log = launch(order)
+    log = launch(interrupted("killed 3", arguments=["--lr_scheduler", "cosine"]))
     assert "--resume" not in called(tuner)["argv"]
     assert "a killed training begins anew" in log
     assert epochs() == 4
 
 
-def test_a_result_may_be_read_by_whom_the_umask_says(root: Path, tuner: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        launch(make_run(root, tuner=tuner))
-    finally:
-        os.umask(before)
-    assert LORA.stat().st_mode & 0o777 == 0o640
-
-
-def test_paths_among_further_arguments_are_those_of_the_project(root: Path, tuner: Path) -> None:
-    (root / "prompts.txt").write_text("a cat")
-    launch(make_run(root, tuner=tuner, arguments=["--sample_prompts", "prompts.txt"]))
-    assert flag(tuner, "sample_prompts") == str(root / "prompts.txt")
-
-
-def test_a_training_killed_over_and_over_is_as_long_as_any(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lost", ["output/wanted.json", "output/*-state", "settings"])
+def test_without_its_states_or_a_note_of_what_they_are_a_training_begins_anew(
+    tuner: Path, interrupted: Interrupted, lost: str
 ) -> None:
-    for mood in ("killed 1", "killed 1", "broken", "killed 1"):
-        order = interrupted(root, tuner, monkeypatch, mood)
+    order = interrupted("killed 2")
+    for path in Path(order.output).glob(lost):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if lost == "settings":  # they are of another training
+        order = run(tuner, save_every_n_epochs=1, learning_rate=0.5)
     launch(order)
-    assert flag(tuner, "max_train_epochs") == "1"
-    assert epochs() == 4
-    assert [epochs(path) for path in sorted(WORK.glob(f"{RUN}-*.safetensors"))] == [1, 2, 3]
-
-
-def test_a_trainer_that_counts_on_is_told_all_epochs(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tuner = stand_in(tmp_path / "tuner", counts=True)
-    order = interrupted(root, tuner, monkeypatch, "killed 2")
-    launch(order)
-    assert flag(tuner, "resume") == str(root / WORK / f"resumed/000000/{RUN}-000002-state")
-    assert flag(tuner, "max_train_epochs") == "4"
-    assert epochs() == 4
-    assert [epochs(path) for path in sorted(WORK.glob(f"{RUN}-*.safetensors"))] == [1, 2, 3]
-
-
-def test_a_state_that_was_cut_short_is_passed_over(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch(interrupted(root, tuner, monkeypatch, "cut 3"))
-    assert Path(flag(tuner, "resume")).name == f"{RUN}-000002-state"
-    assert epochs() == 4
-
-
-def test_a_state_of_another_training_is_not_gone_on_from(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupted(root, tuner, monkeypatch, "killed 2")
-    launch(make_run(root, tuner=tuner, save_every_n_epochs=1, learning_rate=0.5))
     assert "--resume" not in called(tuner)["argv"]
     assert epochs() == 4
     assert not (WORK / "previous").exists()
-
-
-@pytest.mark.parametrize("lost", ["output/wanted.json", "output/*-state"])
-def test_without_states_or_a_note_of_what_they_are_a_training_begins_anew(
-    root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    order = interrupted(root, tuner, monkeypatch, "killed 2")
-    for path in Path(order.output).glob(lost):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    launch(order)
-    assert "--resume" not in called(tuner)["argv"]
-    assert epochs() == 4

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from latentmake.trainers.launched import encode as external_encode
 from latentmake.trainers.musubi.encode import ScriptsEncoding
 from scripts_world import STEMS, calls, stems
 
-Carry = Callable[[Order], Receipt]
 TUNER = Path("musubi-tuner")
 
 
@@ -277,18 +276,21 @@ def test_a_fault_of_the_device_stops_the_job_at_once(moods: dict[str, str], word
 # -- what a script says of itself -----------------------------------------------------------------
 
 
-def test_weights_that_cannot_be_loaded_are_tried_once() -> None:
-    tuner = scripts_world.install(TUNER, all_of_them="load")
-    with pytest.raises(ModelError, match=r"KeyError: 'encoder\.conv_in\.weight'") as caught:
-        carry_out(scripts_world.order("latents", tuner))
+@pytest.mark.parametrize(
+    ("kind", "mood", "words"),
+    [
+        ("latents", "load", r"KeyError: 'encoder\.conv_in\.weight'"),
+        ("text", "hub", r"huggingface\.co.*HF_HOME"),  # with a hint
+        ("latents", "nothing", "it ended well and wrote no ant_0080"),
+    ],
+)
+def test_a_script_that_fails_for_all_items_is_called_once_and_its_own_words_are_one_line(
+    kind: str, mood: str, words: str
+) -> None:
+    tuner = scripts_world.install(TUNER, all_of_them=mood)
+    with pytest.raises(ModelError, match=f"(?s)encoder of {kind} failed: .*{words}") as caught:
+        carry_out(scripts_world.order(kind, tuner))
     assert len(calls(TUNER)) == 1 and "\n" not in str(caught.value)
-
-
-def test_a_tokenizer_that_is_not_in_the_hubs_cache_gets_a_hint() -> None:
-    tuner = scripts_world.install(TUNER, all_of_them="hub")
-    with pytest.raises(ModelError, match="HF_HOME") as caught:
-        carry_out(scripts_world.order("text", tuner))
-    assert len(calls(TUNER)) == 1 and "huggingface.co" in str(caught.value)
 
 
 @pytest.mark.parametrize("mood", ["second pass", "raise"])
@@ -374,10 +376,3 @@ def test_a_file_that_is_no_cache_is_named_with_its_item(mood: str) -> None:
 def test_a_file_of_another_caption_is_refused() -> None:
     tuner = scripts_world.install(TUNER, cat="caption")
     assert "is of another caption" in faults(scripts_world.order("text", tuner))
-
-
-def test_a_script_that_writes_nothing_at_all_gets_one_line() -> None:
-    tuner = scripts_world.install(TUNER, all_of_them="nothing")
-    with pytest.raises(ModelError) as caught:
-        carry_out(scripts_world.order("latents", tuner))
-    assert "encoder of latents failed: it ended well and wrote no ant_0080" in str(caught.value)

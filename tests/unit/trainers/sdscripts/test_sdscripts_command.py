@@ -13,10 +13,8 @@ import sdscripts_world
 from latentmake.base import digest
 from latentmake.base.errors import CacheError, ModelError, SourceError, TrainingError
 from latentmake.config.datasets import Dataset
-from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.fields import shaping
-from latentmake.config.machines import ExternalProgram, PathMap, Publish
-from latentmake.config.models import Model
+from latentmake.config.machines import PathMap, Publish
 from latentmake.config.root import Validation
 from latentmake.layouts.layout import SdScripts as Names
 from latentmake.plan.product import Parts
@@ -34,42 +32,26 @@ from latentmake.trainers.sdscripts.order import (
     training_arguments,
 )
 from safetensors.numpy import save_file
-from sdscripts_world import SWITCHES, VALUES
+from sdscripts_world import SWITCHES, VALUES, order_of
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 ARCHITECTURES = ("sd1", "sd2", "sdxl", "sd3", "flux")
-ENCODERS = {"sd1": 1, "sd2": 1, "sdxl": 2, "sd3": 3, "flux": 2}
 
 
 def order(
-    architecture: str = "sdxl",
-    *,
-    trainer: dict[str, Any] | None = None,
-    model: dict[str, Any] | None = None,
-    **dataset: Any,
+    architecture: str = "sdxl", *, trainer: Any = None, model: Any = None, **dataset: Any
 ) -> SdScriptsOrder:
-    values = {
-        "vae": "ae.safetensors",
-        "text": [f"text_{number}.safetensors" for number in range(ENCODERS[architecture])],
-        "architecture": architecture,
-        "layout": "sdscripts",
-        "checkpoint": "base.safetensors",
-        **(model or {}),
-    }
-    return SdScriptsOrder(
-        run="cats",
-        manifest="manifest.jsonl",
-        lock="dataset.lock",
-        output="runs/cats",
-        datasets={"a": Dataset.model_validate({"path": "data", **dataset})},
-        resolutions=[(512, 512), (512, 768)],
-        model_name="big",
-        model=Model.model_validate(values),
-        trainer=SdScriptsTrainer.model_validate({"kind": "sdscripts", **(trainer or {})}),
-        sd_scripts=ExternalProgram(path="sd-scripts"),
-        publish=Publish(),
-    )
+    datasets = {"a": Dataset.model_validate({"path": "data", **dataset})}
+    return order_of(architecture, trainer=trainer, model=model, datasets=datasets)
+
+
+def published(asked: SdScriptsOrder, **settings: Any) -> Path:
+    """Publish a run by further settings; return the folder."""
+    settings = asked.publish.model_dump() | settings
+    asked = asked.model_copy(update={"publish": Publish.model_validate(settings)})
+    publish([SdScriptsPublication(asked)], print)
+    return Path(asked.publish.path).absolute() / "cats"
 
 
 def arguments(asked: SdScriptsOrder, resume: Resume | None = None) -> list[str]:
@@ -86,12 +68,8 @@ def value(found: list[str], flag: str) -> str:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_flag_is_one_that_it_knows_and_is_given_once(architecture: str) -> None:
-    trainer = {
-        "gradient_checkpointing": True,
-        "torch_compile": True,
-        "deepspeed": True,
-        "save_every_n_epochs": 2,
-    }
+    switches = ("gradient_checkpointing", "torch_compile", "deepspeed")
+    trainer = {**dict.fromkeys(switches, True), "save_every_n_epochs": 2}
     found = arguments(order(architecture, trainer=trainer))
     flags = [each.removeprefix("--") for each in found if each.startswith("--")]
     assert set(flags) <= {*SWITCHES, *VALUES}
@@ -99,22 +77,12 @@ def test_every_flag_is_one_that_it_knows_and_is_given_once(architecture: str) ->
     for flag in set(flags) & set(SWITCHES):
         index = found.index(f"--{flag}") + 1
         assert index == len(found) or found[index].startswith("--")
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_latents_are_always_cached_and_text_where_it_is_no_text_encoder_is_trained(
-    architecture: str,
-) -> None:
-    found = arguments(order(architecture))
-    assert {"--cache_latents", "--cache_latents_to_disk"} <= set(found)
-    cached = architecture not in ("sd1", "sd2")
-    for flag in (
-        "--cache_text_encoder_outputs",
-        "--cache_text_encoder_outputs_to_disk",
-        "--network_train_unet_only",
-    ):
-        assert (flag in found) == cached
-    assert ("--v2" in found) == (architecture == "sd2")
+    # Latents are always cached, and text where it is no text encoder that is trained.
+    assert {"cache_latents", "cache_latents_to_disk"} <= {*flags}
+    text = {"cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk"}
+    cached = set() if architecture in ("sd1", "sd2") else text | {"network_train_unet_only"}
+    assert (text | {"network_train_unet_only"}) & {*flags} == cached
+    assert ("v2" in flags) == (architecture == "sd2")
 
 
 def test_it_is_told_what_the_network_predicts() -> None:
@@ -150,39 +118,33 @@ def test_a_whole_network_is_trained_without_the_flags_of_a_lora(
     assert not [each for each in arguments(asked) if each.startswith("--network")]
 
 
-def test_flux_is_given_its_encoders_unless_the_user_names_others() -> None:
-    found = arguments(order("flux"))
-    assert (value(found, "--ae"), value(found, "--clip_l"), value(found, "--t5xxl")) == (
-        "ae.safetensors",
-        "text_0.safetensors",
-        "text_1.safetensors",
-    )
-    found = arguments(order("flux", trainer={"arguments": ["--ae", "/mine.sft"]}))
-    assert found.count("--ae") == 1 and value(found, "--ae") == "/mine.sft"
+MASKS = {"apply_lg_attn_mask": True, "apply_t5_attn_mask": True}
+SHORT = {"text": [{"path": "clip"}, {"path": "t5", "max_length": 256}]}
+FLAGS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, str | None]]] = [
+    ("flux", {}, {}, {"ae": "ae.safetensors", "clip_l": "text_0.safetensors"}),
+    ("flux", {}, {}, {"t5xxl": "text_1.safetensors"}),
+    ("flux", {}, {"arguments": ["--ae", "/mine.sft"]}, {"ae": "/mine.sft"}),
+    ("sd3", MASKS, {}, {**dict.fromkeys(MASKS, ""), "t5xxl_max_token_length": "512"}),
+    ("flux", SHORT, {}, {"t5xxl_max_token_length": "256"}),
+    ("sd1", {"clip_skip": 2}, {}, {"clip_skip": "2"}),
+    ("sd1", {"max_token_length": 150}, {}, {"max_token_length": "150"}),
+    ("sdxl", {}, {}, {"max_token_length": None, "max_train_epochs": "10", "save_state": None}),
+    ("sdxl", {}, {"max_train_steps": 5}, {"max_train_steps": "5", "max_train_epochs": None}),
+    ("sdxl", {}, {"learning_rate": 1e-4}, {"learning_rate": "0.0001"}),
+    ("sdxl", {}, {"prior_loss_weight": 0.5}, {"prior_loss_weight": "0.5"}),
+    ("sdxl", {}, {}, {"prior_loss_weight": None}),
+]
 
 
-def test_masks_lengths_and_layers_are_those_of_the_caches() -> None:
-    found = arguments(order("sd3", model={"apply_lg_attn_mask": True, "apply_t5_attn_mask": True}))
-    assert {"--apply_lg_attn_mask", "--apply_t5_attn_mask"} <= set(found)
-    assert value(found, "--t5xxl_max_token_length") == "512"
-    short = [{"path": "clip"}, {"path": "t5", "max_length": 256}]
-    found = arguments(order("flux", model={"text": short}))
-    assert value(found, "--t5xxl_max_token_length") == "256"
-    found = arguments(order("sd1", model={"clip_skip": 2, "max_token_length": 150}))
-    assert (value(found, "--clip_skip"), value(found, "--max_token_length")) == ("2", "150")
-    assert "--max_token_length" not in arguments(order("sdxl"))
-
-
-def test_steps_stand_for_epochs_and_ten_epochs_for_neither() -> None:
-    assert value(arguments(order()), "--max_train_epochs") == "10"
-    found = arguments(order(trainer={"max_train_steps": 5}))
-    assert value(found, "--max_train_steps") == "5" and "--max_train_epochs" not in found
-
-
-def test_numbers_are_written_as_they_read_and_the_users_own_arguments_come_last() -> None:
-    found = arguments(order(trainer={"learning_rate": 1e-4, "arguments": ["--masked_loss"]}))
-    assert float(value(found, "--learning_rate")) == 1e-4
-    assert found[-1] == "--masked_loss"
+@pytest.mark.parametrize(("architecture", "model", "trainer", "flags"), FLAGS)
+def test_a_flag_has_the_value_of_the_model_the_caches_or_the_user(
+    architecture: str, model: Any, trainer: Any, flags: dict[str, str | None]
+) -> None:
+    found = arguments(order(architecture, model=model, trainer=trainer))
+    for flag, expected in flags.items():
+        assert found.count(f"--{flag}") == (expected is not None), flag
+        assert not expected or value(found, f"--{flag}") == expected
+    assert arguments(order(trainer={"arguments": ["--masked_loss"]}))[-1] == "--masked_loss"
 
 
 def test_accelerate_is_told_of_devices_unless_a_file_says_all() -> None:
@@ -216,7 +178,6 @@ def test_scripts_of_a_lora_are_told_the_step_and_others_what_is_left() -> None:
     assert value(found, "--max_train_epochs") == "5"
     assert "--initial_step" not in found
     assert {"--save_state", "--save_last_n_epochs_state"} <= set(found)
-    assert "--save_state" not in arguments(order(), Resume())
 
 
 @pytest.mark.parametrize(
@@ -247,16 +208,10 @@ def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
     assert prepare(asked, want) == Resume()
     # What its state says of steps begins at each start; its name and its epoch go on.
     for epoch, steps in ((2, 10), (3, 5), (6, 15)):
-        put(
-            *(
-                f"runs/cats/output/cats-{epoch:06d}-state/{x}"
-                for x in ("optimizer.bin", "random_states_0.pkl")
-            )
-        )
+        state = Path(f"runs/cats/output/cats-{epoch:06d}-state")
+        put(*(f"{state}/{name}" for name in ("optimizer.bin", "random_states_0.pkl")))
         said = {"current_epoch": epoch, "current_step": steps}
-        Path(f"runs/cats/output/cats-{epoch:06d}-state/train_state.json").write_text(
-            json.dumps(said)
-        )
+        (state / "train_state.json").write_text(json.dumps(said))
         resume = prepare(asked, want)
         assert (resume.done, resume.steps, resume.counted) == (epoch, 5, True)
         assert resume == prepare(asked, want)
@@ -302,24 +257,23 @@ def write_manifest(*rows: dict[str, Any]) -> None:
     Path("manifest.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def test_names_that_collide_are_refused_in_one_line() -> None:
-    write_manifest(row("x", "sd1", texts=["one", "two"]), row("x.v1", "sd1"))
-    with pytest.raises(SourceError, match=r"data/x\.v1\.png: would be deployed as .*; rename"):
+@pytest.mark.parametrize(
+    ("fault", "kind", "line"),
+    [
+        ("a name", SourceError, r"data/x\.v1\.png: would be deployed as .*; rename"),
+        ("a cache", CacheError, r"x_0040x0030_sd\.npz: is not there"),
+        ("a caption", SourceError, r"data/x\.txt: is not UTF-8"),
+    ],
+)
+def test_what_cannot_be_deployed_is_one_line(fault: str, kind: type[Exception], line: str) -> None:
+    rows = [row("x", "sd1", texts=["one", "two"] if fault == "a name" else None)]
+    write_manifest(*rows, *([row("x.v1", "sd1")] if fault == "a name" else []))
+    if fault == "a cache":
+        Path("cache/a/big/512/x_0040x0030_sd.npz").unlink()
+    if fault == "a caption":
+        Path("data/x.txt").write_bytes(b"\xff")
+    with pytest.raises(kind, match=line):
         deployed(order("sd1"))
-
-
-def test_a_cache_that_is_gone_is_named() -> None:
-    write_manifest(row("x"))
-    Path("cache/a/big/512/x_0040x0030_sdxl.npz").unlink()
-    with pytest.raises(CacheError, match=r"x_0040x0030_sdxl\.npz: is not there"):
-        deployed(order())
-
-
-def test_a_caption_must_be_text() -> None:
-    write_manifest(row("x"))
-    Path("data/x.txt").write_bytes(b"\xff")
-    with pytest.raises(SourceError, match=r"data/x\.txt: is not UTF-8"):
-        deployed(order())
 
 
 # -- publication ----------------------------------------------------------------------------------
@@ -329,11 +283,7 @@ def test_each_system_finds_everything_by_its_own_names(tmp_path: Path) -> None:
     write_manifest(row("sub/x", "flux"))
     maps = [PathMap(linux=str(tmp_path), windows="D:/training")]
     vae = {"vae": "models/ae.safetensors", "checkpoint": "models/flux1.safetensors"}
-    asked = order("flux", fit="bucket", model=vae).model_copy(
-        update={"publish": Publish(path="out", path_maps=maps)}
-    )
-    publish([SdScriptsPublication(asked)], print)
-    folder = tmp_path / "out/cats"
+    folder = published(order("flux", fit="bucket", model=vae), path="out", path_maps=maps)
     windows = tomllib.loads((folder / "cats_win.toml").read_text())
     linux = tomllib.loads((folder / "cats_linux.toml").read_text())
     for parsed, root in ((windows, "D:/training"), (linux, str(tmp_path))):
@@ -416,10 +366,7 @@ def test_datasets_of_the_same_buckets_are_one_block_beside_regularisation_images
 def test_each_system_has_a_list_of_the_images_by_its_own_paths() -> None:
     write_manifest(row("ant"), row("bee"))
     asked = order(is_reg=True)
-    asked = asked.model_copy(
-        update={"publish": Publish(path_maps=[PathMap(linux=str(Path.cwd()), windows="D:/x")])}
-    )
-    publish([SdScriptsPublication(asked)], print)
+    published(asked, path_maps=[PathMap(linux=str(Path.cwd()), windows="D:/x")])
     for system, toml, place in (
         ("linux", "cats_linux.toml", f"{Path.cwd()}/published/cats"),
         ("windows", "cats_win.toml", "D:/x/published/cats"),
@@ -440,7 +387,6 @@ def test_a_run_without_them_has_the_digest_of_before_the_keys() -> None:
     model = asked.model
     own = [settings, asked.script, "sdxl", model.clip_skip, model.max_token_length]
     assert asked.settings_digest() == digest.of_value([*own, *sorted(asked.flags.items())])
-    assert "--prior_loss_weight" not in arguments(asked)
     other = order(trainer={"prior_loss_weight": 0.5})
     assert other.settings_digest() != asked.settings_digest()
 
@@ -504,19 +450,16 @@ def test_held_out_items_lie_apart_and_are_validated_alone() -> None:
 
 def test_caches_of_held_out_items_made_there_go_with_what_they_came_from() -> None:
     asked = with_held_out()
-    asked = asked.model_copy(update={"publish": Publish(path="out", caches=False)})
     write_manifest(row("x", "flux"), row("y", "flux", validation=True))
-    publish([SdScriptsPublication(asked)], print)
-    (image,) = Path("out/cats/a_512/held_out").glob("*.png")
-    made = [
-        image.with_name(f"{image.stem}{end}") for end in ("_0040x0030_flux.npz", "_flux_te.npz")
-    ]
+    (image,) = (published(asked, caches=False) / "a_512/held_out").glob("*.png")
+    endings = ("_0040x0030_flux.npz", "_flux_te.npz")
+    made = [image.with_name(f"{image.stem}{ending}") for ending in endings]
     put(*map(str, made))
     Path("data/y.txt").write_text("another caption")
-    publish([SdScriptsPublication(asked)], print)
+    published(asked, caches=False)
     assert [path.exists() for path in made] == [True, False]
     Path("data/y.png").write_bytes(b"another picture")
-    publish([SdScriptsPublication(asked)], print)
+    published(asked, caches=False)
     assert [path.exists() for path in made] == [False, False]
 
 

@@ -148,6 +148,10 @@ def test_an_sd_scripts_that_does_not_know_the_architecture_is_named_while_planni
         plan(values)
 
 
+HUNYUAN = {"architecture": "hunyuan_image", "text": ["a", "b"]}
+WAN = {"architecture": None, "task": "t2v-1.3B"}
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -160,15 +164,9 @@ def test_an_sd_scripts_that_does_not_know_the_architecture_is_named_while_planni
         ({"text_arguments": ["--gemma2_max_token_length", "many"]}, "invalid int value: 'many'"),
         ({"text_arguments": ["--system_prompt"]}, "--system_prompt: expected one argument"),
         ({"latents_arguments": ["--vae_chunk_size", "9"]}, "`latents_arguments`: --vae_chunk_size"),
-        (
-            {"architecture": "hunyuan_image", "text": ["a", "b"], "dtype": "float32"},
-            "decides about `dtype`",
-        ),
+        (HUNYUAN | {"dtype": "float32"}, "decides about `dtype`"),
         ({"vae": None}, "models.tiny.vae: this key is missing"),
-        (
-            {"architecture": None, "task": "t2v-1.3B", "encoder": "sdscripts"},
-            "`encoder: sdscripts` is not for",
-        ),
+        (WAN | {"encoder": "sdscripts"}, "`encoder: sdscripts` is not for"),
     ],
 )
 def test_keys_that_these_encoders_cannot_have_are_refused(
@@ -186,14 +184,9 @@ def test_a_run_needs_sd_scripts_and_fitting_steps() -> None:
     values = make()
     with pytest.raises(ConfigError, match=r"^sd_scripts: this key is missing"):
         parse({key: value for key, value in values.items() if key != "sd_scripts"})
-    values["datasets"]["shapes"] |= {
-        "fit": "bucket",
-        "bucket_reso_steps": 32,
-        "min_bucket_reso": 64,
-    }
-    with pytest.raises(
-        ConfigError, match=r"32 is not a multiple of 64, as sd-scripts needs for lum"
-    ):
+    steps = {"fit": "bucket", "bucket_reso_steps": 32, "min_bucket_reso": 64}
+    values["datasets"]["shapes"] |= steps
+    with pytest.raises(ConfigError, match="32 is not a multiple of 64, as sd-scripts needs for lu"):
         parse(values)
 
 
