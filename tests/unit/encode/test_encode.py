@@ -32,16 +32,7 @@ from latentmake.formats.media import probe_image
 from latentmake.plan import store
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.receipts import Receipt, read_receipt
-from order_world import (
-    Encoder,
-    carry_out,
-    key_of,
-    order,
-    put_image,
-    silent,
-    target,
-    whole_numbers,
-)
+from order_world import Encoder, carry_out, key_of, order, put_image, silent, target, whole_numbers
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -72,9 +63,6 @@ def into_store(path: Path) -> Path:
 
 def caches() -> list[str]:
     return sorted(path.name.split(".")[0] for path in Path("cache").rglob("*.safetensors"))
-
-
-# -- what comes of it -----------------------------------------------------------------------------
 
 
 def test_a_target_holds_the_tensors_and_says_what_they_were_made_from() -> None:
@@ -118,9 +106,6 @@ def test_a_mark_of_kept_tags_that_is_encoded_is_told_once() -> None:
     (line,) = [line for line in said if "|||" in line]
     assert line.startswith("warning: 4 captions hold `|||`, which is encoded as it stands: data/a.")
     assert "data/c.txt ...; remove it, or set `keep_tokens_separator`" in line
-
-
-# -- what is there already ------------------------------------------------------------------------
 
 
 def test_a_stored_target_is_not_encoded_again() -> None:
@@ -192,9 +177,6 @@ def test_equal_content_is_encoded_once_and_linked() -> None:
     assert cache_of("a").samefile(cache_of("c"))
     assert not cache_of("a").samefile(cache_of("a", "32"))
     assert sum(receipt.counts.values()) == 6
-
-
-# -- bad sources ----------------------------------------------------------------------------------
 
 
 def spoil(path: Path) -> str:
@@ -302,9 +284,6 @@ def test_an_item_with_one_bad_resolution_is_faulty() -> None:
     assert caches() == ["00", "01", "01"]  # the good one is found fresh when it is asked for
 
 
-# -- batches --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_no_batch_is_larger_than_asked_or_of_two_shapes(threads: int) -> None:
     encoder = Encoder()
@@ -396,9 +375,6 @@ def test_captions_are_encoded_while_others_are_read_by_several_threads(
     assert threading.get_ident() not in read and len(set(read)) == 2
 
 
-# -- files at hand --------------------------------------------------------------------------------
-
-
 def at_hand(work: Order, *paths: str) -> Order:
     """Return an order whose targets seem to be at hand in some files."""
     items = tuple(
@@ -442,9 +418,6 @@ def test_a_job_waits_for_a_gpu_when_it_has_something_to_encode_and_not_before() 
     with pytest.raises(ModelError):  # there is no VAE here
         carry_out(other, say=asked.append, lease=lease)
     assert "a GPU" in asked
-
-
-# -- several orders --------------------------------------------------------------------------------
 
 
 def latents(*stems: str, **options: Any) -> Order:
@@ -510,9 +483,6 @@ def test_what_an_order_could_not_encode_is_refused_for_the_next() -> None:
     encode.carry_out(orders, say=silent, load=lambda _: Loaded(zeros, 1))
     faults = [[each["stem"] for each in read_receipt(x.receipt).faults] for x in orders]
     assert faults == [["a"], ["b"]] and sorted(zeros.stems) == ["a", "c"]
-
-
-# -- the account of time ---------------------------------------------------------------------------
 
 
 class Clock:

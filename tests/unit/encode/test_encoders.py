@@ -54,9 +54,6 @@ def pixels() -> torch.Tensor:
     return torch.randint(0, 256, (3, 24, 32, 3), generator=torch.Generator().manual_seed(0)).byte()
 
 
-# -- the VAE --------------------------------------------------------------------------------------
-
-
 def tiny_vae(**changes: Any) -> AutoencoderKL:
     torch.manual_seed(0)
     settings: dict[str, Any] = {
@@ -259,9 +256,6 @@ def refuses_vae(weights: Weights) -> str:
     return refused(lambda: load_vae(weights, CPU, torch.float32), kind=ModelError)
 
 
-# -- text encoders --------------------------------------------------------------------------------
-
-
 def tiny(kind: str, words: int) -> PreTrainedModel:
     torch.manual_seed(0)
     clip = {
@@ -448,9 +442,6 @@ def test_a_single_text_file_without_a_configuration_is_refused(
     shutil.copy(bundle / "clip/text_encoder/model.safetensors", tmp_path / "one.safetensors")
     line = refuses_text(tmp_path / "one.safetensors", tokenizer=str(bundle / "clip/tokenizer"))
     assert "does not say what network it holds" in line
-
-
-# -- from an order to an encoder ------------------------------------------------------------------
 
 
 def loaded_of(kind: str, settings: dict[str, Any], said: list[str] | None = None) -> Any:

@@ -42,9 +42,6 @@ def bucket_of(size: Size) -> Size:
     return layout_of("musubi").size(size, RESOLUTION, Dataset(path="data", fit="bucket"))
 
 
-# -- a second reading of the rules ----------------------------------------------------------------
-
-
 def scaled(picture: Pixels, width: int, height: int) -> Pixels:
     """Cover a size and cut its centre, channels as they are."""
     high, wide = picture.shape[0], picture.shape[1]
@@ -90,9 +87,6 @@ def opened(data: bytes, limit: int = LIMIT) -> Image.Image:
 
 def refusal(data: bytes, limit: int = LIMIT) -> str:
     return refused(lambda: opened(data, limit), "a.png", SourceError)
-
-
-# -- opening images -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
@@ -143,9 +137,6 @@ def test_faults_are_named_as_in_other_images() -> None:
     assert opened(data, 713).size == (31, 23)
 
 
-# -- scaling --------------------------------------------------------------------------------------
-
-
 @settings(deadline=None, max_examples=200)
 @given(
     st.sampled_from([16, 64, 100]) | st.integers(1, 150),
@@ -163,9 +154,6 @@ def test_pixels_of_any_size_are_those_of_the_rules(
         found = cover(given_as, Size(wide, high))
         assert found.dtype == np.uint8 and found.flags.c_contiguous
         assert np.array_equal(found, expected)
-
-
-# -- videos that control others -------------------------------------------------------------------
 
 
 def controls_of(video: Path, control: Path, fps: float | None, wanted: list[Clip]) -> list[Any]:

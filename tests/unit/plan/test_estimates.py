@@ -19,14 +19,7 @@ from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 from latentmake.pages import plan_report
-from latentmake.plan.estimates import (
-    Past,
-    bytes_of,
-    estimates,
-    learn_job,
-    past_jobs,
-    resources_of,
-)
+from latentmake.plan.estimates import Past, bytes_of, estimates, learn_job, past_jobs, resources_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order, Target
 from latentmake.plan.planner import make_plan
@@ -38,9 +31,7 @@ CONFIG = {"datasets": {"cats": {"path": "data"}}, "models": {"tiny": TINY}, "run
 VAE = {"block_out_channels": [8, 8], "latent_channels": 4}
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def order_of(
