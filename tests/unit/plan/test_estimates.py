@@ -88,6 +88,8 @@ def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -
     two = [order_of("text"), replace(order_of("text"), dataset="dogs")]
     assert [*lines(memo, two)] == ["text of tiny: about 9 min, 0.1 MB"]
     assert needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
+    linked = two[0].items[0]._replace(targets=(Target("text", "x", None, at_hand=("y",)),))
+    assert not needs(memo, [replace(two[0], items=(linked,))])
     found = estimates(memo, two, lambda order, part: (order.dataset, part))
     assert found == {(each, "text"): Past(100, 240.0, 50_000) for each in ("cats", "dogs")}
 
@@ -127,13 +129,6 @@ def test_bytes_are_known_by_the_encoders_configuration_before_any_job() -> None:
     assert [*lines(Memo(None), [texts])] == ["text of tiny: about 0.5 MB"]
     Path("text/config.json").write_text(json.dumps({"model_type": "t5", "d_model": 4096}))
     assert not [*lines(Memo(None), [texts])]
-
-
-def test_what_is_linked_needs_nothing() -> None:
-    order = order_of("text", 1)
-    linked = order.items[0]._replace(targets=(Target("text", "x", None, at_hand=("y",)),))
-    memo = learnt(receipt_of(order_of("text"), 240.0))
-    assert not needs(memo, [replace(order, items=(linked,))])
 
 
 def test_a_job_on_a_cluster_gets_twice_the_expected_time() -> None:
