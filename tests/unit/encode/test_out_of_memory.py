@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import weakref
@@ -288,6 +289,16 @@ def test_where_no_item_fits_none_is_blamed(
         full = Short(lambda _: full.tried > 4)
         with pytest.raises(DeviceError, match=r"^data/04.png: .*does not fit any more"):
             carry(latents(cats(5), "04", on_error="skip"), full)
+
+
+def test_items_that_an_earlier_build_skipped_stop_no_later_one() -> None:
+    for stems in ("00", "01", "02", "03"), ("01", "03"):
+        sources = {stem: cats(4)[stem] for stem in stems}
+        receipt = carry(latents(sources, "01", "03", on_error="skip"), Short(is_large))
+        assert sorted(fault["stem"] for fault in receipt.faults) == ["01", "03"]
+        lock = Path("runs/first/dataset.lock")
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.write_text(json.dumps({"digest": "", "aside": {"cats": receipt.faults}}))
 
 
 @pytest.mark.parametrize(
