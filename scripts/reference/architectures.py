@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from latentmake.config.architectures import (
     ARCHITECTURES,
+    MUSUBI,
+    SDSCRIPTS,
     WAN,
     Architecture,
     Encoder,
@@ -20,8 +22,8 @@ from reference.types import short
 
 __all__ = ["page"]
 
-_MUSUBI = [(row, row.scripts) for row in (WAN, *ARCHITECTURES.values()) if row.scripts]
-_SD_SCRIPTS = [(row, row.strategies) for row in ARCHITECTURES.values() if row.strategies]
+_MUSUBI = [(row, row.scripts) for row in (WAN, *ARCHITECTURES.values()) if row.name in MUSUBI]
+_SD_SCRIPTS = [(ARCHITECTURES[name], row) for name, row in SDSCRIPTS.items()]
 _SHOWN = 4  # most tasks of one architecture that are listed
 _DESCRIBED = {"learning_rate", "network_dim", "network_alpha", "gradient_checkpointing", "seed"}
 _TEXT = """# Architectures

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from latentmake.config.architectures import (
     ARCHITECTURES,
+    MUSUBI,
     WAN,
     Architecture,
-    Scripts,
     Setting,
-    Strategies,
 )
 from latentmake.models import parameterization
 
@@ -78,14 +77,13 @@ def _diffusion() -> Iterator[list[str]]:
     stable = "`{beta_schedule}`, {beta_start} to {beta_end}".format(**BETAS)
     own, config = "`scheduler/scheduler_config.json`", "`vae/config.json`"
     for row in ARCHITECTURES.values():
-        strategies = row.strategies
-        if not row.checkpoints or strategies is None:
+        if not row.checkpoints:
             continue
         words = [
             f"the file; else {row.prediction or f'`{key}`, which is asked for'}"
             for key in ("prediction_type", "v_parameterization")
         ]
-        name, scale = f"`{row.name}`", ": ".join(reversed(strategies.scale))
+        name, scale = f"`{row.name}`", ": ".join(reversed(row.maker.scale))
         rows = (
             ("`sd`", "folder", f"{own}: `prediction_type`", own, f"{config}: `scaling_factor`"),
             ("`sd`", "one file", words[0], f"{own} beside it; else {stable}", _scale(row)),
@@ -102,11 +100,11 @@ def _scale(row: Architecture) -> str:
 
 def _flow() -> Iterator[list[str]]:
     for row in (WAN, *ARCHITECTURES.values()):
-        if row.strategies is not None and not row.checkpoints:
-            yield _flow_row(row, "sdscripts", row.strategies, row.strategies.scripts[0])
-        if row.scripts is not None:
+        if row.name in MUSUBI:
             name = row.scripts.training.name
-            yield _flow_row(row, "musubi", row.scripts, name.removesuffix(".py"))
+            yield _flow_row(row, "musubi", name.removesuffix(".py"))
+        elif not row.checkpoints:
+            yield _flow_row(row, "sdscripts", row.strategies.scripts[0])
     scale = "its `config.json`; else those of Wan 2.1, as in diffusers' AutoencoderKLWan"
     yield [
         "none",
@@ -117,12 +115,9 @@ def _flow() -> Iterator[list[str]]:
     ]
 
 
-def _flow_row(
-    row: Architecture, kind: str, program: Scripts | Strategies, script: str
-) -> list[str]:
-    predicts = program.predicts if isinstance(program, Scripts) else "flow matching"
-    text, file = program.scale
-    settings = {key.removeprefix("--"): value for key, value in program.settings.items()}
+def _flow_row(row: Architecture, kind: str, script: str) -> list[str]:
+    text, file = row.maker.scale
+    settings = {key.removeprefix("--"): value for key, value in row.maker.settings.items()}
     sampling = [
         f"`{key}: {_number(settings[key])}`"
         for key in ("timestep_sampling", "discrete_flow_shift")
@@ -131,7 +126,7 @@ def _flow_row(
     return [
         "none" if row is WAN else f"`{row.name}`",
         f"`{kind}`",
-        f"{predicts}: `{script}.py`",
+        f"{row.maker.predicts}: `{script}.py`",
         ", ".join(sampling) or "the script's own",
         f"{text}: `{file}`",
     ]

@@ -94,7 +94,6 @@ class RealProject:
             latents.add(CONTROL)
         (order, *_) = self.everything("latents")
         scripts = order.model_settings.spec.scripts
-        assert scripts is not None
         if self.world.controls:
             latents |= {CONTROL} if scripts.latents.reads_controls else set()
             text |= {CONTROL} if scripts.text.reads_controls else set()
@@ -162,7 +161,6 @@ def check(real: RealProject) -> None:
     """Build, edit and load a project: exactly what was edited changes, at every step."""
     model = real.everything("latents")[0].model_settings
     scripts = model.spec.scripts
-    assert scripts is not None
     latents, text = (real.names(kind, set(STEMS)) for kind in ("latents", "text"))
     assert len(text) == len(STEMS)
     assert len(latents) == len(STEMS) * max(1, len(real.names("latents", {CAPTION})))

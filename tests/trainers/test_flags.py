@@ -56,23 +56,20 @@ def asked_steps(script: str) -> int:
 
 @pytest.mark.parametrize("row", [WAN, *ARCHITECTURES.values()], ids=lambda row: row.name or "wan")
 def test_the_scale_of_latents_is_in_the_file_that_the_page_names(row: Architecture) -> None:
-    rows = ((row.scripts, "musubi-tuner", "src"), (row.strategies, "sd-scripts", ""))
-    for known, name, below in rows:
-        if known is not None:
-            words, file = known.scale
-            text = (sources(name) / below / file).read_text(encoding="utf-8")
-            numbers = re.findall(r"-?\d+\.\d+|running_\w+", words)
-            assert numbers or "no VAE" in words
-            assert all(each in text for each in numbers), file
-    if row.strategies and row.scaling_factor is not None:
+    name, below = ("musubi-tuner", "src") if row.maker.versions else ("sd-scripts", "")
+    words, file = row.maker.scale
+    text = (sources(name) / below / file).read_text(encoding="utf-8")
+    numbers = re.findall(r"-?\d+\.\d+|running_\w+", words)
+    assert numbers or "no VAE" in words
+    assert all(each in text for each in numbers), file
+    if not row.maker.versions and row.scaling_factor is not None:
         ours = f"factor {row.scaling_factor}", f"shift {row.shift_factor}"
-        assert all(each in row.strategies.scale[0] for each in ours[: 1 + bool(row.shift_factor)])
+        assert all(each in words for each in ours[: 1 + bool(row.shift_factor)])
 
 
 @pytest.mark.parametrize(("architecture", "script"), SCRIPTS)
 def test_bucket_steps_are_those_that_sd_scripts_asks_for(architecture: str, script: str) -> None:
     row = ARCHITECTURES[architecture]
-    assert row.strategies is not None
     assert (row.strategies.divisor or row.bucket_divisor) == asked_steps(script)
 
 

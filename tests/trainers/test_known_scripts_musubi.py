@@ -20,14 +20,13 @@ pytestmark = pytest.mark.real_trainer
 ROWS = [
     row
     for row in (WAN, *ARCHITECTURES.values())
-    if row.scripts and any(each.latents or each.text for each in row.scripts.versions.values())
+    if any(each.latents or each.text for each in row.maker.versions.values())
 ]
 
 
 def model_of(row: Architecture, task: str) -> Model:
     """Return a model with every key that the row's scripts take."""
     scripts = row.scripts
-    assert scripts is not None
     files = (*scripts.latents.files, *scripts.text.files)
     keys = {file.key for file in files if file.required} | {*scripts.versions[task].needs}
     values: dict[str, object] = {key: "weights" for key in keys if not key.startswith("text")}
@@ -46,7 +45,6 @@ def model_of(row: Architecture, task: str) -> Model:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_script_knows_each_flag_and_task_of_its_row(row: Architecture) -> None:
     settings = ExternalProgram(path=str(sources("musubi-tuner")), venv=PYTHON)
-    assert row.scripts is not None
     program = find(settings, row.scripts)
     for task, version in row.scripts.versions.items():
         for kind in ("latents", "text"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from latentmake.base import digest
-from latentmake.config.architectures import ARCHITECTURES, WAN, Scripts
+from latentmake.config.architectures import ARCHITECTURES, MUSUBI, WAN, Scripts
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.machines import ExternalProgram, Publish
@@ -35,7 +35,7 @@ Tensors = dict[str, torch.Tensor]
 ROWS: Mapping[str, Scripts] = {
     (name or "wan"): row.scripts
     for name, row in {"": WAN, **ARCHITECTURES}.items()
-    if row.scripts is not None
+    if row.name in MUSUBI
 }
 VERSIONS = [(name, task) for name, scripts in ROWS.items() for task in scripts.versions]
 # A name of a tensor that the DiT's file has, as its class names it.
@@ -59,7 +59,7 @@ DIT_NAMES = {
 }
 # A name of a tensor of each kind of encoder.
 ENCODER_NAMES = {
-    "VAE": "encoder.mid.block_1.conv1.weight",
+    **dict.fromkeys(("VAE", "Wan VAE"), "encoder.mid.block_1.conv1.weight"),
     "T5": "encoder.block.0.layer.0.SelfAttention.q.weight",
     "CLIP text encoder": "text_model.encoder.layers.0.mlp.fc1.weight",
     "image encoder": "vision_model.encoder.layers.0.mlp.fc1.weight",

@@ -10,13 +10,14 @@ flux_models.py, `verify_bucket_reso_steps` in its training scripts; musubi-tuner
 
 from __future__ import annotations
 
+import re
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 Setting: TypeAlias = str | int | float | bool | list[str] | None
 """Value of a key of a trainer, or of a flag of its script."""
@@ -51,7 +52,26 @@ class File(NamedTuple):
     form: Literal["file", "folder", "either"] = "file"
 
 
-# -- musubi-tuner ----------------------------------------------------------------------------------
+class Recognition(NamedTuple):
+    """Facts by which `latentmake init` recognises a model, and its choices for a configuration."""
+
+    network: str = ""  # pattern of the name of one of its tensors; "": that of the trainer
+    order: int = 0  # rows with lower numbers are compared first
+    word: str = ""  # part of the path; it distinguishes architectures that share a network
+    sizes: Mapping[str, int] = {}  # pattern of a tensor's name -> last axis, only in this network
+    language_model: int = 3584  # width of the embeddings of its language model
+    images: int | tuple[int, int] = 1024  # size that it was made for, in pixels
+    clips: tuple[int, int] | None = None  # the same for videos; None: `images`
+    tokenizers: tuple[str, ...] = ()  # further folders that may hold its tokenizer
+    download: str = ""  # arguments of `hf download` for the model of a new user
+
+
+class Untrained(NamedTuple):
+    """Network that no trainer supports: the first axes of a weight, and its error."""
+
+    shape: tuple[int, int]
+    what: str
+    hint: str
 
 
 class Version(NamedTuple):
@@ -67,10 +87,132 @@ class Version(NamedTuple):
     tensors: tuple[str, ...] = ()  # beginnings of tensor names in latents, besides `latents_`
     boundary: int | None = None  # timestep, in thousandths, between the high and low noise networks
     one_frame: bool = False  # `fp_1f_*` keys count, with a control image for each index
+    channels: int = 0  # input channels of the network; 0: sizes do not distinguish versions
+    width: int = 0  # width of its blocks
+    word: str = ""  # part of the path of its network, which has the sizes of another version
+    ours: bool = False  # whether Latentmake's own trainer supports it
+    small: bool = False  # whether Latentmake's own trainer is chosen if no other is installed
 
     def caching(self, kind: str) -> tuple[str, ...]:
         """Return the further arguments of the script that encodes `latents` or `text`."""
         return self.text if kind == "text" else self.latents
+
+
+class Maker(BaseModel, frozen=True, extra="forbid"):
+    """Encoders of the caches of an architecture, and the facts for its trainers.
+
+    This class stands for Latentmake's encoders, `Scripts` for musubi-tuner's scripts, and
+    `Strategies` for sd-scripts' classes. Where Latentmake has encoders for an architecture of these
+    programs, too, `encodes` is true.
+    """
+
+    title: str = ""  # name of the architecture for people
+    network: str = ""  # module of the LoRA in the program; "" without a program
+    pixels: int = 8  # pixels of the side of a latent
+    inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
+    reads_scales: bool = False  # whether it reads a network in 8 bits with scales
+    settings: Mapping[str, Setting] = {}  # values in the guide: the trainer's keys, further flags
+    versions: Mapping[str, Version] = {}  # the model's `task` -> version
+    sections: bool = False  # whether a clip has latents for each of its sections
+    layers: bool = False  # whether an item has several target images
+    sized_controls: bool = False  # whether `no_resize_control` and `control_resolution` count
+    insists: bool = False  # whether the script loads `files` even if everything is cached
+    architecture: Mapping[str, Any] = {}  # see `facts`; musubi-tuner: only if Latentmake encodes
+    scale: tuple[str, str] = ("", "")  # scale of the latents, and its source file; for people
+    predicts: str = "flow matching"  # prediction of the network; for people
+    init: Recognition = Recognition()
+    unread: str = "$^"  # pattern of names in another library, which the program does not read
+    sized_by: str = ""  # pattern of the name of the weight with width and channels of a version
+    untrained: Untrained | None = None
+
+    @property
+    def pattern(self) -> str:
+        """Pattern of names of tensors that its trainer reads."""
+        return "$^"
+
+    @property
+    def encodes(self) -> bool:
+        """Whether Latentmake has encoders for it."""
+        return True
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Fields of `Architecture`."""
+        return self.architecture
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether a model's `task` chooses a version, as with all of musubi-tuner."""
+        return bool(self.versions)
+
+    @property
+    def encodes_pictures(self) -> bool:
+        """Whether Latentmake encodes its pictures with an AutoencoderKL, and captions with CLIP."""
+        return self.encodes
+
+    @property
+    def encoders(self) -> tuple[str, ...]:
+        """Programs that can encode, as values of the model's `encoder`."""
+        return ("latentmake",)
+
+    @property
+    def trainers(self) -> Mapping[str, str]:
+        """Layout of caches -> usual kind of a trainer that reads them."""
+        return {"plain": "sd", "sdscripts": "sdscripts"}
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        """Default values of a model's keys."""
+        return {}
+
+    @property
+    def caption_dtype(self) -> Literal["bfloat16"] | None:
+        """The only dtype of embeddings; None if there are several."""
+        return None
+
+    @property
+    def fixes_dtype(self) -> bool:
+        """Whether the program decides about `dtype`."""
+        return False
+
+    @property
+    def program_files(self) -> tuple[File, ...]:
+        """Weights that the program reads, besides a network of sd-scripts."""
+        return ()
+
+    @property
+    def latents_names(self) -> str:
+        """Pattern of the ends of names of latents, as `Path.glob` takes it."""
+        return ""
+
+    @property
+    def needs(self) -> Sequence[str]:
+        """Keys of weights that every model must have."""
+        return ("vae", "text")
+
+    @property
+    def text_counts(self) -> tuple[int, int] | None:
+        """Fewest and most text encoders; None if the program does not say."""
+        return None
+
+    def version(self, task: str | None) -> Version:
+        """Return the version that a model's `task` names; the default one of other programs."""
+        return self.versions.get(task or "", Version())
+
+    def encoder_files(self, kind: str) -> tuple[File, ...]:
+        """Return the weights that a script reads to encode `latents` or `text`."""
+        return ()
+
+    def encoder(self, kind: str) -> Encoder | None:
+        """Return sd-scripts' own encoder of `latents` or `text`, if it is used."""
+        return None
+
+    def takes_dtype(self, kind: str, text_dtype: str | None) -> bool:
+        """Whether the dtype of `latents` or `text` can be set; `text_dtype` is the given one."""
+        return True
+
+
+# -- musubi-tuner ----------------------------------------------------------------------------------
 
 
 class Script(NamedTuple):
@@ -83,7 +225,7 @@ class Script(NamedTuple):
     reads_controls: bool = False
 
 
-class Scripts(NamedTuple):
+class Scripts(Maker, frozen=True):
     """An architecture as musubi-tuner's scripts support it."""
 
     title: str
@@ -92,30 +234,24 @@ class Scripts(NamedTuple):
     latents: Script
     text: Script
     training: Script
-    network: str  # module of the LoRA
+    network: str
     tensors: tuple[str, ...]  # beginnings of tensor names; a text cache must have all of them
     unknown_to: tuple[str, ...] = ()  # modules of other networks that do not support its layers
-    versions: Mapping[str, Version] = {"": Version()}  # the model's `task` -> version
-    pixels: int = 8  # pixels of the side of a latent
+    versions: Mapping[str, Version] = {"": Version()}
     rounded: Mapping[str, int] = {}  # argument of the latents script -> multiple of the sides
     frames: int = 4  # frames in each latent frame after the first
     fps: float = 16.0  # frame rate that `source_fps` converts to
     batch: int | None = None  # largest batch size of the training; None: any
     precisions: tuple[str, ...] = ("bf16", "fp16", "no")
-    settings: Mapping[str, Setting] = {}  # values in the guide: the trainer's keys, further flags
-    sections: bool = False  # whether a clip has latents for each of its sections
-    layers: bool = False  # whether an item has several target images
     mark: str = "$^"  # pattern that matches only names of tensors of its DiT
-    inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
-    reads_scales: bool = False  # whether it reads a DiT in 8 bits with scales
     fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))  # allowed sets
     control_latents: bool = True  # whether each control has a tensor `latents_control`
     # Kind of attention -> largest batch without `--split_attn`; None: any.
     attentions: Mapping[str, int | None] = dict.fromkeys(("sdpa", "flash_attn", "xformers"))
-    sized_controls: bool = False  # whether `no_resize_control` and `control_resolution` count
-    architecture: Mapping[str, Any] = {}  # fields of `Architecture`, if Latentmake encodes
-    scale: tuple[str, str] = ("", "")  # scale of the latents, and its source file; for people
-    predicts: str = "flow matching"  # prediction of the network; for people
+
+    @property
+    def pattern(self) -> str:
+        return self.mark
 
     @property
     def counts_controls(self) -> bool:
@@ -125,6 +261,72 @@ class Scripts(NamedTuple):
     def caching(self, kind: str) -> Script:
         """Return the script that caches `latents` or `text`."""
         return self.text if kind == "text" else self.latents
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        side = max(self.pixels, 16)
+        videos = any(version.videos for version in self.versions.values())
+        return self.architecture or {"side": side, "bucket_steps": side, "video": videos}
+
+    @property
+    def encodes(self) -> bool:
+        return bool(self.architecture)
+
+    @property
+    def encodes_pictures(self) -> bool:
+        return False
+
+    @property
+    def encoders(self) -> tuple[str, ...]:
+        return ("latentmake", "musubi") if self.encodes else ("musubi",)
+
+    @property
+    def trainers(self) -> Mapping[str, str]:
+        return {"musubi": "wan" if self.encodes else "musubi"}
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        defaults = {"dtype": "bfloat16", "layout": "musubi"}
+        if not self.encodes:
+            defaults["encoder"] = "musubi"
+        only, *others = self.versions
+        return {**defaults, "task": only} if only and not others else defaults
+
+    @property
+    def caption_dtype(self) -> Literal["bfloat16"]:
+        return "bfloat16"
+
+    @property
+    def fixes_dtype(self) -> bool:
+        return True
+
+    @property
+    def program_files(self) -> tuple[File, ...]:
+        return (*self.latents.files, *self.text.files, *self.training.files)
+
+    @property
+    def latents_names(self) -> str:
+        return f"x[0-9][0-9][0-9][0-9]_{self.suffix}.safetensors"
+
+    @property
+    def needs(self) -> Sequence[str]:
+        if self.encodes:
+            return super().needs
+        files = (*self.latents.files, *self.text.files)
+        return sorted({file.key.partition(".")[0] for file in files if file.required}, reverse=True)
+
+    @property
+    def text_counts(self) -> tuple[int, int]:
+        files = {file.key: file for file in self.program_files if file.key.startswith("text")}
+        return sum(file.required for file in files.values()), len(files)
+
+    def encoder_files(self, kind: str) -> tuple[File, ...]:
+        return self.caching(kind).files
+
+    def takes_dtype(self, kind: str, text_dtype: str | None) -> bool:
+        if self.encodes:
+            return kind == "latents" or text_dtype == "bfloat16"
+        return self.caching(kind).dtype_flag is not None
 
 
 # -- sd-scripts ------------------------------------------------------------------------------------
@@ -210,49 +412,75 @@ class Encoder(NamedTuple):
         return tuple(sorted({name.rpartition(".")[0] for name in calls if name}))
 
 
-class Strategies(NamedTuple):
+class Strategies(Maker, frozen=True):
     """An architecture as sd-scripts supports it."""
 
     title: str
     latents_ending: str
     scripts: tuple[str, ...]  # training scripts without endings, the default first
-    network: str  # module of the LoRA
+    network: str
     marks: tuple[str, ...]  # parts of tensor names; a file of the network has one of them
-    inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
-    reads_scales: bool = False  # whether it reads weights in 8 bits with scales
     text_ending: str | None = None  # None: captions are encoded during the training
     files: tuple[File, ...] = ()  # files of the training script besides the network
-    insists: bool = False  # whether the script loads `files` even if everything is cached
     folders: tuple[str, ...] = ()  # flags of `files` that also take a folder
     switches: tuple[str, ...] = ()  # further flags of the training scripts
     complete: tuple[str, ...] = ()  # scripts that train the complete network
     unregularised: tuple[str, ...] = ()  # scripts that refuse regularisation images
     unweighted: tuple[str, ...] = ()  # scripts that ignore `prior_loss_weight`
-    settings: Mapping[str, Setting] = {}  # values in the guide: the trainer's keys, further flags
     batches_text: bool = False  # whether the scripts take `--text_encoder_batch_size`
-    pixels: int = 8  # pixels of the side of a latent
     divisor: int = 0  # divisor of bucket steps in the default script; 0: `bucket_divisor`
     latents: Encoder | None = None  # None: Latentmake encodes
     text: Encoder | None = None  # None: Latentmake encodes, or there are no text caches
     samples: bool = False  # whether latents are a sample of the posterior
-    scale: tuple[str, str] = ("", "")  # see `Scripts`
     # Variant of the weights in a folder that is read with a `mixed_precision` of the same name.
     variant: str | None = None
-    architecture: Mapping[str, Any] = {}  # fields of `Architecture`
 
     @property
-    def defaults(self) -> dict[str, str]:
-        """Default values of a model's keys, if sd-scripts' own encoders make its caches."""
+    def pattern(self) -> str:
+        return "|".join(map(re.escape, self.marks))
+
+    @property
+    def encodes(self) -> bool:
+        return self.latents is None
+
+    @property
+    def encoders(self) -> tuple[str, ...]:
+        return super().encoders if self.encodes else ("sdscripts",)
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        if self.encodes:
+            return {}
         posterior = "sample" if self.samples else "mean"
         own = {"layout": "sdscripts", "encoder": "sdscripts"}
         return {**own, "dtype": "bfloat16", "posterior": posterior}
+
+    @property
+    def fixes_dtype(self) -> bool:
+        return any(encoder and encoder.fixed for encoder in (self.latents, self.text))
+
+    @property
+    def program_files(self) -> tuple[File, ...]:
+        return self.files
+
+    @property
+    def latents_names(self) -> str:
+        return self.latents_ending
+
+    @property
+    def text_counts(self) -> tuple[int, int] | None:
+        number = sum(file.key.startswith("text") for file in self.files)
+        return None if self.encodes else (number, number)
+
+    def takes_dtype(self, kind: str, text_dtype: str | None) -> bool:
+        encoder = self.encoder(kind)
+        return not (encoder and encoder.fixed)
 
     def recommended(self, script: str) -> Mapping[str, Setting]:
         """Return the settings that the guide of a script recommends."""
         return _COMPLETE if script in self.complete else self.settings
 
     def encoder(self, kind: str) -> Encoder | None:
-        """Return sd-scripts' own encoder of `latents` or `text`, if it is used."""
         return self.text if kind == "text" else self.latents
 
 
@@ -299,16 +527,51 @@ class Architecture(NamedTuple):
     original_files: bool = False  # whether encoders may be files without a configuration
     video: bool = False  # whether its VAE encodes videos, in tiles with `vae_cache_cpu`
     cleans_captions: bool = False  # whether HTML and repeated space are removed (umT5)
-    encodes: bool = True  # whether Latentmake has encoders for it
     checkpoints: bool = False  # whether one file may hold VAE, text encoders and UNet
+    trainer: str | None = None  # kind of Latentmake's own trainer for it
+    usual: bool = False  # whether an imported dataset file is for it, if nothing says which
+    channels: int = 4  # channels of its latents
     prediction: str | None = None  # prediction of its networks; None if they differ
     # A network takes (latents - shift_factor) * scaling_factor; None: unknown.
     scaling_factor: float | None = None
     shift_factor: float = 0.0
-    scripts: Scripts | None = None  # facts for musubi-tuner
-    strategies: Strategies | None = None  # facts for sd-scripts
+    maker: Maker = Maker()
+
+    @property
+    def encodes(self) -> bool:
+        """Whether Latentmake has encoders for it."""
+        return self.maker.encodes
+
+    @property
+    def scripts(self) -> Scripts:
+        """Facts for musubi-tuner; raises KeyError if it does not train the architecture."""
+        return MUSUBI[self.name]
+
+    @property
+    def strategies(self) -> Strategies:
+        """Facts for sd-scripts; raises KeyError if it does not train the architecture."""
+        return SDSCRIPTS[self.name]
+
+    @property
+    def init(self) -> Recognition:
+        """Facts for `latentmake init`."""
+        init = self.maker.init
+        return init._replace(network=init.network or self.maker.pattern)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a model may have two networks, for high and low noise."""
+        return any(version.boundary for version in self.maker.versions.values())
 
 
+TEXT_ENCODERS = {
+    **{"CLIP-L": ("CLIP text encoder", 768), "OpenCLIP-H": ("CLIP text encoder", 1024)},
+    **{"CLIP-G": ("CLIP text encoder", 1280), "T5": ("T5", 32128), "umT5": ("T5", 256384)},
+}
+"""Name in `text_encoders` -> kind in `models.headers`, and published size.
+
+The size is the width of a CLIP, or the vocabulary of a T5.
+"""
 GENERIC = Architecture("", checkpoints=True)
 """Facts for a model without `architecture`: caches keep the last layer of each text encoder."""
 
@@ -347,11 +610,9 @@ def _scripts(name: str, row: dict[str, Any]) -> Scripts:
     named: dict[str, Any] = {"header": name}
     if program := row.pop("program", None):
         named |= {part: {"name": f"{program}_{ending}.py"} for part, ending in _ENDINGS.items()}
-    return _of_scripts(_merged(row, named))
+    return Scripts.model_validate(_merged(row, named))
 
 
-_of_scripts = TypeAdapter(Scripts).validate_python
-_of_strategies = TypeAdapter(Strategies).validate_python
 _of_facts = TypeAdapter(Architecture).validate_python
 _ENDINGS = {
     "latents": "cache_latents",
@@ -360,25 +621,19 @@ _ENDINGS = {
 }
 MUSUBI = {name: _scripts(name, row) for name, row in _rows("musubi.yaml").items()}
 """Architectures that musubi-tuner trains. Its scripts make the caches; for Wan, Latentmake can."""
-SDSCRIPTS = {name: _of_strategies(row) for name, row in _rows("sdscripts.yaml").items()}
+SDSCRIPTS = {name: Strategies.model_validate(row) for name, row in _rows("sdscripts.yaml").items()}
 """Architectures that sd-scripts trains."""
 
 
-def _architecture(name: str, row: Scripts | Strategies) -> Architecture:
-    if isinstance(row, Strategies):
-        return _of_facts({"name": name, **row.architecture})._replace(strategies=row)
-    side = max(row.pixels, 16)
-    videos = any(version.videos for version in row.versions.values())
-    facts = {"side": side, "bucket_steps": side, "video": videos, "encodes": False}
-    return _of_facts({"name": name, **(row.architecture or facts)})._replace(scripts=row)
-
-
-ARCHITECTURES = {
-    **{name: _architecture(name, row) for name, row in SDSCRIPTS.items()},
-    **{name: _architecture(name, row) for name, row in MUSUBI.items()},
+_MAKERS: Mapping[str, Maker] = {**SDSCRIPTS, **MUSUBI}
+ROWS = {
+    name: _of_facts({"name": name, **row.facts})._replace(maker=row)
+    for name, row in _MAKERS.items()
 }
+"""Name -> facts, for all architectures."""
+WAN = ROWS["wan"]
+ARCHITECTURES = {name: row for name, row in ROWS.items() if row is not WAN}
 """Name in the configuration -> facts, without Wan: its models have only a `task`."""
-WAN = ARCHITECTURES.pop("wan")
 
 
 if TYPE_CHECKING:

@@ -47,37 +47,41 @@ def _only(models: str, when: Callable[[Any], object]) -> Applies:
     return Applies(f"is only for {models}", when=when)
 
 
-_PLAIN = _only("`layout: plain`", lambda model: model.layout == "plain")
+def _having(fact: Callable[[Architecture], object]) -> dict[str, Any]:
+    """Return the arguments of `Shapes` for a key of the architectures that have a fact."""
+    *names, last = (name for name, row in ARCHITECTURES.items() if fact(row))
+    words = f"{', '.join(names)} and {last}" if names else last
+    applies = [_only(words, lambda model: fact(model.spec))]
+    return {"when": ("architecture", (*names, last)), "applies": applies}
+
+
+_PLAIN = _only("`layout: plain`", lambda model: model.is_plain)
 _MUSUBI = _only(
-    "Wan and other architectures of musubi-tuner", lambda model: model.spec.scripts is not None
+    "Wan and other architectures of musubi-tuner", lambda model: model.spec.maker.has_tasks
 )
 _TWO_NETWORKS = _only("Wan 2.2", lambda model: model.version.boundary is not None)
-_PICKED = _only("sd1 and sd2", lambda model: model.spec.picks_layer)
-_CHUNKED = _only("sd1, sd2 and sdxl", lambda model: model.spec.chunks_captions)
-_MASKED = _only("sd3", lambda model: model.spec.masks_clips)
-_MASKED_T5 = _only("sd3 and flux", lambda model: "T5" in model.spec.text_encoders)
 _VISION = _only("image-to-video with Wan 2.1", lambda model: model.needs_clip)
 _SIGLIP = _only(
     "FramePack and image-to-video with HunyuanVideo 1.5",
     lambda model: "image_encoder" in model.version.needs,
 )
-_WAN = _only("Wan", lambda model: model.spec.encodes and model.spec.scripts is not None)
+_WAN = _only("Wan", lambda model: model.spec.encodes and model.spec.maker.has_tasks)
 _TILED = _only(
     "VAEs of images that Latentmake encodes with",
-    lambda model: model.spec.encodes and model.spec.scripts is None,
+    lambda model: model.spec.maker.encodes_pictures,
 )
 _CHECKPOINT = Applies(
     "is a file of Stable Diffusion, or what sd-scripts trains: it needs `layout: sdscripts`",
-    when=lambda model: model.layout == "sdscripts" or model.spec.checkpoints,
+    when=lambda model: model.is_for_sdscripts or model.spec.checkpoints,
 )
 _VAE = Applies(
     "is not for this architecture, which has no VAE",
-    when=lambda model: model.spec.scripts is None or "vae" in model.files,
+    when=lambda model: not model.spec.maker.has_tasks or "vae" in model.files,
 )
-_DRAWN = Applies("is decided by musubi-tuner", when=lambda model: model.spec.scripts is None)
+_DRAWN = Applies("is decided by musubi-tuner", when=lambda model: not model.spec.maker.has_tasks)
 _FOREIGN = Applies(
     "is for other programs that encode: it needs `encoder: musubi`",
-    when=lambda model: model.encoder != "latentmake",
+    when=lambda model: model.is_external,
 )
 _FIXED = "is decided by the program that encodes this architecture"
 _VAE_DTYPE = Applies(_FIXED, when=lambda model: model.takes_dtype("latents"))
@@ -154,34 +158,25 @@ class Model(Closed):
     `sdscripts` with `lumina`, `hunyuan_image` and `anima`, else `plain`."""
     clip_skip: Number | None = shaped(
         None,
-        Shapes("text", "weights", when=("architecture", ("sd1", "sd2")), applies=[_PICKED]),
+        Shapes("text", "weights", **_having(lambda row: row.picks_layer)),
         ge=1,
     )
     """CLIP layer to keep, counted from the last (`1`), followed by the final normalisation, as in
     sd-scripts. For `sd1` and `sd2`."""
     max_token_length: Literal[75, 150, 225, "auto"] = shaped(
         75,
-        Shapes(
-            "text", "weights", when=("architecture", ("sd1", "sd2", "sdxl")), applies=[_CHUNKED]
-        ),
+        Shapes("text", "weights", **_having(lambda row: row.chunks_captions)),
     )
     """Tokens of a caption that CLIP keeps. CLIP reads them in chunks of 75, each with its own
     begin and end token, as in sd-scripts; the vector of the caption is that of the first chunk.
     `auto` uses as many chunks as the caption needs, so captions differ in length. Longer captions
     are cut and named in the log of the job. For `sd1`, `sd2` and `sdxl`; `auto` is not for
     `layout: sdscripts`."""
-    apply_lg_attn_mask: bool = shaped(
-        False, Shapes("text", when=("architecture", ("sd3",)), applies=[_MASKED])
-    )
+    apply_lg_attn_mask: bool = shaped(False, Shapes("text", **_having(lambda row: row.masks_clips)))
     """Hide padding tokens from the two CLIPs. For `sd3`."""
     apply_t5_attn_mask: bool = shaped(
         False,
-        Shapes(
-            "text",
-            layouts=("sdscripts",),
-            when=("architecture", ("sd3", "flux")),
-            applies=[_MASKED_T5],
-        ),
+        Shapes("text", layouts=("sdscripts",), **_having(lambda row: "T5" in row.text_encoders)),
     )
     """Hide padding tokens from T5. For `sd3` and `flux` with `layout: sdscripts`."""
     task: Annotated[str, WithJsonSchema({"type": "string", "enum": _TASKS})] | None = shaped(
@@ -287,20 +282,11 @@ class Model(Closed):
         name, task = values.get("architecture"), values.get("task")
         if name == "wan":
             name, values = None, {key: values[key] for key in values if key != "architecture"}
-        row = ARCHITECTURES.get(name, GENERIC) if isinstance(name, str) else GENERIC
+        usual = GENERIC if name is not None or task is None else WAN
+        row = ARCHITECTURES.get(name, usual) if isinstance(name, str) else usual
         if row.checkpoints and values.get("checkpoint") and task is None:
             values = _with_checkpoint(values, row)
-        defaults: dict[str, Any] = {}
-        if row.scripts is not None:
-            defaults = {"dtype": "bfloat16", "layout": "musubi", "encoder": "musubi"}
-            only, *others = row.scripts.versions
-            if only and not others:
-                defaults["task"] = only
-        elif row.strategies is not None and not row.encodes:
-            defaults = dict(row.strategies.defaults)
-        elif name is None and task is not None:
-            defaults = {"dtype": "bfloat16", "layout": "musubi"}
-        return {**defaults, **values}
+        return {**row.maker.defaults, **values}
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
@@ -318,8 +304,22 @@ class Model(Closed):
     @property
     def version(self) -> Version:
         """Version of the architecture that `task` names; the default one without musubi-tuner."""
-        scripts = self.spec.scripts
-        return Version() if scripts is None else scripts.versions[self.task or ""]
+        return self.spec.maker.version(self.task)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the caches are for trainers of our own format, with names of one kind."""
+        return self.layout == "plain"
+
+    @property
+    def is_for_sdscripts(self) -> bool:
+        """Whether the caches are for sd-scripts."""
+        return self.layout == "sdscripts"
+
+    @property
+    def is_external(self) -> bool:
+        """Whether another program encodes."""
+        return self.encoder != "latentmake"
 
     @property
     def scripted(self) -> bool:
@@ -329,19 +329,18 @@ class Model(Closed):
     @property
     def title(self) -> str:
         """Name of the architecture for people."""
-        program = self.spec.scripts or self.spec.strategies
-        return program.title if program else self.spec.name
+        return self.spec.maker.title
 
     @property
     def layout_name(self) -> str:
         """Name of the layout; each architecture of an external trainer has its own."""
-        named = self.architecture is not None and self.layout != "plain"
+        named = self.architecture is not None and not self.is_plain
         return f"{self.layout}-{self.architecture}" if named else self.layout
 
     @property
     def caption_dtype(self) -> Dtype:
         """Dtype of cached embeddings; always `bfloat16` for musubi-tuner."""
-        return "bfloat16" if self.spec.scripts is not None else self.text_dtype or self.dtype
+        return self.spec.maker.caption_dtype or self.text_dtype or self.dtype
 
     def further_arguments(self, kind: str) -> list[str]:
         """Return `latents_arguments` or `text_arguments`."""
@@ -374,20 +373,11 @@ class Model(Closed):
     @property
     def files(self) -> dict[str, File]:
         """Key -> file, for weights that external programs read."""
-        scripts, strategies = self.spec.scripts, self.spec.strategies
-        if scripts is None:
-            return {file.key: file for file in (strategies.files if strategies else ())}
-        parts = (scripts.latents, scripts.text, scripts.training)
-        return {file.key: file for part in parts for file in part.files}
+        return {file.key: file for file in self.spec.maker.program_files}
 
     def takes_dtype(self, kind: str) -> bool:
         """Whether the dtype of `latents` or `text` can be set."""
-        if self.spec.encodes:
-            return kind == "latents" or self.spec.scripts is None or self.text_dtype == "bfloat16"
-        if self.spec.scripts is not None:
-            return self.spec.scripts.caching(kind).dtype_flag is not None
-        encoder = self.spec.strategies and self.spec.strategies.encoder(kind)
-        return not (encoder and encoder.fixed)
+        return self.spec.maker.takes_dtype(kind, self.text_dtype)
 
 
 def _faults(model: Model) -> Iterator[str]:
@@ -401,7 +391,7 @@ def _faults(model: Model) -> Iterator[str]:
     if not model.spec.encodes:
         yield from _faults_of_program(model, model.title)
     yield from _faults_of_number(model)
-    for key in _needed(model):
+    for key in model.spec.maker.needs:
         if model.weights(key) is None:
             raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
     if model.spec.text_encoders:
@@ -412,49 +402,35 @@ def _faults(model: Model) -> Iterator[str]:
 
 def _faults_of_choice(model: Model) -> Iterator[str]:
     """Yield faults of `architecture`, `task`, `layout` and `encoder`, which must fit together."""
-    spec, scripts, title = model.spec, model.spec.scripts, model.title
-    if (scripts is None) == (model.layout == "musubi"):
+    maker, title = model.spec.maker, model.title
+    if model.layout not in maker.trainers:
         yield "`layout: musubi` is for a Wan model's `task`, or an `architecture` of musubi-tuner"
-    if scripts is not None and (model.task or "") not in scripts.versions:
-        tasks = ", ".join(filter(None, scripts.versions)) or "none"
+    if maker.has_tasks and (model.task or "") not in maker.versions:
+        tasks = ", ".join(filter(None, maker.versions)) or "none"
         what = f"{model.task} is no task of" if model.task else "a `task` is needed for"
         yield f"{what} {title}; known: {tasks}"
-    programs = {"latentmake": spec.encodes, "musubi": scripts is not None}
-    if not programs.get(model.encoder, not spec.encodes and scripts is None):
+    if model.encoder not in maker.encoders:
         yield f"`encoder: {model.encoder}` is not for {title or 'this model'}"
-    if model.layout == "sdscripts" and model.architecture is None:
+    if model.is_for_sdscripts and model.architecture is None:
         yield "`layout: sdscripts` needs the model's `architecture`"
 
 
 def _faults_of_number(model: Model) -> Iterator[str]:
     """Yield the fault of a wrong number of text encoders, for external trainers."""
-    if not model.text or (model.spec.scripts is None and model.spec.encodes):
-        return
-    texts = {key: file.required for key, file in model.files.items() if key[:4] == "text"}
-    fewest = len(texts) if model.spec.scripts is None else sum(texts.values())
-    if not fewest <= len(model.text) <= len(texts):
-        number = str(len(texts)) if len(texts) == fewest else f"{fewest} to {len(texts)}"
+    fewest, most = model.spec.maker.text_counts or (0, len(model.text))
+    if model.text and not fewest <= len(model.text) <= most:
+        number = str(most) if most == fewest else f"{fewest} to {most}"
         noun = "text encoder" if number == "1" else "text encoders"
         yield f"a {model.title} model has {number} {noun}"
 
 
-def _needed(model: Model) -> list[str]:
-    """Return the keys of weights that a model must have."""
-    scripts = model.spec.scripts
-    if scripts is None or model.spec.encodes:
-        return ["vae", "text"]
-    files = (*scripts.latents.files, *scripts.text.files)
-    return sorted({file.key.partition(".")[0] for file in files if file.required}, reverse=True)
-
-
 def _faults_of_program(model: Model, title: str) -> Iterator[str]:
     """Yield faults of a model that musubi-tuner's or sd-scripts' own encoders encode for."""
-    strategies, free = model.spec.strategies, model.takes_dtype
-    for name, value in strategies.defaults.items() if strategies else ():
+    maker = model.spec.maker
+    for name, value in maker.defaults.items():
         if name != "dtype" and getattr(model, name) != value:
             yield f"sd-scripts' own encoders make {title}'s caches: leave out `{name}`"
-    fixed = strategies is None or not (free("latents") and free("text"))
-    if fixed and model.dtype != "bfloat16":
+    if maker.fixes_dtype and model.dtype != "bfloat16":
         yield f"the program that encodes {title} decides about `dtype`: leave it out"
     for key in model.files:
         for name in ("config", "tokenizer", "max_length", "projection"):
@@ -462,7 +438,7 @@ def _faults_of_program(model: Model, title: str) -> Iterator[str]:
                 what = f"the program that encodes {title} takes a path only"
                 yield f"`{key}`: {what}: leave out `{name}`"
     for kind in ("latents", "text"):
-        if strategies is not None and (encoder := strategies.encoder(kind)):
+        if encoder := maker.encoder(kind):
             try:
                 options_in(model.further_arguments(kind), encoder.options)
             except ValueError as error:
@@ -471,7 +447,7 @@ def _faults_of_program(model: Model, title: str) -> Iterator[str]:
 
 def _faults_of_texts(model: Model, encoders: Sequence[str]) -> Iterator[str]:
     """Yield faults of the text encoders of an architecture that Latentmake encodes for."""
-    if model.spec.scripts is not None:
+    if model.spec.maker.has_tasks:
         if any(encoder.projection for encoder in model.text):
             yield f"a {model.title} model takes its embeddings without `projection`"
         return
@@ -481,7 +457,7 @@ def _faults_of_texts(model: Model, encoders: Sequence[str]) -> Iterator[str]:
     for encoder, name in zip(model.text, encoders, strict=False):
         if name != "T5" and encoder.max_length not in (None, 77):
             yield f"set `max_token_length`, and leave out {name}'s `max_length`"
-    if model.layout == "sdscripts" and isinstance(model.max_token_length, str):
+    if model.is_for_sdscripts and isinstance(model.max_token_length, str):
         yield "sd-scripts wants captions of one length: set `max_token_length`"
 
 

@@ -121,14 +121,11 @@ def _title_of(model: Model) -> str:
     return f"{title} ({model.task})" if model.task else title
 
 
-_KINDS = {"plain": "sd", "musubi": "wan", "sdscripts": "sdscripts"}  # layout -> kind of trainer
-
-
 def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
     trainer = run.trainer
     if trainer is not None and trainer.layout != model.layout:
         what = f"this trainer reads caches of the layout {trainer.layout}, and {run.model} has "
-        kind = "musubi" if model.spec.scripts and not model.spec.encodes else _KINDS[model.layout]
+        kind = model.spec.maker.trainers[model.layout]
         hint = f"use kind: {kind}, or set `layout` or `task` of models.{run.model}"
         yield f"{where}.trainer.kind", what + model.layout, hint
     if trainer is not None:
@@ -162,9 +159,9 @@ def _faults_of_regularisation(
     if len(regular) == len(datasets):
         what = "all of its datasets are regularisation images, which are shown beside others only"
         yield f"{where}.datasets", what, "add the dataset to learn, or leave out `is_reg`"
-    strategies = model.spec.strategies
-    if strategies is None or not isinstance(trainer, SdScriptsTrainer):
+    if not isinstance(trainer, SdScriptsTrainer):
         return
+    strategies = model.spec.strategies
     if trainer.script in strategies.unregularised:
         what = f"{trainer.script} knows no regularisation images"
         yield f"datasets.{next(iter(regular))}.is_reg", what, _LEAVE
@@ -197,8 +194,9 @@ def _faults_of_musubi(
         yield from training_faults(f"{run_key}.trainer", trainer, model)
     if isinstance(trainer, WanTrainer):
         yield from _faults_of_wan(f"{run_key}.trainer", trainer, model)
-    program = "this trainer" if isinstance(trainer, WanTrainer) else "musubi-tuner"
-    ours = isinstance(trainer, WanTrainer) and not model.scripted
+    trains_here = trainer is not None and trainer.ours
+    program = "this trainer" if trains_here else "musubi-tuner"
+    ours = trains_here and not model.scripted
     reason = ", as Wan needs" if ours else ": musubi-tuner would round them"
     check_sides(run.resolutions, step, f"{run_key}.resolutions", f"{step}{reason}")
     buckets = "Wan's" if ours else "musubi-tuner's"
@@ -239,7 +237,6 @@ def control_counts(model: Model, settings: Dataset) -> tuple[int, int | None]:
 def _faults_of_row(dataset: str, settings: Dataset, model: Model) -> Iterator[Fault]:
     """Yield faults of a dataset that the architecture of a model cannot use."""
     version, scripts, title = model.version, model.spec.scripts, _title_of(model)
-    assert scripts is not None
     where = f"datasets.{dataset}"
     listed = settings.is_list and not model.spec.encodes  # the list has columns for controls
     needs = {
@@ -265,7 +262,6 @@ def _faults_of_row(dataset: str, settings: Dataset, model: Model) -> Iterator[Fa
 def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterator[Fault]:
     """Yield settings that the architecture's training script would refuse or ignore."""
     scripts = model.spec.scripts
-    assert scripts is not None
     title = scripts.title
     yield from _faults_of_section(trainer, where, model)
     if trainer.mixed_precision not in scripts.precisions:
@@ -302,7 +298,7 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
 def _faults_of_wan(where: str, trainer: WanTrainer, model: Model) -> Iterator[Fault]:
     """Yield faults of models that the trainer `wan` cannot train, and of its sample clips."""
     task, side, samples = str(model.task), model.spec.side, trainer.samples
-    if not model.spec.encodes or task.endswith("-FC") or task.startswith("flf2v"):
+    if not model.spec.encodes or (model.spec.maker.has_tasks and not model.version.ours):
         what = f"the trainer wan does not train {model.task or model.title}"
         yield f"{where}.kind", what, "use kind: musubi"
     yield from _faults_of_section(trainer, where, model)
@@ -335,9 +331,6 @@ def _faults_of_sdscripts(
     run_key: str, run: Run, model: Model, datasets: Mapping[str, Dataset]
 ) -> Iterator[Fault]:
     strategies, trainer, side = model.spec.strategies, run.trainer, model.spec.side
-    if strategies is None:
-        yield f"models.{run.model}.layout", f"sd-scripts does not train {model.title}", _LEAVE
-        return
     reason = f"{side}, as {model.architecture} needs"
     check_sides(run.resolutions, side, f"{run_key}.resolutions", reason)
     for dataset, settings in datasets.items():
@@ -371,7 +364,7 @@ def _faults_of_sdscripts(
 
 def _faults_of_buckets(name: str, dataset: Dataset, run: Run, model: Model) -> Iterator[Fault]:
     where, divisor = f"datasets.{name}", model.spec.bucket_divisor
-    if run.trainer is not None and model.spec.strategies is not None:
+    if run.trainer is not None:
         divisor = model.spec.strategies.divisor or divisor
     steps, _, least, most = dataset.bucketing(model.spec)
     if steps % divisor:
@@ -497,18 +490,15 @@ class Config(Closed):
         datasets = {dataset: self.datasets[dataset] for dataset in run.datasets}
         yield from _faults_of_trainer(where, run, model)
         yield from _faults_of_regularisation(where, run, model, datasets)
-        if model.layout == "sdscripts":
+        if model.is_for_sdscripts:
             yield from _faults_of_sdscripts(where, run, model, datasets)
-        title, launched = (
-            PROGRAMS.get(model.layout),
-            trainer is not None and trainer.kind in PROGRAMS,
-        )
-        needed = launched or model.encoder != "latentmake"
+        title = PROGRAMS.get(model.layout)
+        needed = model.is_external or (trainer is not None and trainer.kind in PROGRAMS)
         if title and needed and not self._program(model.layout):
             key = title.replace("-", "_")
             hint = f"the run {name} needs {title}: set {key}.path to its folder"
             yield key, "this key is missing", hint
-        if model.layout == "musubi":
+        if model.spec.maker.has_tasks:
             yield from _faults_of_musubi(where, run, model, datasets)
         for dataset, settings in datasets.items():
             yield from _faults_of_section(settings, f"datasets.{dataset}", model)

@@ -46,6 +46,14 @@ def resolution_of(part: str) -> Size | None:
     return Size(int(sides[1]), int(sides[2] or sides[1])) if sides else None
 
 
+def row_of(part: str) -> str:
+    """Return a part's row in tables (`latents 64`, `text`); all variants of a text share one."""
+    if kind_of(part) == "latents":
+        return f"latents {part}"
+    text, _, resolution = part.partition("@")
+    return f"{text.partition('.')[0]} {resolution}".rstrip()
+
+
 class Layout:
     """File names, sizes and clips of the caches that one trainer reads.
 
@@ -371,7 +379,6 @@ class Musubi(Layout):
         self.name = f"musubi-{architecture}" if architecture else "musubi"
         spec = ARCHITECTURES[architecture] if architecture else WAN
         scripts = spec.scripts
-        assert scripts is not None
         self.bucket_side = spec.side
         # Our own encoders take one control, and none for texts.
         self.numbered_controls = not spec.encodes
@@ -407,7 +414,6 @@ class SdScripts(Layout):
         self._architecture = ARCHITECTURES[architecture]
         self.name = f"sdscripts-{architecture}"
         strategies = self._architecture.strategies
-        assert strategies is not None
         self.latents_ending = strategies.latents_ending
         self.text_ending = strategies.text_ending
         # The training's folder has an item with several texts several times: `.v12` and so on.

@@ -84,7 +84,6 @@ def frames_and_sides(model: Model, size: Size, clip: Clip | None) -> tuple[str, 
         A pattern of the number of latent frames, and `{height}x{width}` of the latents.
     """
     scripts = model.spec.scripts
-    assert scripts is not None
     frames = str(1 if clip is None else (clip.frames - 1) // scripts.frames + 1)
     if scripts.sections or scripts.layers:
         frames = "[0-9]+"  # depends on the section, or on the number of layers

@@ -119,7 +119,7 @@ def _placed(model: Model, weights: _Place, names: tuple[str, ...]) -> _Place:
     them in the recipe.
     """
     if weights.hub is not None and weights.file is None:
-        if model.spec.encodes and not model.scripted:
+        if not model.is_external:
             return weights
     elif weights.hub is None and weights.subfolder and not Path(weights.path or "").is_dir():
         return weights  # a part of a complete checkpoint
@@ -236,7 +236,6 @@ def _present(shards: list[Path]) -> list[Path]:
 
 def script_of(model: Model, kind: str) -> Script:
     """Return the script of musubi-tuner that caches the `latents` or `text` of a model."""
-    assert model.spec.scripts is not None
     return model.spec.scripts.caching(kind)
 
 

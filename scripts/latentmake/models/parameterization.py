@@ -317,7 +317,7 @@ def _settled(
     elif kind is None and row.prediction is not None:
         kind = Fact("prediction_type", row.prediction, f"architecture {row.name}")
     if kind is None:
-        network = row.strategies.title if row.strategies else "its network"
+        network = row.maker.title or "its network"
         what = f"this key is missing: {place} does not say what {network} predicts"
         hint = "2.1 of 768 pixels predicts v, the base models of 512 pixels predict epsilon"
         raise ModelError(what, where=f"{given.where}.{given.names[0]}", hint=hint)

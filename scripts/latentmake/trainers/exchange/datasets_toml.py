@@ -22,12 +22,11 @@ from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.base.errors import ConfigError, unreadable
 from latentmake.base.regular import read_text
-from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.architectures import ROWS, Architecture
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.config.fields import literal
 from latentmake.config.root import parse
 from latentmake.data.folders import kohya, slug
-from latentmake.layouts.layout import layout_of
 from latentmake.layouts.names import encoder_name
 
 _SOURCES = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
@@ -353,8 +352,8 @@ def _architecture(
     Raises:
         ConfigError: the trainer of the file has no such architecture.
     """
-    usual = WAN if musubi else ARCHITECTURES["sdxl"]
-    rows = [row for row in ARCHITECTURES.values() if (row.scripts is not None) == musubi]
+    rows = [row for row in ROWS.values() if row.maker.has_tasks == musubi]
+    usual = next(row for row in rows if row.usual)
     named = {row.name: row for row in [usual, *rows]}
     if name in named:
         return named[name]
@@ -364,18 +363,12 @@ def _architecture(
         raise ConfigError(what, where="--architecture", hint=f"use one of {', '.join(named)}")
     for folder in dict.fromkeys(filter(None, (block.caches for block in blocks))):
         for row in named.values():
-            if any(Path(folder.replace("$$", "$")).rglob(f"*{_ending(row)}")):
+            if any(Path(folder.replace("$$", "$")).rglob(f"*{row.maker.latents_names}")):
                 reason = f"as the caches in {folder} are"
                 config.note(f"models: the architecture is {row.name}, {reason}")
                 return row
     config.note(f"models: the architecture is {usual.name}, the usual one; else use --architecture")
     return usual
-
-
-def _ending(row: Architecture) -> str:
-    if row.scripts is not None:
-        return f"x[0-9][0-9][0-9][0-9]_{row.scripts.suffix}.safetensors"
-    return layout_of(f"sdscripts-{row.name}").latents_ending
 
 
 def _size(config: Imported, block: Block, spec: Architecture) -> Sides:
@@ -412,7 +405,7 @@ def _fitting(
         ConfigError: it is valid with no task, or not with the given one.
     """
     values = _values(config, blocks, spec)
-    tasks = [name or None for name in spec.scripts.versions] if spec.scripts else [None]
+    tasks = [name or None for name in spec.maker.versions] or [None]
     faults: list[ConfigError] = []
     for candidate in [task] if task else tasks:
         values["models"] = {spec.name: {"architecture": spec.name, **_weights(spec, candidate)}}
@@ -434,7 +427,7 @@ def _values(config: Imported, blocks: Sequence[Block], spec: Architecture) -> di
 
     Datasets with the same resolutions share a run.
     """
-    musubi, groups = spec.scripts is not None, dict[str, list[Block]]()
+    musubi, groups = spec.maker.has_tasks, dict[str, list[Block]]()
     for block in blocks:
         groups.setdefault(json.dumps(block.values, sort_keys=True), []).append(block)
     datasets: dict[str, Any] = {}
@@ -501,10 +494,10 @@ def _join_regularisation(
 
 
 def _weights(spec: Architecture, task: str | None) -> dict[str, Any]:
-    folder, scripts = f"models/{spec.name}", spec.scripts
-    if scripts is None:
-        strategies = spec.strategies and spec.strategies.text
-        networks = {network.key for network in strategies.networks} if strategies else set()
+    folder, maker = f"models/{spec.name}", spec.maker
+    if not maker.has_tasks:
+        encoder = maker.encoder("text")
+        networks = {network.key for network in encoder.networks} if encoder else set()
         names = spec.text_encoders or [key for key in networks if key.startswith("text")]
         return {
             "layout": "sdscripts",
@@ -512,9 +505,8 @@ def _weights(spec: Architecture, task: str | None) -> dict[str, Any]:
             "text": [f"{folder}/{encoder_name(n)}" for n in range(max(1, len(names)))],
             "checkpoint": f"{folder}/model.safetensors",
         }
-    needs = scripts.versions[task or ""].needs if (task or "") in scripts.versions else ()
-    files = (*scripts.latents.files, *scripts.text.files, *scripts.training.files)
-    keys = [file.key for file in files if file.required or file.key in needs]
+    needs = maker.version(task).needs
+    keys = [file.key for file in maker.program_files if file.required or file.key in needs]
     values: dict[str, Any] = {"task": task} if task else {}
     values |= {key: f"{folder}/{key}.safetensors" for key in keys if not key.startswith("text")}
     texts = {key for key in keys if key.startswith("text")}

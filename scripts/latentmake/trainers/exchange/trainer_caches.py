@@ -88,7 +88,6 @@ def check(
     if not order.layout.external:
         return ai_training.check(head, order, reading, target, sizes)
     scripts = order.model_settings.spec.scripts
-    assert scripts is not None
     if (architecture := head.metadata.get("architecture")) != scripts.header:
         raise CacheError(f"is of the architecture {architecture}, not {scripts.header}")
     if order.kind == "text":
@@ -153,7 +152,6 @@ def _check_text(
     tensors: Tensors, metadata: Mapping[str, str], order: Order, reading: Reading
 ) -> None:
     scripts, item = order.model_settings.spec.scripts, reading.work.item
-    assert scripts is not None
     _demand(scripts.tensors, tensors, begins=True)
     if (caption := metadata.get("caption1")) != reading.data.decode():
         what = f"is of the caption {str(caption)[:60]!r}, and {item.name} is another"
@@ -163,7 +161,7 @@ def _check_text(
 def _check_latents(tensors: Tensors, order: Order, reading: Reading, target: Target) -> None:
     model, item = order.model_settings, reading.work.item
     scripts = model.spec.scripts
-    assert scripts is not None and target.size is not None
+    assert target.size is not None
     size = order.layout.size(stored_size(item), target.size, order.dataset_settings)
     frames, sides = frames_and_sides(model, size, target.clip)
     pattern = re.compile(rf"latents_({frames}x)?{sides}_(float32|float16|bfloat16)?")
@@ -188,7 +186,7 @@ def _check_latents(tensors: Tensors, order: Order, reading: Reading, target: Tar
 def _check_latent_arrays(arrays: Arrays, order: Order, reading: Reading, target: Target) -> None:
     model, settings = order.model_settings, order.dataset_settings
     strategies, architecture = model.spec.strategies, model.architecture
-    assert strategies is not None and architecture is not None and target.size is not None
+    assert architecture is not None and target.size is not None
     image = stored_size(reading.work.item)
     size = order.layout.size(image, target.size, settings)
     height, width = size.height // strategies.pixels, size.width // strategies.pixels
@@ -241,9 +239,9 @@ def _check_text_arrays(arrays: Arrays, order: Order) -> None:
 
 def _text_names(order: Order) -> set[str]:
     model = order.model_settings
-    strategies, clips = model.spec.strategies, len(model.spec.clips)
-    if strategies is not None and strategies.text is not None:
-        return set(strategies.text.arrays)
+    clips = len(model.spec.clips)
+    if encoder := model.spec.maker.encoder("text"):
+        return set(encoder.arrays)
     if clips == len(model.text):
         return {"hidden_state1", "hidden_state2", "pool2"}
     names = {"t5_out", "t5_attn_mask", "apply_t5_attn_mask"}

@@ -209,9 +209,12 @@ class Encoding(ABC):
         """Take the files of the lines that the driver has completed since the last call."""
         if not results.exists():
             return
-        data = results.read_bytes()
-        complete = data.rfind(b"\n") + 1  # the driver may be in the middle of a line
-        for line in data[self._read : complete].splitlines(keepends=True):
+        with results.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read().splitlines(keepends=True)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return  # the driver is in the middle of this line
             result = json.loads(line)
             if self.job.loaded is None:
                 self.job.loaded = time.monotonic()

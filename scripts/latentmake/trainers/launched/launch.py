@@ -254,7 +254,7 @@ class _Training:
             try:
                 status, output = process.run_program(
                     [*launcher, *command],
-                    environment={**program.environment(), "OMP_NUM_THREADS": str(threads)},
+                    environment={"OMP_NUM_THREADS": str(threads), **program.environment()},
                     log=self.log,
                     cwd=program.folder,
                 )

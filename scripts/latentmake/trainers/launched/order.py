@@ -157,9 +157,7 @@ class ExternalOrder(RunOrder):
     @property
     def lora_module(self) -> str:
         """Python module of the program that creates the LoRA of the architecture."""
-        row = self.model.spec.scripts or self.model.spec.strategies
-        assert row is not None  # the configuration is refused otherwise
-        return row.network
+        return self.model.spec.maker.network
 
     @property
     def beginning(self) -> str:

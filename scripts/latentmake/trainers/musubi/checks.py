@@ -87,7 +87,6 @@ def networks(model: Model) -> Iterator[ModelFile]:
 
 def _network(model: Model, key: str, place: str | None) -> ModelFile:
     scripts, wan = model.spec.scripts, model.spec.encodes
-    assert scripts is not None
     if place is None:
         return ModelFile(key, "", fault="is not set: there is no network to train")
     title = f"{scripts.title} DiT"
@@ -114,9 +113,9 @@ def _has(tensors: Mapping[str, Tensor], scripts: Scripts) -> bool:
 
 
 def _wan_network(model: Model, file: ModelFile) -> ModelFile:
-    if file.fault or model.task is None:
+    if file.fault:
         return file
-    if fault := other_task(model.task, file.tensors):
+    if fault := other_task(model, file.tensors):
         return file._replace(fault=fault)
     if weight_file(Path(file.place)).suffix != ".safetensors":
         return file._replace(doubt="is no .safetensors file, which alone musubi-tuner reads")

@@ -66,7 +66,7 @@ class ScriptsEncoding(Encoding):
     def start(self) -> tuple[Installation, dict[str, Any]]:
         order, settings = self.order, self.order.musubi_tuner
         scripts = order.model_settings.spec.scripts
-        assert settings is not None and scripts is not None
+        assert settings is not None
         program = find(settings, scripts)
         script = program.script(scripts.caching(order.kind).name)
         workers = settings.num_workers or self.threads
@@ -161,7 +161,6 @@ class ScriptsEncoding(Encoding):
             if not any(re.match(pattern, name) for name in tensors):
                 raise ValueError(f"holds no tensor {pattern}*, but {', '.join(tensors)}")
         scripts = self.order.model_settings.spec.scripts
-        assert scripts is not None
         if (header := metadata.get("architecture")) != scripts.header:
             raise ValueError(f"is one of the architecture {header}, not {scripts.header}")
         if pending.caption is not None:
@@ -181,7 +180,6 @@ class ScriptsEncoding(Encoding):
     def _patterns(self, pending: PendingTarget) -> list[str]:
         """Return patterns that must match the beginning of some tensor's name in the file."""
         model = self.order.model_settings
-        assert model.spec.scripts is not None
         if pending.caption is not None:
             return [re.escape(name) for name in model.spec.scripts.tensors]
         size = self._size(pending.item, pending.target.size)

@@ -41,8 +41,7 @@ class MusubiOrder(ExternalOrder):
 
     @staticmethod
     def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
-        assert model.spec.scripts is not None
-        return model.spec.scripts.settings
+        return model.spec.maker.settings
 
     def find(self, memory: Memo | None = None) -> Installation:
         return find(self.musubi_tuner, self.scripts, memory)
@@ -71,9 +70,7 @@ class MusubiOrder(ExternalOrder):
     @property
     def scripts(self) -> Scripts:
         """Scripts of musubi-tuner for the model's architecture."""
-        scripts = self.model.spec.scripts
-        assert scripts is not None  # the configuration is refused otherwise
-        return scripts
+        return self.model.spec.scripts
 
     @property
     def attentions(self) -> set[str]:
@@ -135,7 +132,6 @@ def program_digest(
     Raises:
         TrainingError: musubi-tuner or the script is missing.
     """
-    assert model.spec.scripts is not None
     installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
     installation.script(name)
     # The recipes of Wan's caches have always included all imports: to exclude some now would make

@@ -60,7 +60,6 @@ class SdScriptsOrder(ExternalOrder):
     @staticmethod
     def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
         row = model.spec.strategies
-        assert row is not None
         return row.recommended(trainer.script or row.scripts[0])
 
     def settled(self, where: str) -> Self:
@@ -139,7 +138,6 @@ class SdScriptsOrder(ExternalOrder):
     @property
     def strategies(self) -> Strategies:
         """Scripts, encoders and flags of sd-scripts for the architecture."""
-        assert self.model.spec.strategies is not None
         return self.model.spec.strategies
 
     @property
@@ -186,9 +184,8 @@ def program_digest(
     Raises:
         TrainingError: sd-scripts or one of the sources is missing.
     """
-    strategies, encoder = model.spec.strategies, encoder_of(model, kind)
-    assert strategies is not None
-    installation = find(strategies.scripts[0], settings, memory)
+    encoder = encoder_of(model, kind)
+    installation = find(model.spec.strategies.scripts[0], settings, memory)
     contents = []
     for module in encoder.modules:
         name = f"{module.replace('.', '/')}.py"

@@ -12,7 +12,6 @@ from latentmake.trainers.musubi.command import caching_arguments, training_argum
 from latentmake.trainers.musubi.order import MusubiOrder
 from publish_world import TASKS, check_flags, needs_clip, order_of, value
 
-assert WAN.scripts is not None
 LATENTS_SCRIPT, TEXT_SCRIPT = WAN.scripts.latents.name, WAN.scripts.text.name
 TRAINING_SCRIPT = WAN.scripts.training.name
 

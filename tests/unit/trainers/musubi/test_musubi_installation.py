@@ -23,7 +23,6 @@ from publish_world import order_of
 
 
 def find(folder: Path, venv: str | None = None) -> Installation:
-    assert WAN.scripts is not None
     return order.find(ExternalProgram(path=os.fspath(folder), venv=venv), WAN.scripts)
 
 

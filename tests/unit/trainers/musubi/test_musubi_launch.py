@@ -90,12 +90,14 @@ def test_the_trainer_runs_in_its_own_folder_and_environment(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SNAKEMAKE_X", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4] / "scripts"))
     launch(make_run(root, tuner=tuner))
     call = called(tuner)
     assert call["cwd"] == str(tuner)
     assert call["environment"]["VIRTUAL_ENV"] == str(tuner / "venv")
     assert call["environment"]["PYTHONUNBUFFERED"] == "1"
+    assert call["environment"]["OMP_NUM_THREADS"] == "7"  # the user's, as in encoding
     assert not {"PYTHONPATH", "SNAKEMAKE_X"} & call["environment"].keys()
     for name in ("dataset_config", "dit", "output_dir", "logging_dir"):
         assert os.path.isabs(flag(tuner, name))
