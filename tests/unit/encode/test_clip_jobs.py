@@ -98,8 +98,7 @@ def test_clips_of_all_items_of_a_film_are_those_of_a_full_decode_by_one_reading(
 
 
 @pytest.mark.parametrize(
-    ("way", "batch", "threads"),
-    [("chunk", 3, 2), ("slide", 4, 1), ("lengths", 1, 2)],
+    ("way", "batch", "threads"), [("chunk", 3, 2), ("slide", 4, 1), ("lengths", 1, 2)]
 )
 def test_two_clips_a_thread_are_in_memory_and_no_more(
     way: str, batch: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,9 +149,6 @@ def test_what_was_encoded_before_the_job_died_is_kept(film: Path) -> None:
     assert carry(order_of(item), again).counts["kept"] == 7
     assert len(again.stems) == len(item.targets) - 7
     check_caches(item, whole(film), scaled)
-
-
-# -- faults ---------------------------------------------------------------------------------------
 
 
 def several(folder: Path, count: int = 4) -> dict[str, Path]:

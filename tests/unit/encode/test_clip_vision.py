@@ -56,9 +56,6 @@ def loaded(path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> C
     return load_clip_vision(Weights(path=str(path), **settings), CPU, dtype)
 
 
-# -- what it gives --------------------------------------------------------------------------------
-
-
 def test_all_forms_give_the_same_to_the_last_bit(places: dict[str, Path]) -> None:
     found = [loaded(places[form]).encode(frames()) for form in FORMS]
     assert found[0].shape == (2, 5, WIDTH)
@@ -81,28 +78,20 @@ def test_it_gives_the_output_of_the_block_before_the_last(
     assert not torch.allclose(found, states[-1], atol=0.1)
 
 
-# -- forms of weights -----------------------------------------------------------------------------
-
-
 def test_the_image_half_of_a_whole_clip_serves(places: dict[str, Path], tmp_path: Path) -> None:
     vision = CLIPVisionConfig.from_pretrained(places["folder"])
     torch.manual_seed(0)
-    whole = CLIPModel(
-        CLIPConfig(text_config=TEXT, vision_config=vision.to_dict(), projection_dim=12)
-    )
-    projected = CLIPVisionModelWithProjection(vision)
-    state = tiny_clip_vision().state_dict()
-    for model, name in ((whole, "whole"), (projected, "projected")):
-        model.vision_model.load_state_dict(state)
+    both = CLIPConfig(text_config=TEXT, vision_config=vision.to_dict(), projection_dim=12)
+    models = {"whole": CLIPModel(both), "projected": CLIPVisionModelWithProjection(vision)}
+    for name, model in models.items():
+        model.vision_model.load_state_dict(tiny_clip_vision().state_dict())
         model.save_pretrained(tmp_path / name)
-    expected = loaded(places["folder"]).encode(frames())
-    for name in ("whole", "projected"):
-        assert torch.equal(loaded(tmp_path / name).encode(frames()), expected)
     # As ComfyUI's clip_vision_h.safetensors has it.
     single = tmp_path / "projected" / "model.safetensors"
-    assert torch.equal(loaded(single).encode(frames()), expected)
-    found = loaded(single, config=str(tmp_path / "projected")).encode(frames())
-    assert torch.equal(found, expected)
+    found = [loaded(path) for path in (tmp_path / "whole", tmp_path / "projected", single)]
+    found.append(loaded(single, config=str(tmp_path / "projected")))
+    expected = loaded(places["folder"]).encode(frames())
+    assert all(torch.equal(each.encode(frames()), expected) for each in found)
 
 
 def test_older_files_of_transformers_with_positions_serve(
@@ -129,9 +118,6 @@ def test_the_true_clip_is_known_by_its_shapes() -> None:
     assert state["visual.pos_embedding"].shape == (1, 257, 1280)
     assert state["visual.transformer.31.attn.to_qkv.weight"].shape == (3840, 1280)
     assert _inferred(_converted(state)) == true
-
-
-# -- what is refused ------------------------------------------------------------------------------
 
 
 def test_another_clip_without_a_configuration_is_refused(tmp_path: Path) -> None:

@@ -62,9 +62,6 @@ def test_an_image_that_got_another_size_after_the_plan_is_named(order: Order) ->
         text_of(order)
 
 
-# -- layers ---------------------------------------------------------------------------------------
-
-
 def layered(mode: str) -> list[Sample]:
     put("cat")
     draw("data/cat_1.png", 2)

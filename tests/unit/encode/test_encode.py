@@ -32,16 +32,7 @@ from latentmake.formats.media import probe_image
 from latentmake.plan import store
 from latentmake.plan.orders import Order, Work
 from latentmake.plan.receipts import Receipt, read_receipt
-from order_world import (
-    Encoder,
-    carry_out,
-    key_of,
-    order,
-    put_image,
-    silent,
-    target,
-    whole_numbers,
-)
+from order_world import Encoder, carry_out, key_of, order, put_image, silent, target, whole_numbers
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -72,9 +63,6 @@ def into_store(path: Path) -> Path:
 
 def caches() -> list[str]:
     return sorted(path.name.split(".")[0] for path in Path("cache").rglob("*.safetensors"))
-
-
-# -- what comes of it -----------------------------------------------------------------------------
 
 
 def test_a_target_holds_the_tensors_and_says_what_they_were_made_from() -> None:
@@ -120,21 +108,7 @@ def test_a_mark_of_kept_tags_that_is_encoded_is_told_once() -> None:
     assert "data/c.txt ...; remove it, or set `keep_tokens_separator`" in line
 
 
-# -- what is there already ------------------------------------------------------------------------
-
-
-def test_a_stored_target_is_not_encoded_again() -> None:
-    work = order("latents", cats(3))
-    carry(work, Encoder())
-    for stem in ("00", "01", "02"):
-        into_store(cache_of(stem))
-    again = Encoder()
-    assert carry(work, again).counts == {"encoded": 0, "spooled": 3, "linked": 0, "kept": 0}
-    assert again.batches == []
-    assert caches() == ["00", "01", "02"]
-
-
-def test_a_job_that_died_leaves_what_it_finished() -> None:
+def test_a_job_that_died_leaves_what_it_finished_and_stored_targets_are_linked() -> None:
     work = order("latents", cats(5))
 
     def dies(sample: Sample, tensor: torch.Tensor) -> torch.Tensor:
@@ -145,9 +119,11 @@ def test_a_job_that_died_leaves_what_it_finished() -> None:
     with pytest.raises(KeyboardInterrupt):
         carry(work, Encoder(dies))
     assert caches() == ["00", "01", "02"]
+    into_store(cache_of("00"))
     again = Encoder()
-    assert carry(work, again).counts["kept"] == 3
-    assert again.stems == ["03", "04"]
+    counts = carry(work, again).counts
+    assert counts == {"encoded": 2, "spooled": 1, "linked": 0, "kept": 2}
+    assert again.stems == ["03", "04"] and caches() == ["00", "01", "02", "03", "04"]
 
 
 def test_what_another_build_takes_from_the_store_at_the_last_moment_is_made_again(
@@ -180,21 +156,15 @@ def test_what_another_build_takes_from_the_store_at_the_last_moment_is_made_agai
 
 
 def test_equal_content_is_encoded_once_and_linked() -> None:
-    image = put_image(Path("data/a.png"), (9, 9, 9))
-    Path("data/b.png").write_bytes(image.read_bytes())
-    Path("data/c.png").write_bytes(image.read_bytes())
-    sources: dict[str, Path | str] = {stem: Path(f"data/{stem}.png") for stem in "abc"}
+    sources: dict[str, Path | str] = {
+        stem: put_image(Path(f"data/{stem}.png"), (9, 9, 9)) for stem in "abc"
+    }
     encoder = Encoder()
     receipt = carry(order("latents", sources, parts=("16", "32")), encoder, threads=2)
-    assert sorted(encoder.stems) == ["a", "a"]
-    assert receipt.counts["encoded"] == 2
-    assert cache_of("a").samefile(cache_of("b"))
-    assert cache_of("a").samefile(cache_of("c"))
+    assert sorted(encoder.stems) == ["a", "a"] and receipt.counts["encoded"] == 2
+    assert cache_of("a").samefile(cache_of("b")) and cache_of("a").samefile(cache_of("c"))
     assert not cache_of("a").samefile(cache_of("a", "32"))
     assert sum(receipt.counts.values()) == 6
-
-
-# -- bad sources ----------------------------------------------------------------------------------
 
 
 def spoil(path: Path) -> str:
@@ -203,19 +173,15 @@ def spoil(path: Path) -> str:
 
 
 def test_a_bad_image_is_named_and_the_others_are_finished() -> None:
-    sources = cats(4)
+    sources, said, encoder = cats(4), list[str](), Encoder()
     fault = spoil(Path("data/01.png"))
     Path("data/02.png").unlink()
-    said: list[str] = []
-    encoder = Encoder()
     with pytest.raises(SourceError) as caught:
         carry(order("latents", sources), encoder, say=said.append)
     line = str(caught.value)
-    assert line.startswith("2 of 4 items are faulty: ")
-    assert fault in line
+    assert line.startswith("2 of 4 items are faulty: ") and fault in line
     assert "data/02.png: cannot be read (No such file or directory)" in line
-    assert "run the same command" in line
-    assert "\n" not in line
+    assert "run the same command" in line and "\n" not in line
     assert any(fault in each for each in said)
     assert encoder.stems == ["00", "03"]
     cats(4)
@@ -223,18 +189,22 @@ def test_a_bad_image_is_named_and_the_others_are_finished() -> None:
 
 
 def test_where_bad_items_are_skipped_the_receipt_names_them_and_the_others_stand() -> None:
+    def change(sample: Sample, tensor: torch.Tensor) -> torch.Tensor:
+        bad = sample.item.stem == "00" and tensor.shape[1] == 4
+        return torch.zeros_like(tensor) if bad else tensor
+
     sources = cats(3)
     spoil(Path("data/01.png"))
     work = order("latents", sources, parts=("16", "32"), on_error="skip")
-    receipt = carry(work, Encoder())
-    assert caches() == ["00", "00", "02", "02"]
-    (fault,) = receipt.faults
-    assert fault["stem"] == "01"
-    assert fault["path"] == "data/01.png"
-    assert fault["digest"] == digest.of_bytes(b"no image at all")
-    assert fault["recipe"] == digest.of_value(work.recipe)
-    assert (fault["dataset"], fault["model"], fault["kind"]) == ("cats", "tiny", "latents")
-    assert "data/01.png: is not an image" in fault["line"]
+    receipt = carry(work, Encoder(change))
+    assert caches() == ["00", "02", "02"]  # the good one of 00 is found fresh when it is asked for
+    unread, zeros = sorted(receipt.faults, key=lambda each: each["stem"], reverse=True)
+    assert zeros["stem"] == "00"
+    assert (unread["stem"], unread["path"]) == ("01", "data/01.png")
+    assert unread["digest"] == digest.of_bytes(b"no image at all")
+    assert unread["recipe"] == digest.of_value(work.recipe)
+    assert (unread["dataset"], unread["model"], unread["kind"]) == ("cats", "tiny", "latents")
+    assert "data/01.png: is not an image" in unread["line"]
 
 
 @pytest.mark.parametrize(
@@ -289,20 +259,6 @@ def test_values_that_no_encoder_should_give_are_refused_and_never_written(
     assert "; check the image and the weights" in str(caught.value)  # float32 has it already
     assert caches() == ["00", "02"]
     assert not store.STORE.exists()
-
-
-def test_an_item_with_one_bad_resolution_is_faulty() -> None:
-    def change(sample: Sample, tensor: torch.Tensor) -> torch.Tensor:
-        bad = sample.item.stem == "00" and tensor.shape[1] == 4
-        return torch.zeros_like(tensor) if bad else tensor
-
-    work = order("latents", cats(2), parts=("16", "32"), on_error="skip")
-    receipt = carry(work, Encoder(change))
-    assert [fault["stem"] for fault in receipt.faults] == ["00"]
-    assert caches() == ["00", "01", "01"]  # the good one is found fresh when it is asked for
-
-
-# -- batches --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -396,9 +352,6 @@ def test_captions_are_encoded_while_others_are_read_by_several_threads(
     assert threading.get_ident() not in read and len(set(read)) == 2
 
 
-# -- files at hand --------------------------------------------------------------------------------
-
-
 def at_hand(work: Order, *paths: str) -> Order:
     """Return an order whose targets seem to be at hand in some files."""
     items = tuple(
@@ -442,9 +395,6 @@ def test_a_job_waits_for_a_gpu_when_it_has_something_to_encode_and_not_before() 
     with pytest.raises(ModelError):  # there is no VAE here
         carry_out(other, say=asked.append, lease=lease)
     assert "a GPU" in asked
-
-
-# -- several orders --------------------------------------------------------------------------------
 
 
 def latents(*stems: str, **options: Any) -> Order:
@@ -510,9 +460,6 @@ def test_what_an_order_could_not_encode_is_refused_for_the_next() -> None:
     encode.carry_out(orders, say=silent, load=lambda _: Loaded(zeros, 1))
     faults = [[each["stem"] for each in read_receipt(x.receipt).faults] for x in orders]
     assert faults == [["a"], ["b"]] and sorted(zeros.stems) == ["a", "c"]
-
-
-# -- the account of time ---------------------------------------------------------------------------
 
 
 class Clock:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,6 @@ ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 @pytest.fixture(scope="module")
 def pixels() -> torch.Tensor:
     return torch.randint(0, 256, (3, 24, 32, 3), generator=torch.Generator().manual_seed(0)).byte()
-
-
-# -- the VAE --------------------------------------------------------------------------------------
 
 
 def tiny_vae(**changes: Any) -> AutoencoderKL:
@@ -255,13 +253,6 @@ def test_tiles_change_large_pictures_alone_and_little(vae: AutoencoderKL) -> Non
     assert torch.equal(encode_images(tiled, small), encode_images(vae, small))
 
 
-def refuses_vae(weights: Weights) -> str:
-    return refused(lambda: load_vae(weights, CPU, torch.float32), kind=ModelError)
-
-
-# -- text encoders --------------------------------------------------------------------------------
-
-
 def tiny(kind: str, words: int) -> PreTrainedModel:
     torch.manual_seed(0)
     clip = {
@@ -397,21 +388,22 @@ def test_a_single_file_gives_the_same_embeddings(
         torch.testing.assert_close(one, other, **ROUNDING)
 
 
-def refuses_text(path: Path, **settings: Any) -> str:
-    weights = TextWeights(path=str(path), **settings)
-    return refused(lambda: load_text_encoder(weights, CPU, torch.float32), kind=ModelError)
-
-
 def test_other_networks_are_no_text_encoder(bundle: Path, vae_folder: Path, tmp_path: Path) -> None:
-    tokenizer = str(bundle / "clip" / "tokenizer")
     bert = BertConfig(
         vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
         intermediate_size=8,
     )  # fmt: skip
     BertModel(bert).save_pretrained(tmp_path / "bert")
-    assert "bert" in refuses_text(tmp_path / "bert", tokenizer=tokenizer)
-    refuses_text(vae_folder, tokenizer=tokenizer)
-    refuses_text(tmp_path / "missing", tokenizer=tokenizer)
+    shutil.copy(bundle / "clip/text_encoder/model.safetensors", tmp_path / "one.safetensors")
+    for path, words in {
+        tmp_path / "bert": "bert",
+        vae_folder: "",
+        tmp_path / "missing": "",
+        tmp_path / "one.safetensors": "does not say what network it holds",
+    }.items():
+        weights = TextWeights(path=str(path), tokenizer=str(bundle / "clip" / "tokenizer"))
+        load = partial(load_text_encoder, weights, CPU, torch.float32)
+        assert words in refused(load, kind=ModelError)
 
 
 class _Command:
@@ -433,24 +425,14 @@ def test_a_pickle_in_place_of_weights_is_refused_in_one_line_and_never_runs(
     file = folder / "diffusion_pytorch_model.bin"
     state = {"weight": torch.ones(1), "command": _Command(proof)}
     torch.save(state, file, _use_new_zipfile_serialization=archive)
-    line = refuses_vae(Weights(path=str(folder)))
+    load = partial(load_vae, Weights(path=str(folder)), CPU, torch.float32)
+    line = refused(load, kind=ModelError)
     assert line.startswith(f"{file}: holds more than tensors")
     assert "weights_only" not in line and line.endswith("take the weights as .safetensors")
     assert not proof.exists()
     file.write_text("version https://git-lfs.github.com/spec/v1")
-    line = refuses_vae(Weights(path=str(folder)))
+    line = refused(load, kind=ModelError)
     assert line == f"{file}: is cut short or no PyTorch file; copy it again"
-
-
-def test_a_single_text_file_without_a_configuration_is_refused(
-    bundle: Path, tmp_path: Path
-) -> None:
-    shutil.copy(bundle / "clip/text_encoder/model.safetensors", tmp_path / "one.safetensors")
-    line = refuses_text(tmp_path / "one.safetensors", tokenizer=str(bundle / "clip/tokenizer"))
-    assert "does not say what network it holds" in line
-
-
-# -- from an order to an encoder ------------------------------------------------------------------
 
 
 def loaded_of(kind: str, settings: dict[str, Any], said: list[str] | None = None) -> Any:

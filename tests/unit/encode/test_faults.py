@@ -187,9 +187,6 @@ def test_a_fault_in_a_new_folder_is_one_in_a_built_folder_and_has_its_file(
     assert [linked, *built, skipped] == [new] * 5
 
 
-# -- captions saved again -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", MODELS)
 def test_captions_saved_again_change_neither_caches_nor_lock(layout: str) -> None:
     world, lock = World(layout), Path("runs/first/dataset.lock")

@@ -28,10 +28,7 @@ import sys, signal
 sys.path.insert(0, {package!r})
 from latentmake.encode.gpu import hold
 
-def say(line):
-    if line.startswith("waiting"):
-        print("waits", flush=True)
-
+say = lambda line: print("waits", flush=True) if line.startswith("waiting") else None
 with hold({count}, "run cats", say) as device:
     print(device, flush=True)
     signal.pause()
@@ -47,15 +44,20 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name, raising=False)
 
 
+def install(folder: Path, name: str, *lines: str) -> None:
+    """Write a program that prints some lines."""
+    program = folder / name
+    program.parent.mkdir(exist_ok=True)
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+
+
 @pytest.fixture
 def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi, which lists three GPUs by number and UUID."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
     lines = [f"GPU {n}: NVIDIA H200 (UUID: {uuid})" for n, uuid in enumerate(UUIDS)]
-    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    install(tmp_path / "bin", "nvidia-smi", *lines)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
 
 def hold(count: int = 1) -> tuple[subprocess.Popen[str], str]:
@@ -86,10 +88,8 @@ def test_the_environment_says_which_gpus_there_are(
 def test_gpus_of_amd_are_those_that_rocm_smi_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "rocm-smi"
     lines = ["device,Device Name,Device ID", "card0,MI300X,0x74a1", "card1,MI300X,0x74a1"]
-    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
-    program.chmod(0o755)
+    install(tmp_path, "rocm-smi", *lines)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu.visible() == ["0", "1"]
@@ -209,8 +209,6 @@ def test_a_folder_of_locks_that_is_not_ours_is_refused(
         pass
 
 
-# -- a GPU that torch does not see ----------------------------------------------------------------
-
 no_gpu = pytest.mark.skipif(
     torch.cuda.is_available() or torch.backends.mps.is_available(), reason="torch sees a GPU"
 )
@@ -249,9 +247,6 @@ def test_a_machine_without_gpus_and_one_that_hides_them_compute_on_the_cpu(
     with gpu.lease() as name:
         assert name is None
         assert pick_device() == torch.device("cpu")
-
-
-# -- copies --------------------------------------------------------------------------------------
 
 
 def test_one_clip_is_not_copied() -> None:

@@ -115,14 +115,9 @@ def test_code_of_a_pipeline_runs_only_where_it_is_trusted(encoder: Path, pipelin
         torch.testing.assert_close(narrow, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_damaged_pipeline_is_named(encoder: Path, pipeline: Path) -> None:
-    (pipeline / "t5_projection/layer.py").write_text("this is no Python")
-    with pytest.raises(ModelError, match="its projection cannot be loaded") as error:
-        encode(encoder, projection=str(pipeline), trust_remote_code=True)
-    assert "\n" not in str(error.value)
-
-
-def test_a_projection_is_part_of_the_recipe(encoder: Path, pipeline: Path, tmp_path: Path) -> None:
+def test_a_projection_is_part_of_the_recipe_and_its_width_that_of_caches(
+    encoder: Path, pipeline: Path, tmp_path: Path
+) -> None:
     def digest(**settings: Any) -> str:
         text = TextWeights(path=str(encoder), **settings)
         return json.dumps(cache_recipe.make("text", None, Model(vae="vae", text=[text])))
@@ -139,25 +134,24 @@ def test_a_projection_is_part_of_the_recipe(encoder: Path, pipeline: Path, tmp_p
     (pipeline / "t5_projection/layer.py").write_text(LAYER.replace("relu", "tanh"))
     seen.add(digest(**trusted))
     assert len(seen) == 5
+    assert text_width(TextWeights(path=str(encoder))) == WIDE
+    assert text_width(TextWeights(path=str(encoder), projection=str(tmp_path / "a"))) == NARROW
+    assert text_width(TextWeights(path=str(encoder), **trusted)) is None
     # Where it lies does not matter.
     (tmp_path / "a").rename(tmp_path / "moved")
     assert digest(projection=str(tmp_path / "moved")) in seen
 
 
-def test_a_projection_that_is_missing_is_named(encoder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="this model does not exist"):
-        encode(encoder, projection=str(tmp_path / "none"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match="holds no projection"):
-        encode(encoder, projection=str(tmp_path / "empty"))
-
-
-def test_the_width_of_caches_is_that_of_the_projection(
+def test_a_projection_that_is_missing_or_damaged_is_named(
     encoder: Path, pipeline: Path, tmp_path: Path
 ) -> None:
-    write_projection(torch.nn.Linear(WIDE, NARROW), tmp_path / "a")
-    plain = TextWeights(path=str(encoder))
-    assert text_width(plain) == WIDE
-    assert text_width(TextWeights(path=str(encoder), projection=str(tmp_path / "a"))) == NARROW
-    trusted = TextWeights(path=str(encoder), projection=str(pipeline), trust_remote_code=True)
-    assert text_width(trusted) is None
+    (pipeline / "t5_projection/layer.py").write_text("this is no Python")
+    (tmp_path / "empty").mkdir()
+    for path, words in {
+        pipeline: "its projection cannot be loaded",
+        tmp_path / "none": "this model does not exist",
+        tmp_path / "empty": "holds no projection",
+    }.items():
+        with pytest.raises(ModelError, match=words) as error:
+            encode(encoder, projection=str(path), trust_remote_code=path == pipeline)
+        assert "\n" not in str(error.value)

@@ -72,9 +72,6 @@ def made(which: Model, **dataset: Any) -> dict[str, Path]:
     return {x.item.stem.removeprefix("sub/"): Path(x.targets[0].path) for x in work.items}
 
 
-# -- names ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("architecture", "latents", "text"),
     [
@@ -103,21 +100,13 @@ def test_names_are_those_of_sd_scripts_and_lead_back_to_their_items(
         assert layout.owners(text) == ("sub/a",)
 
 
-# -- latents --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("augmented", [False, True])
 def test_latents_are_what_sd_scripts_would_train_on(architecture: str, augmented: bool) -> None:
     files = made(model(architecture), flip_aug=augmented, alpha_mask=augmented)
     for stem, path in files.items():
         fault = latents_fault(
-            path,
-            architecture,
-            PLACES[stem],
-            SIZES[stem],
-            flip_aug=augmented,
-            alpha_mask=augmented,
+            path, architecture, PLACES[stem], SIZES[stem], flip_aug=augmented, alpha_mask=augmented
         )
         assert fault is None, (stem, fault)
         cachefile.read_header(path)
@@ -162,9 +151,6 @@ def test_an_image_is_neither_turned_nor_seen_through() -> None:
     pixels[:, :, 3] = 0
     Image.fromarray(pixels).save("data/sub/same.png", exif=exif)
     assert np.array_equal(read(made(model("sd1"))["same"])["latents"], before)
-
-
-# -- text -----------------------------------------------------------------------------------------
 
 
 def tensors(architecture: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

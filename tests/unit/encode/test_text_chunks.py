@@ -72,9 +72,6 @@ def plain_states(reads: list[Read], layer: int | None, normalised: bool) -> torc
     return torch.cat([states[0][:1], *parts, states[-1][76:]])
 
 
-# -- chunks ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize(
     ("architecture", "skip"),
@@ -117,9 +114,6 @@ def test_the_first_end_is_pooled_whatever_higher_ids_stand_before_it(root: Path)
     torch.testing.assert_close(found["text_encoder_2.pooled"], end, **ROUNDING)
 
 
-# -- as many chunks as a caption needs ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("architecture", ["sd1", "sd2", "sdxl"])
 def test_auto_gives_each_caption_of_a_batch_as_many_chunks_as_it_needs(
     root: Path, architecture: str
@@ -145,9 +139,6 @@ def test_encoders_that_count_differently_get_equally_many_chunks(root: Path) -> 
     assert list(texts.cutting(caption)) == []
 
 
-# -- layers ---------------------------------------------------------------------------------------
-
-
 def refusal(root: Path, architecture: str, **changes: Any) -> str:
     return refused(lambda: encoders_of(root, architecture, **changes), kind=ModelError)
 
@@ -158,9 +149,6 @@ def test_what_an_architecture_cannot_use_is_refused_in_a_line(root: Path) -> Non
     assert "lacks text_projection.weight" in refusal(root, "sdxl", kinds=("clip", "open"))
     assert "its model_type is t5" in refusal(root, "sdxl", kinds=("clip", "t5"))
     assert "its model_type is clip" in refusal(root, "flux", kinds=("clip", "clip"))
-
-
-# -- SD3 and Flux ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -221,9 +209,6 @@ def test_t5_is_filled_up_and_sees_the_padding_for_sdscripts_alone(
             torch.testing.assert_close(found[f"{name}.hidden_state"], expected, **ROUNDING)
 
 
-# -- what is cut off ------------------------------------------------------------------------------
-
-
 def test_what_is_cut_off_is_told_with_its_words() -> None:
     tokenizer = tokenizer_of("clip")
     text = "one, Two, thrée four"  # of 3 + 1 + 3 + 1 + 6 + 4 tokens, é being two bytes
@@ -231,12 +216,7 @@ def test_what_is_cut_off_is_told_with_its_words() -> None:
     assert captions.cut(text, tokenizer, 18) == (18, 18, "", ())
     assert captions.cut(text, tokenizer, 14) == (18, 14, "four", ("four",))
     assert captions.cut(text, tokenizer, 8) == (18, 8, "thrée four", ("thrée", "four"))
-    assert captions.cut(text, tokenizer, 5) == (
-        18,
-        5,
-        "wo, thrée four",
-        ("Two", "thrée", "four"),
-    )
+    assert captions.cut(text, tokenizer, 5) == (18, 5, "wo, thrée four", ("Two", "thrée", "four"))
     # The first byte of é is kept, the other is not.
     assert captions.cut(text, tokenizer, 12)[2] == "ée four"
 
@@ -277,9 +257,6 @@ def test_a_tokenizer_that_is_missing_or_damaged_is_named(
     place = model_of(tmp_path, "sd1").text[0]
     line = refused(lambda: tokenizers.load(place), kind=ModelError)
     assert line.startswith(f"{tmp_path}/clip/t")
-
-
-# -- the configuration ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

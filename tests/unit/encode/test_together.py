@@ -49,9 +49,6 @@ def of_wan(root: Path, dtype: torch.dtype = torch.float32) -> text.TextEncoder:
     return text.load_umt5(weights, CPU, dtype)
 
 
-# -- in every dtype, padded to the longest --------------------------------------------------------
-
-
 class Case(NamedTuple):
     """An encoder: eight inputs, and its results for some of them in one batch."""
 
@@ -130,8 +127,6 @@ def test_padding_is_hidden_as_by_a_mask_that_transformers_makes_itself(
         assert implementation == "eager" or torch.equal(ours, theirs)
 
 
-# -- side by side ---------------------------------------------------------------------------------
-
 # Of several lengths, each of them several times.
 MIXED = [" ".join(WORDS[at % 7 : at % 7 + 1 + at % 3]) for at in range(24)]
 
@@ -154,8 +149,6 @@ def test_threads_that_encode_side_by_side_change_nothing(root: Path) -> None:
         found = list(pool.map(lambda each: each[0](each[1]), work))
     assert found == expected
 
-
-# -- tokens ---------------------------------------------------------------------------------------
 
 TOKENIZERS = {
     "CLIP": clip_tokenizer(CAPTIONS), "T5": t5_tokenizer(CAPTIONS), "ByT5": ByT5Tokenizer()

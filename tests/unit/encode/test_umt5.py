@@ -73,25 +73,25 @@ def same(found: TextEncoder, expected: TextEncoder) -> bool:
     return all(map(torch.equal, states(found), states(expected)))
 
 
-# -- what it gives --------------------------------------------------------------------------------
-
-
 def test_all_forms_give_the_same_embeddings_to_the_last_bit(places: dict[str, Path]) -> None:
     first, *others = (loaded(places, form) for form in FORMS)
     assert [tuple(each.shape) for each in states(first)] == [(4, 24), (8, 24), (1, 24), (41, 24)]
     assert all(each.dtype == torch.bfloat16 for each in states(first))
     assert all(same(other, first) for other in others)
+    for network in (each.network for each in (first, *others)):  # the embedding is held once
+        assert network.shared.weight.data_ptr() == network.encoder.embed_tokens.weight.data_ptr()
+        assert not any(weight.requires_grad for weight in network.parameters())
+        assert not network.training
 
 
-@pytest.mark.parametrize("caption", CAPTIONS)
 @torch.no_grad()
-def test_embeddings_are_those_of_transformers(places: dict[str, Path], caption: str) -> None:
-    (found,) = states(loaded(places, ".pth"), [caption])
+def test_embeddings_are_those_of_transformers(places: dict[str, Path]) -> None:
     network = UMT5EncoderModel.from_pretrained(places["folder"]).eval()
-    tokens = t5_tokenizer(CAPTIONS)(caption, return_tensors="pt")["input_ids"]
-    expected = network(tokens).last_hidden_state[0]
-    # Half a step of bfloat16, which has 8 bits.
-    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-4)
+    for caption, found in zip(CAPTIONS, states(loaded(places, ".pth")), strict=True):
+        tokens = t5_tokenizer(CAPTIONS)(caption, return_tensors="pt")["input_ids"]
+        expected = network(tokens).last_hidden_state[0]
+        # Half a step of bfloat16, which has 8 bits.
+        torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-4)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -117,12 +117,8 @@ def test_8_bits_are_kept_as_such_for_linear_layers_alone(
     first = packed["encoder.block.0.layer.0.SelfAttention.q.packed"]
     expected = state["blocks.0.attn.q.weight"].to(torch.float8_e4m3fn)
     assert torch.equal(first.view(torch.float8_e4m3fn).float(), expected.float())
-    others = {value.dtype for value in network.parameters()}
-    assert others == {torch.bfloat16}
+    assert {value.dtype for value in network.parameters()} == {torch.bfloat16}
     assert len(list(network.parameters())) == len(state) - len(linear)
-
-
-# -- captions -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,45 +136,32 @@ def test_captions_are_cleaned_as_wan_does(caption: str, cleaned: str) -> None:
     assert clean_caption(caption) == cleaned
 
 
-def test_captions_are_encoded_cleaned(places: dict[str, Path]) -> None:
+def test_captions_are_cleaned_counted_whole_and_kept_up_to_the_limit(
+    places: dict[str, Path],
+) -> None:
     encoder = loaded(places)
     dirty, clean = states(encoder, ["  a   red &amp;amp;\ncircle", "a red & circle"])
     assert torch.equal(dirty, clean)
     assert encoder.tokens.count("  a   red &amp;amp;\ncircle") == len(clean) - 1  # without EOS
-
-
-def test_tokens_are_counted_whole_and_kept_up_to_the_limit(places: dict[str, Path]) -> None:
-    encoder = loaded(places)
-    assert encoder.max_length == 512
     long = "circle " * 600
     assert encoder.tokens.count(long) == 600
     (found,) = states(encoder, [long])
-    assert found.shape == (512, 24)
+    assert encoder.max_length == 512 and found.shape == (512, 24)
     # The end token is kept.
     assert torch.equal(found, states(encoder, ["circle " * 511])[0])
     assert loaded(places, max_length=1000).max_length == 512
     short = loaded(places, max_length=5)
-    assert short.max_length == 5
-    assert [len(each) for each in states(short)] == [4, 5, 1, 5]
-
-
-# -- forms of weights -----------------------------------------------------------------------------
+    assert short.max_length == 5 and [len(each) for each in states(short)] == [4, 5, 1, 5]
 
 
 def test_a_whole_models_encoder_serves(places: dict[str, Path], tmp_path: Path) -> None:
     torch.manual_seed(0)
     settings = UMT5Config.from_pretrained(places["folder"])
     settings.is_encoder_decoder = True
-    whole = shuffled(UMT5ForConditionalGeneration(settings))
+    whole, part = shuffled(UMT5ForConditionalGeneration(settings)), UMT5EncoderModel(settings)
     whole.save_pretrained(tmp_path / "whole")
-    part = UMT5EncoderModel(settings)
-    part.load_state_dict(
-        {
-            name: value
-            for name, value in whole.state_dict().items()
-            if name.startswith(("shared.", "encoder."))
-        }
-    )
+    state = whole.state_dict().items()
+    part.load_state_dict({x: y for x, y in state if x.startswith(("shared.", "encoder."))})
     part.save_pretrained(tmp_path / "part")
     assert same(*(loaded({**places, "folder": tmp_path / x}) for x in ("whole", "part")))
 
@@ -207,17 +190,6 @@ def test_the_true_umt5_is_known_by_its_shapes() -> None:
     assert len(state) == 242
     assert state["blocks.23.pos_embedding.embedding.weight"].shape == (32, 64)
     assert _inferred(_converted(state)) == true
-
-
-def test_the_embedding_is_held_once(places: dict[str, Path]) -> None:
-    for form in FORMS:
-        network = loaded(places, form).network
-        assert network.shared.weight.data_ptr() == network.encoder.embed_tokens.weight.data_ptr()
-        assert not any(weight.requires_grad for weight in network.parameters())
-        assert not network.training
-
-
-# -- what is refused ------------------------------------------------------------------------------
 
 
 def test_t5_is_refused(places: dict[str, Path], tmp_path: Path) -> None:

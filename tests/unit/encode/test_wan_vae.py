@@ -76,9 +76,6 @@ def directly(pixels: torch.Tensor, dtype: torch.dtype = EXACT, first: bool = Fal
     return (mode - mean) / std
 
 
-# -- what it gives --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("frames", [1, 5])
 def test_all_forms_give_the_same_latents_to_the_last_bit(
     places: dict[str, Path], frames: int
@@ -112,10 +109,7 @@ def test_pixels_are_rounded_to_the_stored_format_first(places: dict[str, Path]) 
 
 @pytest.mark.parametrize(("hip", "computed"), [("7.1", EXACT), (None, torch.bfloat16)])
 def test_rocm_computes_in_float32_where_half_precision_can_overflow(
-    places: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    hip: str | None,
-    computed: torch.dtype,
+    places: dict[str, Path], monkeypatch: pytest.MonkeyPatch, hip: str | None, computed: torch.dtype
 ) -> None:
     def on_the_cpu(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         assert device.type == "cuda"
@@ -150,14 +144,6 @@ def test_a_first_frame_is_convolved_without_the_padding_before_it(
     assert (whole - expected).abs().max() <= bound * expected.abs().max()
 
 
-def test_nothing_is_left_of_an_encoding_for_the_next(places: dict[str, Path]) -> None:
-    vae, pixels = loaded(places["folder"]), video(5)
-    first = vae.encode(pixels, EXACT)
-    vae.encode(video(9, 16, 16), EXACT)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(vae.encode(pixels, EXACT), first)
-
-
 @pytest.mark.parametrize("shape", [(2, 32, 32), (4, 32, 32), (1, 30, 32), (5, 32, 20), (0, 32, 32)])
 def test_no_frame_or_edge_is_left_out_in_silence(
     places: dict[str, Path], shape: tuple[int, int, int]
@@ -166,50 +152,21 @@ def test_no_frame_or_edge_is_left_out_in_silence(
         loaded(places["folder"]).encode(video(*shape), EXACT)
 
 
-# -- forms of weights -----------------------------------------------------------------------------
-
-
-def test_a_single_file_in_the_names_of_diffusers_serves(
-    places: dict[str, Path], tmp_path: Path
-) -> None:
-    shutil.copy(
-        places["folder"] / "diffusion_pytorch_model.safetensors", tmp_path / "a.safetensors"
-    )
-    expected = loaded(places["folder"]).encode(video(1), EXACT)
-    for config in (None, str(places["folder"])):
-        weights = Weights(path=f"{tmp_path}/a.safetensors", config=config)
-        assert torch.equal(load_wan_vae(weights, CPU, EXACT).encode(video(1), EXACT), expected)
-
-
-def test_the_configuration_of_a_dit_beside_the_file_is_not_the_vaes(
-    places: dict[str, Path], tmp_path: Path
-) -> None:
-    path = shutil.copy(places[".pth"], tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "WanModel", "dim": 1536}))
-    expected = loaded(places["folder"]).encode(video(1), EXACT)
-    assert torch.equal(loaded(Path(path)).encode(video(1), EXACT), expected)
-
-
-def test_older_and_wrapped_files_of_pytorch_serve(
-    places: dict[str, Path], state: State, tmp_path: Path
-) -> None:
+def test_other_files_serve(places: dict[str, Path], state: State, tmp_path: Path) -> None:
+    file, single = "diffusion_pytorch_model.safetensors", tmp_path / "a.safetensors"
+    shutil.copy(places["folder"] / file, single)  # one file in the names of diffusers
     torch.save(state, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     torch.save({"state_dict": state}, tmp_path / "wrapped.pt")
+    # The configuration of a DiT beside the file is not the VAE's.
+    (tmp_path / "dit").mkdir()
+    beside = Path(shutil.copy(places[".pth"], tmp_path / "dit"))
+    dit = {"_class_name": "WanModel", "dim": 1536}
+    beside.with_name("config.json").write_text(json.dumps(dit))
+    found = [loaded(x) for x in (single, tmp_path / "old.pth", tmp_path / "wrapped.pt", beside)]
+    weights = Weights(path=f"{single}", config=f"{places['folder']}")
+    found.append(load_wan_vae(weights, CPU, EXACT))
     expected = loaded(places["folder"]).encode(video(1), EXACT)
-    for name in ("old.pth", "wrapped.pt"):
-        assert torch.equal(loaded(tmp_path / name).encode(video(1), EXACT), expected)
-
-
-def test_an_incomplete_hub_model_is_refused(places: dict[str, Path], tmp_path: Path) -> None:
-    shutil.copytree(places["folder"], tmp_path / "vae")
-    state = dict(tiny_wan_vae().state_dict())
-    del state["encoder.conv_in.bias"]
-    save_file(state, tmp_path / "vae" / "diffusion_pytorch_model.safetensors")
-    weights = Weights(hub=f"{tmp_path}/vae", revision="1" * 40)
-    assert "encoder.conv_in.bias" in refusal(lambda: load_wan_vae(weights, CPU, EXACT))
-
-
-# -- less memory ----------------------------------------------------------------------------------
+    assert all(torch.equal(each.encode(video(1), EXACT), expected) for each in found)
 
 
 @pytest.mark.parametrize("size", [(32, 48), (264, 24), (16, 456)])
@@ -227,21 +184,8 @@ def test_tiles_change_large_pictures_alone_and_little(
     assert torch.equal(vae.encode(pair, EXACT)[:1], tiled)  # one sample after the other
 
 
-# -- what is refused ------------------------------------------------------------------------------
-
-
 def test_damaged_files_are_refused_in_one_line(places: dict[str, Path], tmp_path: Path) -> None:
     assert_damaged_are_refused(loaded, places, tmp_path / "damaged")
-
-
-@pytest.mark.parametrize("mean", [["0"] * 16, [0.0] * 8])
-def test_moments_that_are_no_sixteen_numbers_are_refused(
-    places: dict[str, Path], tmp_path: Path, mean: list[object]
-) -> None:
-    shutil.copytree(places["folder"], tmp_path / "vae")
-    config = tmp_path / "vae/config.json"
-    config.write_text(json.dumps({**json.loads(config.read_bytes()), "latents_mean": mean}))
-    assert "cannot be loaded as Wan's VAE" in refusal(lambda: loaded(tmp_path / "vae"))
 
 
 def test_the_vae_of_stable_diffusion_is_refused(tmp_path: Path) -> None:
@@ -253,44 +197,53 @@ def test_the_vae_of_stable_diffusion_is_refused(tmp_path: Path) -> None:
     assert "is AutoencoderKL" in refusal(lambda: load_wan_vae(weights, CPU, EXACT))
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("decoder.head.2.weight", "lacks decoder.conv_out.weight"),
-        ("encoder.conv1.weight", "lacks encoder.conv_in.weight"),
-        ("encoder.downsamples.0.residual.2.weight", "lacks encoder.down_blocks.0.conv1.weight"),
-    ],
-)
-def test_a_weight_that_is_missing_is_named(
-    state: State, tmp_path: Path, name: str, fault: str
+BIAS = "encoder.middle.0.residual.2.bias"
+FAULTS: dict[str, tuple[State, str]] = {
+    "decoder.head.2.weight": ({}, "lacks decoder.conv_out.weight"),
+    "encoder.conv1.weight": ({}, "lacks encoder.conv_in.weight"),
+    "encoder.downsamples.0.residual.2.weight": ({}, "lacks encoder.down_blocks.0.conv1.weight"),
+    "more": ({"step": torch.ones(1)}, "holds step, which it should not"),
+    "shape": (
+        {BIAS: torch.ones(3)},
+        "encoder.mid_block.resnets.0.conv1.bias of shape [3] instead of [32]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_weights_that_are_missing_too_many_or_of_another_shape_are_named(
+    state: State, tmp_path: Path, name: str
 ) -> None:
-    less = {key: value for key, value in state.items() if key != name}
-    for path in save_original(less, tmp_path / "less").values():
+    more, fault = FAULTS[name]
+    odd = {key: value for key, value in (state | more).items() if key != name}
+    for path in save_original(odd, tmp_path / "odd").values():
         assert fault in refusal(lambda path=path: loaded(path))
 
 
-def test_weights_too_many_or_of_another_shape_are_named(state: State, tmp_path: Path) -> None:
-    more = save_original({**state, "step": torch.ones(1)}, tmp_path / "more")
-    assert "holds step, which it should not" in refusal(lambda: loaded(more[".pth"]))
-    name = "encoder.middle.0.residual.2.bias"
-    odd = save_original({**state, name: torch.ones(3)}, tmp_path / "odd")
-    line = refusal(lambda: loaded(odd[".pth"]))
-    assert "encoder.mid_block.resnets.0.conv1.bias of shape [3] instead of [32]" in line
-
-
-def test_latents_of_another_number_of_channels_are_refused(tmp_path: Path) -> None:
+def test_incomplete_and_other_models_are_refused(places: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(places["folder"], tmp_path / "vae")
+    config = tmp_path / "vae/config.json"
+    before = config.read_text()
+    for mean in (["0"] * 16, [0.0] * 8):
+        config.write_text(json.dumps({**json.loads(before), "latents_mean": mean}))
+        assert "cannot be loaded as Wan's VAE" in refusal(lambda: loaded(tmp_path / "vae"))
+    config.write_text(before)
+    state = dict(tiny_wan_vae().state_dict())
+    del state["encoder.conv_in.bias"]
+    save_file(state, tmp_path / "vae" / "diffusion_pytorch_model.safetensors")
+    weights = Weights(hub=f"{tmp_path}/vae", revision="1" * 40)
+    assert "encoder.conv_in.bias" in refusal(lambda: load_wan_vae(weights, CPU, EXACT))
     state = tiny_wan_vae(z_dim=4, latents_mean=MEAN[:4], latents_std=STD[:4]).state_dict()
     path = save_original(original_vae(state), tmp_path / "narrow")[".pth"]
     assert "4 channels, not 16" in refusal(lambda: loaded(path))
-
-
-# -- several threads ------------------------------------------------------------------------------
 
 
 def test_threads_that_encode_at_once_get_what_each_gets_alone(places: dict[str, Path]) -> None:
     vae = loaded(places["folder"])
     clips = [video(9), video(5, 48, 32), video(9, 16, 24), video(1)]
     alone = [vae.encode(clip, EXACT) for clip in clips]
+    with torch.autocast("cpu", torch.bfloat16):  # nothing is left of the others, either
+        assert torch.equal(vae.encode(clips[0], EXACT), alone[0])
     met = threading.Barrier(2, timeout=60)
     waited = threading.local()
 

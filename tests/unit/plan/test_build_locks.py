@@ -24,19 +24,13 @@ LOCK = Path(".snakemake/locks/0.output.lock")
 WEEK = 8 * 24 * 3600
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture
-def project(folder: Path) -> None:
-    (folder / ".latentmake").mkdir()
+def project(own_folder: None) -> None:
+    Path(".latentmake").mkdir()
     LOCK.parent.mkdir(parents=True)
-
-
-# -- begin and end --------------------------------------------------------------------------------
 
 
 def begun(*orders: Order) -> Build:
@@ -121,9 +115,6 @@ def test_a_build_keeps_what_it_replaces(
     stale.end(succeeded=False)
 
 
-# -- running builds -------------------------------------------------------------------------------
-
-
 def test_what_a_running_build_makes_is_made_by_no_other() -> None:
     orders = [written_order("latents", a=None), written_order("text", b=None)]
     assert announce([], [], ["check_r"]) is None and not BUILDS.exists()
@@ -138,9 +129,6 @@ def test_what_a_running_build_makes_is_made_by_no_other() -> None:
     held.close()
     again = announce(orders, ["r"], ["train_r"])
     assert beside is not None and again is not None
-
-
-# -- killed builds --------------------------------------------------------------------------------
 
 
 def command(*, cluster: bool = False, locks: bool = False) -> None:
@@ -170,26 +158,19 @@ def test_the_lock_of_a_killed_build_and_its_half_written_files_are_removed_with_
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("whose", ["a running one's", "a cluster's", "nobody knows whose"])
-def test_any_other_lock_stays(whose: str) -> None:
-    running = Build(cluster=False) if whose == "a running one's" else None
+@pytest.mark.parametrize("whose", ["a running one's", "a cluster's", "nobody's", "a machine's"])
+def test_any_other_lock_stays(whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a machine that knows nothing of our locks, made while a build runs here."""
+    running = Build(cluster=False) if whose in ("a running one's", "a machine's") else None
     if whose == "a cluster's":
         command(cluster=True, locks=True)
+    if whose == "a machine's":
+        LOCK.with_name("1.output.lock").touch()
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+            command(locks=True)
+        del running
     LOCK.touch()
     command()
     command(cluster=True)
-    assert LOCK.exists()
-    del running
-
-
-@pytest.mark.usefixtures("project")
-def test_the_lock_of_another_machine_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it came while a build of this one ran: it may know nothing of our locks."""
-    running = Build(cluster=False)
-    LOCK.with_name("1.output.lock").touch()
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
-        command(locks=True)
-    del running
-    command()
     assert LOCK.exists()

@@ -102,9 +102,6 @@ def first_lines() -> dict[str, bytes]:
     return {stem: text.strip().split("\n")[0].encode() for stem, text in CAPTIONS.items()}
 
 
-# -- lines ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "dataset", [{}, {"captions": {"seed": 0}}, {"tags_extension": ".tags"}], ids=str
 )
@@ -131,9 +128,6 @@ def test_an_empty_first_line_is_a_fault_for_sdscripts() -> None:
         assert fault.line.startswith("data/two.txt: has an empty first line, and sd-scripts reads")
         items, faults = facts_of(SDXL, empty_caption="allow", **dataset).items("cats", "tiny")
         assert not faults and [item.texts for item in items if item.stem == "two"] == [[""]]
-
-
-# -- line ends ------------------------------------------------------------------------------------
 
 
 def saved(text: str, form: str) -> bytes:
@@ -179,9 +173,6 @@ def test_texts_of_an_earlier_release_are_at_hand_for_an_item_of_another_name() -
     carry_out(orders, say=lambda _: None, load=lambda _: pytest.fail("it encodes"))
     assert read_receipt(orders[0].receipt).counts["linked"] == len(CAPTIONS)
     assert stale(planned(facts_of(PLAIN))) == {}
-
-
-# -- trainers that encode captions themselves -----------------------------------------------------
 
 
 def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() -> None:

@@ -36,9 +36,7 @@ CONFIG = {"datasets": {"cats": {"path": "data"}}, "models": {"tiny": TINY}, "run
 VAE = {"block_out_channels": [8, 8], "latent_channels": 4}
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def order_of(
@@ -95,6 +93,8 @@ def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -
     two = [order_of("text"), replace(order_of("text"), dataset="dogs")]
     assert [*lines(memo, two)] == ["text of tiny: about 9 min, 0.1 MB"]
     assert needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
+    linked = two[0].items[0]._replace(targets=(Target("text", "x", None, at_hand=("y",)),))
+    assert not needs(memo, [replace(two[0], items=(linked,))])
     facts = Facts(parse(CONFIG), memo)
     found = estimates(facts, ordered(two), lambda part: (part.dataset, part.name))
     assert found == {(each, "text"): Past(100, 240.0, 50_000) for each in ("cats", "dogs")}
@@ -141,13 +141,6 @@ def test_bytes_are_known_by_the_encoders_configuration_before_any_job(
     assert [*lines(Memo(None), [texts])] == ["text of tiny: about 0.5 MB"]
     Path("text/config.json").write_text(json.dumps({"model_type": "t5", "d_model": 4096}))
     assert not [*lines(Memo(None), [texts])]
-
-
-def test_what_is_linked_needs_nothing() -> None:
-    order = order_of("text", 1)
-    linked = order.items[0]._replace(targets=(Target("text", "x", None, at_hand=("y",)),))
-    memo = learnt(receipt_of(order_of("text"), 240.0))
-    assert not needs(memo, [replace(order, items=(linked,))])
 
 
 def test_a_job_on_a_cluster_gets_twice_the_expected_time() -> None:

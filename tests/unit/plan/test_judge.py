@@ -39,8 +39,8 @@ RECIPES: dict[str, dict[str, object]] = {
     "text": {"t": 1},
 }
 
-
 SETTINGS = Dataset(path="data")
+STEMS = ("a", "b", "sub/c")
 
 
 @dataclass
@@ -61,6 +61,12 @@ class World:
         path = self.source(stem, part)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+
+    def filled(self, stems: Sequence[str]) -> World:
+        for stem in stems:
+            self.put(stem, "64", f"image {stem}".encode())
+            self.put(stem, "text", f"caption {stem}".encode())
+        return self
 
     def stems(self) -> list[str]:
         found = (self.root / "data").rglob("*.png")
@@ -157,69 +163,76 @@ def orphans(found: State) -> list[str]:
 @pytest.fixture(params=["with a memo", "without one"])
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
     place = tmp_path / "memo.sqlite" if request.param == "with a memo" else None
-    world = World(tmp_path, memo_place=place)
-    for stem in ("a", "b", "sub/c"):
-        world.put(stem, "64", f"image {stem}".encode())
-        world.put(stem, "text", f"caption {stem}".encode())
-    return world
+    return World(tmp_path, memo_place=place).filled(STEMS)
 
 
 def test_what_was_just_made_is_fresh(world: World) -> None:
     world.make_all()
     for _ in range(2):
         found = world.judge()
-        assert reasons(found) == {}
-        assert orphans(found) == []
+        assert reasons(found) == {} and orphans(found) == []
         for part, state in found.parts.items():
-            assert state.fresh == 3
-            stems = ["a", "b", "sub/c"]
-            keys = [cachefile.read_header(world.target(stem, part)).key for stem in stems]
-            assert [*state.keys_by_name().items()] == [*zip(stems, keys, strict=True)]
-            assert state.keys == keys_digest(zip(stems, keys, strict=True))
+            keys = [(x, cachefile.read_header(world.target(x, part)).key) for x in STEMS]
+            assert state.fresh == 3 and [*state.keys_by_name().items()] == keys
+            assert state.keys == keys_digest(keys)
 
 
-def test_an_edited_image_makes_its_latents_stale_and_nothing_else(world: World) -> None:
-    world.make_all()
-    world.judge()
-    world.put("a", "64", b"another image")
-    found = world.judge()
-    assert reasons(found) == {("a", "64"): "edited", ("a", "96"): "edited"}
-    assert found.parts["text"].keys is not None
-    (stale,) = found.parts["64"].to_make
-    stat = world.target("a", "64").stat()
-    key = cachefile.read_header(world.target("a", "64")).key
-    assert stale.found == f"{key}@{stat.st_mtime_ns}"
-
-
-def test_an_edit_under_an_older_mtime_is_noticed(world: World) -> None:
-    world.make_all()
-    world.judge()
-    size = world.source("a", "64").stat().st_size
-    world.put("a", "64", b"x" * size)
-    os.utime(world.source("a", "64"), (1, 1))
-    assert set(reasons(world.judge())) == {("a", "64"), ("a", "96")}
-
-
-def test_undoing_an_edit_makes_everything_fresh_again(world: World) -> None:
-    world.make_all()
+def _undo(world: World) -> None:
     world.put("a", "64", b"another image")
     world.judge()
     world.put("a", "64", b"image a")
-    assert reasons(world.judge()) == {}
 
 
-def test_another_recipe_makes_its_own_part_stale(world: World) -> None:
+def _under_an_older_mtime(world: World) -> None:
+    source = world.source("a", "64")
+    source.write_bytes(b"x" * source.stat().st_size)
+    os.utime(source, (1, 1))
+
+
+def _in_the_place(world: World, make: Callable[[Path], object]) -> None:
+    path = world.target("a", "64")
+    path.unlink()
+    make(path)
+
+
+EDITED = {("a", "64"): "edited", ("a", "96"): "edited"}
+DAMAGED = {("a", "64"): "damaged"}
+CHANGES: dict[str, tuple[Callable[[World], object], dict[tuple[str, str], str]]] = {
+    "an image": (lambda world: world.put("a", "64", b"another image"), EDITED),
+    "an image under an older mtime": (_under_an_older_mtime, EDITED),
+    "an image and back": (_undo, {}),
+    "a recipe": (
+        lambda world: world.recipes.update({"96": {"dtype": "b"}}),
+        {(stem, "96"): "changed recipe" for stem in STEMS},
+    ),
+    "a model yet to be made": (
+        lambda world: world.recipes.update(text={}),
+        {(stem, "text"): "changed recipe" for stem in STEMS},
+    ),
+    "a file of others": (
+        lambda world: save_file({"x": torch.ones(1)}, world.target("b", "text")),
+        {("b", "text"): "damaged"},
+    ),
+    "a link to nowhere": (partial(_in_the_place, make=lambda x: x.symlink_to("gone")), DAMAGED),
+    "a link to itself": (partial(_in_the_place, make=lambda x: x.symlink_to(x.name)), DAMAGED),
+    "a pipe": (partial(_in_the_place, make=os.mkfifo), DAMAGED),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES)
+def test_a_change_makes_exactly_its_targets_stale_for_its_reason(
+    world: World, change: Callable[[World], object], expected: dict[tuple[str, str], str]
+) -> None:
     world.make_all()
-    world.recipes["96"] = {"dtype": "b"}
-    expected = {(stem, "96"): "changed recipe" for stem in ("a", "b", "sub/c")}
-    assert reasons(world.judge()) == expected
-
-
-def test_a_model_yet_to_be_made_makes_what_it_shapes_stale(world: World) -> None:
-    world.make_all()
-    world.recipes["text"] = {}
-    expected = {(stem, "text"): "changed recipe" for stem in ("a", "b", "sub/c")}
-    assert reasons(world.judge()) == expected
+    world.judge()
+    stat = world.target("a", "64").stat()
+    key = cachefile.read_header(world.target("a", "64")).key
+    change(world)
+    found = world.judge()
+    assert reasons(found) == expected and orphans(found) == []
+    if expected == EDITED:
+        (stale,) = found.parts["64"].to_make
+        assert stale.found == f"{key}@{stat.st_mtime_ns}" and found.parts["text"].keys is not None
 
 
 @pytest.mark.parametrize("change", ["recipe", "caption"])
@@ -254,12 +267,6 @@ def _fail_for(bad: Path, read: Callable[[Path], object], path: Path) -> object:
     return read(path)
 
 
-def test_a_target_of_others_under_our_name_is_damaged(world: World) -> None:
-    world.make_all()
-    save_file({"x": torch.ones(1)}, world.target("b", "text"))
-    assert reasons(world.judge()) == {("b", "text"): "damaged"}
-
-
 def test_a_caption_in_no_file_is_known_by_its_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,57 +299,27 @@ def test_a_source_that_cannot_be_read_is_named_only_where_it_matters(
     assert found.parts["64"].fresh == 0
 
 
-# -- orphans --------------------------------------------------------------------------------------
-
-
-def test_caches_of_a_faulty_item_are_no_orphans(world: World) -> None:
-    world.make_all()
-    world.source("a", "64").unlink()
-    assert orphans(world.judge(owned={"a", "b", "sub/c"})) == []
-
-
-@pytest.mark.parametrize("gone", ["a", "b", "sub/c"])
-def test_orphans_of_parts_that_no_run_asks_for_are_found_too_and_no_others(
+@pytest.mark.parametrize("gone", STEMS)
+def test_orphans_are_of_all_parts_and_of_no_item_that_is_only_faulty(
     world: World, gone: str
 ) -> None:
     world.make_all()
     world.source(gone, "64").unlink()
+    assert orphans(world.judge(owned={*STEMS})) == []
     found = world.judge(parts=("64",))
     assert orphans(found) == sorted(plain_path("cats", "tiny", part, gone) for part in RECIPES)
 
 
-def test_files_that_are_not_ours_are_no_orphans(world: World) -> None:
+def test_a_half_written_file_is_an_orphan_and_a_file_of_others_is_none(world: World) -> None:
     world.make_all()
     folder = world.target("a", "64").parent
     save_file({"x": torch.ones(1)}, folder / "theirs.latents.safetensors")
-    (folder / "empty.latents.safetensors").touch()
-    (folder / "notes.md").write_text("mine")
+    for path in (folder / "empty.latents.safetensors", folder / "notes.md"):
+        path.touch()
     (folder.parent / "notes.latents.safetensors").write_text("mine")
-    assert orphans(world.judge()) == []
-
-
-def test_what_a_killed_job_left_half_written_is_an_orphan(world: World) -> None:
-    world.make_all()
     left = world.target("sub/c", "64").parent / f".x{atomic.TEMPORARY_SUFFIX}"
     left.write_bytes(b"half")
     assert orphans(world.judge()) == [str(left.relative_to(world.root))]
-
-
-# -- odd things in the cache folder ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("to", ["gone", "a.latents.safetensors", "pipe"])
-def test_a_pipe_or_a_link_that_leads_to_no_file_is_damaged(world: World, to: str) -> None:
-    world.make_all()
-    path = world.target("a", "64")
-    path.unlink()
-    if to == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to(to)
-    found = world.judge()
-    assert reasons(found) == {("a", "64"): "damaged"}
-    assert orphans(found) == []
 
 
 @pytest.mark.parametrize(
@@ -352,11 +329,7 @@ def test_a_pipe_or_a_link_that_leads_to_no_file_is_damaged(world: World, to: str
         ("cats/tiny", Path.touch, "is a file, where a folder belongs"),
         ("cats/tiny/64/sub", Path.touch, "is a file, where a folder belongs"),
         ("cats/tiny/64", lambda path: path.symlink_to("64"), "is a link that leads nowhere"),
-        (
-            "cats/tiny/64",
-            lambda path: path.symlink_to("96"),
-            "is a link that leads nowhere, or",
-        ),
+        ("cats/tiny/64", lambda path: path.symlink_to("96"), "is a link that leads nowhere, or"),
     ],
 )
 def test_what_lies_in_the_place_of_a_cache_is_named_in_a_line(
@@ -372,77 +345,68 @@ def test_what_lies_in_the_place_of_a_cache_is_named_in_a_line(
         world.judge()
 
 
-# -- any set of edits -----------------------------------------------------------------------------
-
-STEMS = ("a", "b", "c/d", "c/e")
+MORE = ("a", "b", "c/d", "c/e")
 EDITS = (
-    "image", "caption", "touch", "same", "cut", "delete", "swap", "foreign", "remove", "add",
+    "image", "caption", "touch", "same", "cut", "delete", "swap", "remove", "add",
 )  # fmt: skip
+
+
+def edit(world: World, kind: str, stem: str) -> set[str]:
+    """Edit an item; return the parts that become stale."""
+    image, caption, text = (world.source(stem, "64"), world.source(stem, "text"), "text")
+    match kind:
+        case "image":
+            image.write_bytes(image.read_bytes() + b"edit")
+            return {"64", "96"}
+        case "caption":
+            caption.write_bytes(caption.read_bytes() + b"edit")
+            return {text}
+        case "touch":
+            os.utime(image)
+            os.utime(caption, (1, 1))
+        case "same":
+            for path in (image, *(world.target(stem, part) for part in RECIPES)):
+                if path.exists():
+                    atomic.write(path, path.read_bytes())
+        case "cut" if (target := world.target(stem, "96")).exists():
+            os.truncate(target, target.stat().st_size // 2)
+            return {"96"}
+        case "delete":
+            world.target(stem, text).unlink(missing_ok=True)
+            return {text}
+        case "swap":
+            atomic.write(world.target(stem, text), b"nothing")
+            return {text}
+        case "remove":
+            image.unlink()
+            caption.unlink()
+    return set()
 
 
 @settings(max_examples=20, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(EDITS), st.sampled_from(STEMS)), max_size=6), st.booleans()
+    st.lists(st.tuples(st.sampled_from(EDITS), st.sampled_from(MORE)), max_size=6), st.booleans()
 )
 def test_after_any_edits_exactly_their_targets_are_stale(
     edits: list[tuple[str, str]], remembering: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         memo = Path(folder) / "memo.sqlite" if remembering else None
-        world = World(Path(folder), memo_place=memo)
-        for stem in STEMS:
-            world.put(stem, "64", f"image {stem}".encode())
-            world.put(stem, "text", f"caption {stem}".encode())
+        world = World(Path(folder), memo_place=memo).filled(MORE)
         world.make_all()
         assert reasons(world.judge()) == {}
         stale: set[tuple[str, str]] = set()
-        stems = set(STEMS)
-        for number, (edit, stem) in enumerate(edits):
-            if stem not in stems and edit != "add":
-                continue
-            image, caption = world.source(stem, "64"), world.source(stem, "text")
-            if edit == "image":
-                world.put(stem, "64", f"edit {number}".encode())
-                stale |= {(stem, "64"), (stem, "96")}
-            elif edit == "caption":
-                world.put(stem, "text", f"edit {number}".encode())
-                stale.add((stem, "text"))
-            elif edit == "touch":
-                os.utime(image)
-                os.utime(caption, (1, 1))
-            elif edit == "same":
-                image.write_bytes(image.read_bytes())
-                for part in RECIPES:
-                    target = world.target(stem, part)
-                    if target.exists():
-                        atomic.write(target, target.read_bytes())
-            elif edit == "cut" and (target := world.target(stem, "96")).exists():
-                os.truncate(target, target.stat().st_size // 2)
-                stale.add((stem, "96"))
-            elif edit == "delete":
-                world.target(stem, "text").unlink(missing_ok=True)
-                stale.add((stem, "text"))
-            elif edit == "foreign":
-                save_file({"x": torch.ones(1)}, world.target(stem, "64"))
-                stale.add((stem, "64"))
-            elif edit == "swap":
-                atomic.write(world.target(stem, "text"), b"nothing")
-                stale.add((stem, "text"))
-            elif edit == "remove":
-                image.unlink()
-                caption.unlink()
-                stems.discard(stem)
-                stale = {(other, part) for other, part in stale if other != stem}
-            elif edit == "add":
-                new = f"new{number}"
-                stems.add(new)
-                world.put(new, "64", b"image")
-                world.put(new, "text", b"caption")
-                stale |= {(new, part) for part in RECIPES}
+        for number, (kind, stem) in enumerate(edits):
+            if kind == "add":
+                world.filled([f"new{number}"])
+                stale |= {(f"new{number}", part) for part in RECIPES}
+            elif stem in world.stems():
+                stale |= {(stem, part) for part in edit(world, kind, stem)}
+        stale = {(stem, part) for stem, part in stale if stem in world.stems()}
         found = world.judge()
         assert set(reasons(found)) == stale
         gone = {path.split("tiny/")[1].split("/", 1)[1].split(".")[0] for path in orphans(found)}
-        assert gone <= set(STEMS) - stems
+        assert gone <= {*MORE} - {*world.stems()}
         for stem, part in stale:
             world.make(stem, part)
         assert reasons(world.judge()) == {}

@@ -50,29 +50,15 @@ work_items = st.builds(
 MODEL = Model(vae="vae", text=["text"])  # type: ignore[arg-type, list-item]
 
 
-def work_order(**changes: Any) -> Order:
+def work_order(part: dict[str, Any] | None = None, **changes: Any) -> Order:
+    """Return an order with some changes, some of them to its only target."""
     target = Target("64", "cache/cats/tiny/64/a.latents.safetensors", None, Size(64, 64))
-    values: dict[str, Any] = {
-        "kind": "latents",
-        "dataset": "cats",
-        "model": "tiny",
-        "dataset_settings": Dataset(path="data"),
-        "model_settings": MODEL,
-        "recipe": {"format": 1},
-        "items": (work_of("a", "data/a.png", None, (target,)),),
-    }
-    return Order(**{**values, **changes})
+    work = work_of("a", "data/a.png", None, (target._replace(**part or {}),))
+    made = Order("latents", "cats", "tiny", Dataset(path="data"), MODEL, {"format": 1}, (work,))
+    return replace(made, **changes)
 
 
-def with_target(**changes: Any) -> Order:
-    item = work_order().items[0]
-    target = item.targets[0]._replace(**changes)
-    return work_order(items=(item._replace(targets=(target,)),))
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @settings(deadline=None)
@@ -87,23 +73,22 @@ def test_an_order_survives_being_written_and_read(items: tuple[Work, ...]) -> No
 
 
 def test_whatever_an_order_asks_for_or_found_is_in_its_name() -> None:
-    found = [
-        work_order(),
-        work_order(kind="text"),
-        work_order(dataset="dogs"),
-        work_order(model="other"),
-        work_order(dataset_settings=Dataset(path="data", on_error="skip")),
-        work_order(model_settings=MODEL.model_copy(update={"dtype": "bfloat16"})),
-        work_order(recipe={"format": 2}),
-        work_order(recipe={}),
-        with_target(found="key@1"),
-        with_target(found="key@2"),
-        with_target(found="other@1"),
-        with_target(path="elsewhere"),
-        with_target(size=(64, 96)),
+    changes: list[dict[str, Any]] = [
+        {"kind": "text"},
+        {"dataset": "dogs"},
+        {"model": "other"},
+        {"dataset_settings": Dataset(path="data", on_error="skip")},
+        {"model_settings": MODEL.model_copy(update={"dtype": "bfloat16"})},
+        {"recipe": {"format": 2}},
+        {"recipe": {}},
+        {"part": {"found": "key@1"}},
+        {"part": {"found": "key@2"}},
+        {"part": {"found": "other@1"}},
+        {"part": {"path": "elsewhere"}},
+        {"part": {"size": (64, 96)}},
     ]
-    assert len({order.name for order in found}) == len(found)
-    assert work_order().name == work_order().name
+    names = {work_order(**change).name for change in [{}, *changes]}
+    assert len(names) == len(changes) + 1 and work_order().name in names
 
 
 def test_a_written_order_is_newer_than_all_it_found() -> None:
@@ -111,12 +96,12 @@ def test_a_written_order_is_newer_than_all_it_found() -> None:
     found = Path("found")
     found.touch()
     os.utime(found, ns=(future, future))
-    order = with_target(path="found", found=f"key@{future}")
+    order = work_order({"path": "found", "found": f"key@{future}"})
     order.write()
     written = order.path.stat().st_mtime_ns
     assert found.stat().st_mtime_ns < written <= time.time_ns()
     Path("before").touch()  # the file system's clock lags behind time.time_ns
-    order = with_target(found="key@5")
+    order = work_order({"found": "key@5"})
     order.write()
     assert order.path.stat().st_mtime_ns >= Path("before").stat().st_mtime_ns
 
@@ -135,8 +120,6 @@ def test_planning_again_leaves_an_order_alone_until_it_is_done() -> None:
     order.write()
     assert Order.read(order.path) == order
 
-
-# -- jobs -----------------------------------------------------------------------------------------
 
 A, B = frozenset("a"), frozenset("b")
 
@@ -163,43 +146,33 @@ def test_orders_of_one_model_and_the_same_runs_are_one_job() -> None:
     (job,) = jobs_of([(one, A | B), (other, A | B)], 1)
     assert job.orders == (one, other)
     assert job.receipts == [str(one.receipt), str(other.receipt)]
-    assert job.rule.startswith("encode_text_cats_dogs_tiny_") and job.log.startswith(
-        "logs/text/tiny/"
-    )
+    assert job.rule.startswith("encode_text_cats_dogs_tiny_")
+    assert job.log.startswith("logs/text/tiny/")
+    (job,) = jobs_of([(one, A)], 1)
+    assert job.rule == f"encode_text_cats_tiny_{one.name[:12]}"
+    assert job.log == f"logs/text/cats/{one.name[:12]}.log"
 
 
-def test_a_job_of_one_order_is_named_as_the_order() -> None:
-    (job,) = jobs_of([(text_order("a"), A)], 1)
-    assert job.rule == f"encode_text_cats_tiny_{job.orders[0].name[:12]}"
-    assert job.log == f"logs/text/cats/{job.orders[0].name[:12]}.log"
+TUNER = MusubiTuner(path="tuner")
+OTHERS: dict[str, tuple[Order, Order, frozenset[str], int | None]] = {
+    "another run": (text_order("a"), text_order("b"), B, 1),
+    "a further run": (text_order("a"), text_order("b"), A | B, 1),
+    "model": (text_order("a"), text_order("b", model="other"), A, 1),
+    "kind": (text_order("a"), order("latents", {"b": "b.png"}), A, 1),
+    "at hand": (text_order("a"), at_hand(text_order("b")), A, 1),
+    "external": (text_order("a"), text_order("b", musubi_tuner=TUNER), A, 1),
+    "both external": (
+        text_order("a", musubi_tuner=TUNER), text_order("b", musubi_tuner=TUNER), A, 1
+    ),
+    "on a cluster": (text_order("a"), text_order("b"), A, None),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("other", "runs"),
-    [
-        (text_order("b"), B),
-        (text_order("b"), A | B),
-        (text_order("b", model="other"), A),
-        (order("latents", {"b": "b.png"}), A),
-        (at_hand(text_order("b")), A),
-        (text_order("b", musubi_tuner=MusubiTuner(path="tuner")), A),
-    ],
-    ids=["another run", "a further run", "model", "kind", "at hand", "external"],
-)
+@pytest.mark.parametrize(("one", "other", "runs", "jobs"), OTHERS.values(), ids=OTHERS)
 def test_what_others_need_or_another_encoder_makes_is_another_job(
-    other: Order, runs: frozenset[str]
+    one: Order, other: Order, runs: frozenset[str], jobs: int | None
 ) -> None:
-    assert stems(jobs_of([(text_order("a"), A), (other, runs)], 1)) == [["a"], ["b"]]
-
-
-def test_orders_of_an_external_encoder_stay_alone() -> None:
-    tuner = MusubiTuner(path="tuner")
-    orders = [(text_order(stem, musubi_tuner=tuner), A) for stem in "ab"]
-    assert stems(jobs_of(orders, 1)) == [["a"], ["b"]]
-
-
-def test_each_order_is_a_job_on_a_cluster() -> None:
-    assert stems(jobs_of([(text_order(stem), A) for stem in "abc"], None)) == [["a"], ["b"], ["c"]]
+    assert stems(jobs_of([(one, A), (other, runs)], jobs)) == [["a"], ["b"]]
 
 
 def test_orders_are_dealt_to_all_gpus_by_their_sizes() -> None:

@@ -28,6 +28,15 @@ CONFIG: dict[str, Any] = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
+def put(*names: str) -> None:
+    Path("data").mkdir(exist_ok=True)
+    for name in names:
+        Path("data", name).write_text(name)
+
+
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
@@ -38,30 +47,18 @@ CONFIG: dict[str, Any] = {
         ("64/silent.latents", "data/silent.png: has no caption file; write data/silent.txt"),
     ],
 )
-def test_a_cache_file_of_no_item_is_refused(
-    asked: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for name in ("blue.png", "blue.txt", "red_arrow.png", "red_arrow.txt", "silent.png"):
-        (tmp_path / "data" / name).write_text(name)
-    facts = Facts(parse(CONFIG), Memo(None), encoders=False)
-    folder = "cache/cats/tiny/"
+def test_a_cache_file_of_no_item_is_refused(asked: str, line: str) -> None:
+    put("blue.png", "blue.txt", "red_arrow.png", "red_arrow.txt", "silent.png")
     with pytest.raises(UserError) as caught:
-        make_plan(facts, [], files=[f"{folder}{asked}.safetensors"])
+        make_plan(facts_of(CONFIG), [], files=[f"cache/cats/tiny/{asked}.safetensors"])
     assert line in str(caught.value)
 
 
-def test_cache_files_by_name_are_made_together_at_any_resolution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for name in ("blue.png", "blue.txt", "red.png", "red.txt"):
-        (tmp_path / "data" / name).write_text(name)
+def test_cache_files_by_name_are_made_together_at_any_resolution() -> None:
+    put("blue.png", "blue.txt", "red.png", "red.txt")
     latents = [f"cache/cats/tiny/{x}.latents.safetensors" for x in ("64/blue", "64/red", "96/red")]
     text = "cache/cats/tiny/text/red.text.safetensors"
-    facts = Facts(parse(CONFIG), Memo(None), encoders=False)
+    facts = facts_of(CONFIG)
     plan = make_plan(facts, [], files=[*latents, text])
     assert [sorted(order.paths) for order in plan.orders] == [latents, [text]]
     graph = Graph(facts.config, plan, {})
@@ -75,14 +72,9 @@ def test_cache_files_by_name_are_made_together_at_any_resolution(
 
 
 @pytest.mark.parametrize(("graph", "declared"), [("whole", 4), ("auto", 4), ("batches", 0)])
-def test_a_whole_graph_has_each_cache_file_of_a_run(
-    graph: str, declared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for name in ("blue.png", "blue.txt", "a{b}.png", "a{b}.txt"):
-        (tmp_path / "data" / name).write_text(name)
-    facts = Facts(parse({**CONFIG, "graph": graph}), Memo(None), encoders=False)
+def test_a_whole_graph_has_each_cache_file_of_a_run(graph: str, declared: int) -> None:
+    put("blue.png", "blue.txt", "a{b}.png", "a{b}.txt")
+    facts = facts_of({**CONFIG, "graph": graph})
     found = Graph(facts.config, make_plan(facts, ["first"]), {})
     found.declare(facts)
     assert len(found.nodes) == declared
@@ -91,46 +83,38 @@ def test_a_whole_graph_has_each_cache_file_of_a_run(
 
 
 @pytest.mark.parametrize("captioned", [0, 1])
-def test_faulty_items_are_told_in_place_of_the_number_that_is_held_out(
-    captioned: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for number in range(4):
-        (tmp_path / f"data/{number}.png").write_text(f"{number}")
-        if number < captioned:
-            (tmp_path / f"data/{number}.txt").write_text("a cat")
+def test_faulty_items_are_told_in_place_of_the_number_that_is_held_out(captioned: int) -> None:
+    put(
+        *(f"{number}.png" for number in range(4)), *(f"{number}.txt" for number in range(captioned))
+    )
     run = {**TINY["runs"]["first"], "validation": {"items": 2}}
     values = {**TINY, "runs": {"first": run}}
-    facts = Facts(parse(values), Memo(None), encoders=False)
-    assert len(make_plan(facts, ["first"]).runs["first"].faults["cats"]) == 4 - captioned
+    plan = make_plan(facts_of(values), ["first"])
+    assert len(plan.runs["first"].faults["cats"]) == 4 - captioned
     skipped = {**values, "datasets": {"cats": {"path": "data", "on_error": "skip"}}}
-    facts = Facts(parse(skipped), Memo(None), encoders=False)
     if captioned:
         with pytest.raises(ConfigError, match="2 of 1 different sources would be held out"):
-            make_plan(facts, ["first"])
+            make_plan(facts_of(skipped), ["first"])
     else:  # the job says that no item is left
-        make_plan(facts, ["first"])
+        make_plan(facts_of(skipped), ["first"])
 
 
-def test_where_a_lock_was_deleted_its_absence_is_the_reason_and_no_image_moved(cats: Path) -> None:
+def test_a_lock_that_was_deleted_is_the_reason_and_no_image_moved() -> None:
+    put("a.png", "a.txt")
     reasons = make_plan(facts_of(CONFIG), ["first"]).runs["first"].outdated
     assert [x.name for x in reasons if "targets" not in x.name and " of cats: " not in x.name] == [
         "there is no lock of the dataset yet"
     ]
 
 
-def test_a_command_that_only_asks_serialises_no_order(
-    cats: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_only_asks_serialises_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    put("a.png", "a.txt")
     monkeypatch.setattr(Order, "_texts", property(lambda _: pytest.fail("it was serialised")))
     facts = Facts(parse(CONFIG), Memo(None), encoders=False, read_only=True)
     plan = make_plan(facts, ["first"])
     assert "latents" in plan_table(plan, plan.orders)
     assert plan.orders and [job.reuses for job in plan.jobs] == [False] * len(plan.jobs)
 
-
-# -- prompts --------------------------------------------------------------------------------------
 
 WAN = {
     "datasets": {"cats": {"path": "data", "fit": "bucket"}},
@@ -145,12 +129,10 @@ TINY = {
 
 
 @pytest.fixture
-def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    Image.new("RGB", (64, 64)).save(tmp_path / "data/a.png")
-    (tmp_path / "data/a.txt").write_text("a caption")
-    return tmp_path
+def cats(own_folder: None) -> None:
+    Path("data").mkdir()
+    Image.new("RGB", (64, 64)).save("data/a.png")
+    Path("data/a.txt").write_text("a caption")
 
 
 def facts_of(values: dict[str, Any]) -> Facts:
@@ -169,23 +151,21 @@ def prompts_to_encode(values: dict[str, Any], *generated: str) -> dict[str, str]
     }
 
 
-def test_prompts_lie_where_the_layout_has_texts(cats: Path) -> None:
+@pytest.mark.usefixtures("cats")
+def test_prompts_are_encoded_when_they_are_asked_for_and_lie_where_the_layout_has_texts() -> None:
     values = {**WAN, "prompt": "a boat"}
+    assert not prompts_to_encode(values)
     found = prompts_to_encode(values, "first")
     assert found.keys() == {"a boat", ""}
     for text, path in found.items():
         assert re.fullmatch(r"cache/_prompts/wan/text/[0-9a-f]{20}_wan_te\.safetensors", path)
         assert prompt_path(parse(values), "wan", text) == path
-
-
-def test_prompts_of_clips_are_encoded_when_clips_are_asked_for(cats: Path) -> None:
-    assert not prompts_to_encode({**WAN, "prompt": "a boat"})
     trained = prompts_to_encode(TINY)
-    assert trained.keys() == {""}
-    assert trained[""].endswith(".text.safetensors")
+    assert trained.keys() == {""} and trained[""].endswith(".text.safetensors")
 
 
-def test_a_new_prompt_of_clips_leaves_those_of_the_training_as_they_are(cats: Path) -> None:
+@pytest.mark.usefixtures("cats")
+def test_a_new_prompt_of_clips_leaves_those_of_the_training_as_they_are() -> None:
     values = {**TINY, "prompt": "a boat"}
     facts = facts_of(values)
     plan = make_plan(facts, ["first"], generated=["first"]).runs["first"]
@@ -197,14 +177,8 @@ def test_a_new_prompt_of_clips_leaves_those_of_the_training_as_they_are(cats: Pa
     assert not plan.awaited(["a car"])
 
 
-def test_one_dataset_is_cut_so_that_all_gpus_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for number in range(200):
-        for ending in ("png", "txt"):
-            (tmp_path / f"data/{number}.{ending}").write_text("a")
+def test_one_dataset_is_cut_so_that_all_gpus_work() -> None:
+    put(*(f"{number}.{ending}" for number in range(200) for ending in ("png", "txt")))
 
     def items(side_by_side: int | None) -> list[list[int]]:
         """Return the numbers of items of each order, for each job for latents."""
@@ -212,13 +186,9 @@ def test_one_dataset_is_cut_so_that_all_gpus_work(
         found = [job.orders for job in jobs if job.orders[0].kind == "latents"]
         return [[len(order.items) for order in orders] for orders in found]
 
-    assert items(1) == [[200]]
-    assert items(None) == [[200]]
+    assert items(1) == items(None) == [[200]]
     assert items(2) == [[100], [100]]
     assert items(8) == [[64], [64], [64], [8]]  # loading a model for a few takes longer
-
-
-# -- shared cache folders -------------------------------------------------------------------------
 
 
 @pytest.fixture

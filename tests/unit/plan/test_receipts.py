@@ -9,10 +9,7 @@ from latentmake.data.memo import Memo
 from latentmake.plan.receipts import Receipt, learn_receipts, read_receipt
 from order_world import order
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def test_a_receipt_survives_being_written_and_read() -> None:

@@ -246,9 +246,6 @@ def test_a_plan_of_changes_equals_a_plan_from_an_empty_memo(
             os.chdir(before)
 
 
-# -- what is remembered ---------------------------------------------------------------------------
-
-
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, Memo]]:
     """A project whose caches are all there and remembered."""

@@ -23,38 +23,38 @@ SDXL = {"architecture": "sdxl", "vae": "pipe/vae"}
 FOLDERS = {**SDXL, "text": ["pipe/text_encoder", "pipe/text_encoder_2"]}
 
 
+FILE = {
+    "architecture": "sdxl",
+    "checkpoint": "model.safetensors",
+    "text": {"tokenizer": "pipe/tokenizer"},
+}
+
+
 class Project:
     def __init__(self, layout: str, **model: Any) -> None:
+        run = {"datasets": ["cats"], "model": "xl", "resolutions": [64], "trainer": None}
         self.values = {
             "datasets": {"cats": {"path": "data"}},
             "models": {"xl": {"layout": layout, **model}},
-            "runs": {
-                "r": {"datasets": ["cats"], "model": "xl", "resolutions": [64], "trainer": None}
-            },
+            "runs": {"r": run},
         }
 
-    def facts(self) -> Facts:
-        return Facts(parse(self.values), Memo(Path(".latentmake/memo.sqlite")))
+    def plan(self) -> tuple[Facts, Plan]:
+        facts = Facts(parse(self.values), Memo(Path(".latentmake/memo.sqlite")))
+        return facts, make_plan(facts, ["r"])
 
-    def plan(self) -> Plan:
-        return make_plan(self.facts(), ["r"])
+    def orders(self) -> list[Order]:
+        return [order for order in self.plan()[1].orders if order.kind == "text"]
 
     def texts(self) -> list[str]:
         """Return the names of stale texts."""
         return sorted(Path(x).name[0] for order in self.orders() for x in order.paths)
 
-    def orders(self) -> list[Order]:
-        return [order for order in self.plan().orders if order.kind == "text"]
-
     def build(self, *, as_before: bool = False) -> None:
-        for order in self.plan().orders:
+        for order in self.plan()[1].orders:
             if as_before and order.kind == "text":
                 order = replace(order, recipe=before_readings(order.recipe)[0])
             carry_out(order)
-
-    def changes(self) -> list[str]:
-        facts = self.facts()
-        return [*recipe_changes(facts, [*make_plan(facts, ["r"]).runs.values()])]
 
 
 @pytest.fixture(autouse=True)
@@ -68,30 +68,23 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro: Path) -> None
 
 @pytest.mark.parametrize(
     ("layout", "model", "words"),
-    [
-        ("sdscripts", FOLDERS, "as text"),
-        (
-            "plain",
-            {"architecture": "sdxl", "checkpoint": "model.safetensors"},
-            "as padding",
-        ),
-    ],
+    [("sdscripts", FOLDERS, "as text"), ("plain", FILE, "as padding")],
     ids=["sdscripts, from a folder", "plain, from a single file"],
 )
 def test_only_texts_with_the_token_of_padding_are_stale(
     layout: str, model: dict[str, Any], words: str
 ) -> None:
-    if "checkpoint" in model:
-        model = {**model, "text": {"tokenizer": "pipe/tokenizer"}}
     project = Project(layout, **model)
     project.build(as_before=True)
     assert project.texts() == ["b"]
+    facts, plan = project.plan()
     why = f"recipe: text encoder 2's reading of ! absent -> {words}: 1 text of cats"
-    assert project.changes() == [why]
+    assert [*recipe_changes(facts, [*plan.runs.values()])] == [why]
     project.build()
     assert project.texts() == []
     Path("data/a.txt").write_text("a blue circle")
-    (work,) = (each for part in project.plan().runs["r"].parts.values() for each in part.stale)
+    parts = project.plan()[1].runs["r"].parts.values()
+    (work,) = (each for part in parts for each in part.stale)
     assert (work.item.stem, work.targets[0].reason) == ("a", "edited")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from controlled_world import draw, keys, put
@@ -36,19 +37,39 @@ def test_text_that_reads_controls_has_a_key_for_each_resolution() -> None:
     for architecture in ("flux_2_dev", "qwen_image"):
         found = keys(architecture, **(CONTROL if architecture == "flux_2_dev" else {}))
         assert found["text@64", "cat"] == found["text@96", "cat"]
+    found = keys(EDIT, no_resize_control=True, **CONTROL)  # which have one size at each
+    assert found["text@64", "cat"] == found["text@96", "cat"]
 
 
-@pytest.mark.parametrize("name", ["control/cat_0.png", "control/cat_1.png"])
-def test_a_changed_control_changes_latents_and_text_of_its_item_alone(name: str) -> None:
-    before = keys(EDIT, **CONTROL)
-    draw(name, 99, (80, 40))
-    assert changed(before, keys(EDIT, **CONTROL)) == of("cat")
+CHANGES: dict[str, tuple[str, dict[str, Any], str, set[tuple[str, str]]]] = {
+    "first control": (EDIT, CONTROL, "control/cat_0.png", of("cat")),
+    "second control": (EDIT, CONTROL, "control/cat_1.png", of("cat")),
+    "control that no text reads": (
+        "flux_2_dev", CONTROL, "control/cat_1.png", of("cat", "64", "96")
+    ),
+    "picture": (EDIT, CONTROL, "data/dog.png", of("dog", "64", "96")),
+    "caption": (EDIT, CONTROL, "data/cat.txt", of("cat", "text@64", "text@96")),
+    "layer": (
+        "qwen_image_layered", {"multiple_target": True}, "data/dog_2.png", of("dog", "64", "96")
+    ),
+}  # fmt: skip
 
 
-def test_only_latents_depend_on_controls_that_no_text_reads() -> None:
-    before = keys("flux_2_dev", **CONTROL)
-    draw("control/cat_1.png", 99)
-    assert changed(before, keys("flux_2_dev", **CONTROL)) == of("cat", "64", "96")
+@pytest.mark.parametrize(
+    ("architecture", "dataset", "name", "expected"), CHANGES.values(), ids=CHANGES
+)
+def test_a_changed_file_changes_what_reads_it(
+    architecture: str, dataset: dict[str, Any], name: str, expected: set[tuple[str, str]]
+) -> None:
+    for number in (1, 2) if "multiple_target" in dataset else ():
+        for stem in ("cat", "dog"):
+            draw(f"data/{stem}_{number}.png", 4)
+    before = keys(architecture, **dataset)
+    if name.endswith(".txt"):
+        Path(name).write_text("another cat\n")
+    else:
+        draw(name, 99)
+    assert changed(before, keys(architecture, **dataset)) == expected
 
 
 def test_a_control_more_or_in_another_place_changes_its_item() -> None:
@@ -63,14 +84,6 @@ def test_a_control_more_or_in_another_place_changes_its_item() -> None:
     assert not changed(before, keys(EDIT, **CONTROL))
 
 
-def test_a_changed_caption_changes_its_text_and_a_changed_picture_its_latents() -> None:
-    before = keys(EDIT, **CONTROL)
-    Path("data/cat.txt").write_text("another cat\n")
-    draw("data/dog.png", 77)
-    found = changed(before, keys(EDIT, **CONTROL))
-    assert found == of("cat", "text@64", "text@96") | of("dog", "64", "96")
-
-
 def test_the_shape_of_a_picture_changes_the_text_for_which_controls_are_cut_to_it() -> None:
     before = keys(EDIT, **CONTROL)
     draw("data/cat.png", size=(48, 64))
@@ -80,11 +93,6 @@ def test_the_shape_of_a_picture_changes_the_text_for_which_controls_are_cut_to_i
     before = keys(EDIT, **own)
     draw("data/cat.png", size=(48, 64))
     assert changed(before, keys(EDIT, **own)) == of("cat", "64", "96")
-
-
-def test_text_of_controls_of_one_size_at_all_resolutions_is_one() -> None:
-    found = keys(EDIT, no_resize_control=True, **CONTROL)
-    assert found["text@64", "cat"] == found["text@96", "cat"]
 
 
 def test_sizes_of_controls_count_by_what_is_done_to_them() -> None:
@@ -106,13 +114,3 @@ def test_controls_of_the_size_of_their_bucket_have_the_keys_of_those_brought_to_
     before = keys(EDIT, **CONTROL)
     own = keys(EDIT, no_resize_control=True, **CONTROL)
     assert changed(before, own) == of("cat", "96", "text@96") | of("dog")
-
-
-def test_layers_are_part_of_the_latents() -> None:
-    for name in ("cat_1", "cat_2", "dog_1", "dog_2"):
-        draw(f"data/{name}.png", 4)
-    before = keys("qwen_image_layered", multiple_target=True)
-    draw("data/dog_2.png", 5)
-    assert changed(before, keys("qwen_image_layered", multiple_target=True)) == of(
-        "dog", "64", "96"
-    )

@@ -63,9 +63,6 @@ def scene() -> Image.Image:
     return Image.fromarray(values)
 
 
-# -- orientation ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("orientation", STORED)
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
 def test_every_orientation_gives_the_upright_picture(
@@ -84,9 +81,6 @@ def test_every_orientation_gives_the_upright_picture(
     if kind != "TIFF":  # Pillow turns a TIFF by itself
         unturned = decoded(data, exif_rotation=False)
         assert np.array_equal(np.asarray(unturned), np.asarray(stored))
-
-
-# -- colour ---------------------------------------------------------------------------------------
 
 
 def one_pixel(image: Image.Image, **changes: Any) -> tuple[int, ...]:
@@ -138,9 +132,6 @@ def test_sixteen_bits_are_scaled_and_not_cut_off() -> None:
         assert (pixels == pixels[..., :1]).all()
 
 
-# -- animations -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_an_animation_is_its_first_frame(kind: str) -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
@@ -166,9 +157,6 @@ def test_fractions_of_white_are_refused_and_not_encoded_as_black(layout: str) ->
         "save it with 8 or 16 bits a channel"
     )
     assert opened(255).max() == 255
-
-
-# -- what is no image -----------------------------------------------------------------------------
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(scene: Image.Image) -> None:
@@ -215,9 +203,6 @@ def test_no_damage_is_more_than_one_bad_file(kind: str, seed: int) -> None:
         decoded(bytes(data))
     except SourceError as error:
         assert "\n" not in str(error)
-
-
-# -- sizes ----------------------------------------------------------------------------------------
 
 
 def fit(
