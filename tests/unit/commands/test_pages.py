@@ -16,13 +16,7 @@ import pytest
 from compare_world import Colour, colour_of, make_run, make_trained
 from latentmake.base import digest
 from latentmake.base.errors import ConfigError, TrainingError
-from latentmake.commands.pages import (
-    gather,
-    page_path,
-    pictured,
-    settings_table,
-    write_comparison,
-)
+from latentmake.commands.pages import gather, page_path, pictured, settings_table, write_comparison
 from latentmake.config.root import Config, parse
 from latentmake.pages.page import Pictures, page
 from latentmake.pages.pictured import Pictured

@@ -139,14 +139,7 @@ def test_tags_before_and_behind_the_keep_tokens_separator_stay() -> None:
 
 @pytest.mark.parametrize(
     ("separator", "joint"),
-    [
-        (",", ", "),
-        (", ", ", "),
-        (";", "; "),
-        (" | ", " | "),
-        (" ", " "),
-        ("、", "、 "),
-    ],
+    [(",", ", "), (", ", ", "), (";", "; "), (" | ", " | "), (" ", " "), ("、", "、 ")],
 )
 def test_tags_are_joined_by_the_separator_that_split_them(separator: str, joint: str) -> None:
     tags = ["a", "b.c", "d"]
@@ -160,10 +153,7 @@ def test_tags_are_joined_by_the_separator_that_split_them(separator: str, joint:
 @pytest.mark.parametrize("changes", [{}, {"shuffle_caption": True}, {"enable_wildcard": True}])
 def test_no_mark_of_kept_tags_stays_in_a_text(changes: dict[str, Any]) -> None:
     settings = {"keep_tokens_separator": "|||", "caption_separator": ";", **changes}
-    assert one("sks cat ||| red; wall", **settings) in {
-        "sks cat; red; wall",
-        "sks cat; wall; red",
-    }
+    assert one("sks cat ||| red; wall", **settings) in {"sks cat; red; wall", "sks cat; wall; red"}
     assert one("a|||b|||c|||d", **settings) == "a; b; c; d"
     assert one("sks", caption_suffix="||| old", **settings) == "sks; old"
     asked = Captions(keep_tokens_separator="|||")
@@ -241,13 +231,7 @@ def test_a_replacement_of_everything_takes_one_of_its_texts() -> None:
 )
 def test_caption_and_tags_come_together_as_asked(how: str, possible: set[str]) -> None:
     found = {
-        one(
-            "a cat\nit sits",
-            "x, y",
-            stem=str(number),
-            enable_wildcard=True,
-            caption_and_tags=how,
-        )
+        one("a cat\nit sits", "x, y", stem=str(number), enable_wildcard=True, caption_and_tags=how)
         for number in range(60)
     }
     assert found == possible

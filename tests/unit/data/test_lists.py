@@ -455,7 +455,7 @@ def test_a_rotation_is_told_with_its_key_and_a_variable_rate_counts_by_its_key(
     path = write(tmp_path / "list.jsonl", *({"video": f"{x}.mp4", "prompt": "p"} for x in "ac"))
     assert probe(path)[2] == [
         f"{tmp_path}/c.mp4 has a rotation for display, which does not count; set "
-        "`display_rotation: true`",
+        "`display_rotation: true`"
     ]
     found, _, notes = probe(path, source_fps="auto", display_rotation=True)
     assert notes == []

@@ -214,9 +214,7 @@ def _probed_or_refused(path: Path) -> Media | str:
         return str(error)
 
 
-def test_frames_before_the_beginning_that_an_edit_list_sets_are_not_counted(
-    tmp_path: Path,
-) -> None:
+def test_frames_before_the_beginning_that_an_edit_list_sets_are_not_counted(tmp_path: Path) -> None:
     whole = write_video(tmp_path / "whole.mp4", "libx264", 24, bf="2", g="24")
     cut = rewrap(
         whole, tmp_path / "cut.mp4", earlier=0.3, container={"avoid_negative_ts": "disabled"}

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import (
-    AutoencoderKL,
-    AutoencoderKLWan,
-    UNet2DConditionModel,
-    WanTransformer3DModel,
-)
+from diffusers import AutoencoderKL, AutoencoderKLWan, UNet2DConditionModel, WanTransformer3DModel
 from diffusers.loaders.single_file_utils import (
     convert_ldm_unet_checkpoint,
     convert_ldm_vae_checkpoint,

@@ -149,11 +149,7 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
     ],
 )
 def test_a_tokenizer_lies_in_its_encoder_or_beside_it_or_where_it_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    encoder: str,
-    there: str,
-    more: dict[str, Any],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder: str, there: str, more: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     network(Path(encoder.removesuffix("/model.safetensors")))
