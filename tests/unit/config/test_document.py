@@ -28,7 +28,7 @@ MISTAKES: dict[str, tuple[bytes, str, str]] = {
     "a key twice": (
         b"r:\n  a: {}\n  b: {}\n  a: {}\n",
         ", line 4",
-        "`a` occurs twice, first in line 2",
+        "`a` occurs twice, first in li",
     ),
     "a tab": (b"runs:\n\ta: 1\n", ", line 2", "a tab stands where YAML wants spaces"),
     "brackets": (b"runs: {}\nmodels: {a: [b}}\n", ", line 2", "expected ',' or ']', but got '}'"),

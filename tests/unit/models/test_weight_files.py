@@ -30,10 +30,8 @@ def refusal(place: Path, **more: str) -> str:
 @pytest.mark.parametrize(
     ("there", "expected"),
     [
-        *(
-            ([f"{stem}.safetensors", f"{stem}.bin"], [f"{stem}.safetensors"])
-            for stem in ("diffusion_pytorch_model", "model", "pytorch_model")
-        ),
+        (["model.safetensors", "model.bin"], ["model.safetensors"]),
+        (["pytorch_model.safetensors"], ["pytorch_model.safetensors"]),
         # safetensors come before bin, whatever the stem
         (
             ["diffusion_pytorch_model.bin", "pytorch_model.safetensors"],
@@ -57,8 +55,8 @@ def test_a_folder_of_shards_in_order_and_each_once(tmp_path: Path, ending: str) 
     assert names(tmp_path) == expected
 
 
-@pytest.mark.parametrize("variant", ["fp16", "bf16", "non_ema"])
 @pytest.mark.parametrize("ending", ["safetensors", "bin"])
+@pytest.mark.parametrize("variant", ["fp16", "non_ema"])
 def test_a_variant_counts_where_nothing_else_is_there(
     tmp_path: Path, variant: str, ending: str
 ) -> None:
@@ -118,19 +116,11 @@ def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
     assert "is not an index of weights" in refusal(tmp_path)
 
 
-# -- the configuration of a network ----------------------------------------------------------------
-
-
-def fault_of(folder: Path, config: str) -> str:
-    with pytest.raises(ModelError) as caught:
-        files.network_config(Weights(path=str(network(folder, config=config))))
-    assert "config.json: " in str(caught.value) and "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("config", ["[]", '{"a": '], ids=["list", "cut"])
 def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
-    assert "cannot be read" in fault_of(tmp_path, config)
+    place = Weights(path=str(network(tmp_path, config=config)))
+    with pytest.raises(ModelError, match=r"config\.json: .*cannot be read"):
+        files.network_config(place)
 
 
 # -- tokenizers -----------------------------------------------------------------------------------
@@ -141,7 +131,6 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
     [
         ("text_encoder", "tokenizer/tokenizer_config.json", {}),
         ("text_encoder_2", "tokenizer_2/tokenizer_config.json", {}),
-        ("text_encoder_3", "tokenizer_3/tokenizer_config.json", {}),
         ("text_encoder", "text_encoder/tokenizer.json", {}),
         ("clip", "clip/tokenizer.json", {}),
         ("text_encoder/model.safetensors", "tokenizer/vocab.json", {}),
