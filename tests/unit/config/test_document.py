@@ -111,16 +111,13 @@ def exits(*arguments: str) -> str:
     return str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_named_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_cannot_be_read_is_named_with_what_to_do(working: Path) -> None:
     Path("own.yaml").write_text("a: 1\n")
     line = exits("-n", "--configfile", "owm.yaml", "--cores", "1")
     assert line.startswith("error: owm.yaml: there is no such file in ")
     line = exits("--cores", "1", "--configfile", "own.yaml", "train_cats")
     assert line.startswith("error: train_cats: ") and "write it before --configfile" in line
-    assert "Is a directory" in exits("--configfiles", str(tmp_path))
+    assert "Is a directory" in exits("--configfiles", str(working))
     if os.geteuid():  # root may read all
         Path("own.yaml").chmod(0)
         assert "Permission denied" in exits("--configfile", "own.yaml")

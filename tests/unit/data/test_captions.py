@@ -24,8 +24,6 @@ def one(caption: str, tags: str = "", stem: str = "a", **settings: Any) -> str:
     return variants(stem, clean(caption), clean(tags), Captions(**settings))[0]
 
 
-# -- decoding -------------------------------------------------------------------------------------
-
 SPACE = st.text(" \t\r\n\x0b\x1c\x85\u2003")
 
 
@@ -57,9 +55,6 @@ def test_bytes_that_are_no_caption_are_named_in_one_line(data: bytes, fault: str
 
 def test_a_caption_may_be_as_long_as_its_limit() -> None:
     assert decode_text(b"\xef\xbb\xbf" + b"a" * 1_000_000, "a.txt") == "a" * 1_000_000
-
-
-# -- wildcards ------------------------------------------------------------------------------------
 
 
 def test_a_wildcard_becomes_one_of_its_alternatives_and_doubled_braces_become_single_ones() -> None:
@@ -114,9 +109,6 @@ def test_each_line_has_prefix_and_suffix_where_one_is_taken_but_in_sdscripts_ord
     assert found == {"sks, cat .", "sks, dog .", "sks, bird ."}
     found = {*variants("a", "cat\ndog\nbird", "", settings, like_sdscripts=True)}
     assert found == {"sks, cat", "dog", "bird ."}
-
-
-# -- tags -----------------------------------------------------------------------------------------
 
 
 @given(st.lists(PLAIN, min_size=1, max_size=8), st.integers(0, 9), NAME, st.integers(0, 99))
@@ -218,9 +210,6 @@ def test_a_replacement_of_everything_takes_one_of_its_texts() -> None:
     assert found == {"one", "three"}
 
 
-# -- caption and tags -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("how", "possible"),
     [
@@ -242,8 +231,6 @@ def test_tags_alone_and_captions_alone_stay_as_they_are() -> None:
         assert one("a cat", "", caption_and_tags=how) == "a cat"
         assert one("", "x, y", caption_and_tags=how) == "x, y"
 
-
-# -- variants -------------------------------------------------------------------------------------
 
 SETTINGS = st.builds(
     Captions,

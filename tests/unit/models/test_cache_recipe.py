@@ -24,9 +24,6 @@ def network(root: Path, weights: str = "weights", config: str = "{}") -> Path:
     return put(root, config__json=config, model__safetensors=weights)
 
 
-# -- digests --------------------------------------------------------------------------------------
-
-
 def digest(root: Path, *content: str) -> str:
     return cache_recipe.weights_digest(Weights(path=str(network(root, *content))))
 
@@ -64,8 +61,6 @@ def test_files_are_digested_as_the_caller_says_and_one_that_cannot_be_read_is_na
     with pytest.raises(ModelError, match=r"config\.json: cannot be read \(Input/output error\)"):
         cache_recipe.weights_digest(place, fails)
 
-
-# -- recipes --------------------------------------------------------------------------------------
 
 MODEL: dict[str, Any] = {"vae": "vae", "text": ["one", "two"]}
 

@@ -150,9 +150,6 @@ def test_configurations_are_those_that_were_published(published: Path) -> None:
             assert text["vocab_size"] == 49408 and text["max_position_embeddings"] == 77
 
 
-# -- the configuration ----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro: Path) -> Path:
     """A folder with a checkpoint, its pipeline's folder, a tokenizer and an empty hub cache."""
@@ -253,9 +250,6 @@ def test_another_checkpoint_rebuilds_what_its_other_parts_shape(place: Path) -> 
     assert len({*old.values()}) == 3
     shutil.copy("models/other.safetensors", FILE["checkpoint"])
     assert digests(FILE["checkpoint"]) == new
-
-
-# -- what is wrong --------------------------------------------------------------------------------
 
 
 def test_a_missing_tokenizer_is_found_in_the_hub_cache_or_named(place: Path) -> None:

@@ -16,9 +16,7 @@ from safetensors.torch import save_file
 Shape = tuple[int, ...]
 
 
-def vae(
-    layer: str, encoder: tuple[int, ...], decoder: tuple[int, ...]
-) -> dict[str, tuple[int, ...]]:
+def vae(layer: str, encoder: Shape, decoder: Shape) -> dict[str, Shape]:
     return {f"encoder.{layer}.weight": encoder, f"decoder.{layer}.weight": decoder}
 
 
@@ -31,10 +29,7 @@ FILES: dict[str, dict[str, Shape]] = {
     "hunyuan_vae": vae("conv_in.conv", (8, 3, 3, 3, 3), (8, 16, 3, 3, 3)),
     "tiny_vae": vae("conv_in", (8, 3, 3, 3), (8, 7, 3, 3)),
     "llm": {"model.layers.0.self_attn.q_proj.weight": (4, 4), "lm_head.weight": (4, 4)},
-    "qwen_vl": {
-        "visual.blocks.0.attn.qkv.weight": (4,),
-        "model.layers.0.mlp.gate_proj.weight": (4,),
-    },
+    "qwen_vl": {"visual.blocks.0.attn.qkv.weight": (4,), "model.layers.0.mlp.up.weight": (4,)},
     "t5": {"encoder.block.0.layer.0.SelfAttention.q.weight": (4, 4), "shared.weight": (4, 4)},
     "clip": {"text_model.encoder.layers.0.self_attn.q_proj.weight": (4, 4)},
     "siglip": {"vision_model.encoder.layers.0.self_attn.q_proj.weight": (4, 4)},

@@ -73,12 +73,7 @@ FILES: list[tuple[str, dict[str, str], str, bool]] = [
     ("sdxl", {"modelspec__predict_key": "v"}, V, False),
     ("sd2", {"modelspec__architecture": "stable-diffusion-v2-768-v"}, V, False),
     ("sd2", {"modelspec__prediction_type": "epsilon"}, "epsilon", False),
-    (
-        "sdxl",
-        {"ss_v_parameterization": "True", "ss_zero_terminal_snr": "True"},
-        "v_prediction",
-        True,
-    ),
+    ("sdxl", dict.fromkeys(("ss_v_parameterization", "ss_zero_terminal_snr"), "True"), V, True),
 ]
 
 
@@ -174,9 +169,6 @@ def test_a_checkpoint_of_sd_scripts_has_no_betas_but_its_own(tmp_path: Path) -> 
         with pytest.raises(ModelError, match="sd-scripts trains by Stable Diffusion's betas"):
             of_checkpoint(str(tmp_path), row, Given())
     assert of_checkpoint(str(tmp_path), ARCHITECTURES["flux"], Given()) is None
-
-
-# -- the scale of latents -------------------------------------------------------------------------
 
 
 def vae(folder: Path, channels: int = 4, **config: Any) -> dict[str, Any]:

@@ -109,9 +109,6 @@ def test_a_recipe_does_not_depend_on_the_words_for_a_place(micro: Path) -> None:
         assert make(kind, dataset, short) == make(kind, dataset, long)
 
 
-# -- the hub --------------------------------------------------------------------------------------
-
-
 def snapshot(cache: Path) -> Path:
     return cache / "models--some--model" / "snapshots" / COMMIT
 

@@ -24,9 +24,6 @@ def refusal(place: Path, **more: str) -> str:
     return str(caught.value)
 
 
-# -- which files hold a network -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("there", "expected"),
     [
@@ -123,9 +120,6 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
         files.network_config(place)
 
 
-# -- tokenizers -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("encoder", "there", "more"),
     [
@@ -138,9 +132,8 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
     ],
 )
 def test_a_tokenizer_lies_in_its_encoder_or_beside_it_or_where_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder: str, there: str, more: dict[str, Any]
+    working: Path, encoder: str, there: str, more: dict[str, Any]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     network(Path(encoder.removesuffix("/model.safetensors")))
     folder, _, name = there.partition("/")
     put(Path(folder), **{name.replace(".", "__"): "{}"})
@@ -156,9 +149,6 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
         files.tokenizer_files(place)
 
 
-# -- the VAE's factor -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("blocks", "factor"), [(1, 1), (2, 2), (3, 4), (4, 8)])
 def test_the_factor_is_what_the_blocks_make_it(tmp_path: Path, blocks: int, factor: int) -> None:
     network(tmp_path, config=json.dumps({"block_out_channels": [8] * blocks}))
@@ -171,15 +161,12 @@ def test_where_no_configuration_says_the_factor_is_unknown(tmp_path: Path) -> No
     assert files.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
 
 
-def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(working: Path) -> None:
     line = refusal(Path("stabilityai/sd-vae-ft-mse"))
     assert "{hub: stabilityai/sd-vae-ft-mse, revision: ...}" in line and "40 hex" in line
     name = "sd-vae-ft-mse"
     assert f"run `hf download stabilityai/{name} --local-dir models/{name}`" in line
     assert "run `hf download OWNER/vae --local-dir models/vae`" in refusal(Path("vae"))
-    (tmp_path / "models").mkdir()
-    for place in ("models/vae", f"{tmp_path}/models/none", "a/b/c", "vae.safetensors"):
+    (working / "models").mkdir()
+    for place in ("models/vae", f"{working}/models/none", "a/b/c", "vae.safetensors"):
         assert "hub" not in refusal(Path(place))
