@@ -23,7 +23,10 @@ FREE = {"config", "layouts", "backends"}
 FREE_MODULES = {
     "models/checkpoints.py",  # tells the three families whose releases are one file
     # init chooses an architecture and a trainer, which nobody can be asked for before
-    *(f"commands/{name}.py" for name in ("init", "local_models", "model_section", "new_config")),
+    *(
+        f"trainers/init/{name}.py"
+        for name in ("init", "local_models", "model_section", "new_config")
+    ),
 }
 
 

@@ -41,8 +41,9 @@ NAMES = {
 IN_FILES = {
     "plan/manifest.py: aside",
     "plan/orders.py: found",
-    "training/loop/generation.py: asked",
-    "training/rows.py: aside",
+    "trainers/loop/generation.py: asked",
+    "runs/results.py: asked",
+    "runs/rows.py: aside",
 }
 """Fields with such a name that stand in files of users."""
 CODE = [path for path in sorted(ROOT.glob("scripts/**/*.py")) if "egg-info" not in path.parts]

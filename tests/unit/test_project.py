@@ -42,9 +42,9 @@ def test_environments_pin_what_the_lock_pins(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "modules"),
     [
-        ("encode.yaml", ["exchange.cut_clips", "training.external.musubi.encode"]),
-        ("train.yaml", ["pages.following", "training.run"]),
-        ("train.yaml", ["training.wan.recipe", "encode.encoders.text", "encode.pixels.stored"]),
+        ("encode.yaml", ["trainers.exchange.cut_clips", "trainers.musubi.encode"]),
+        ("train.yaml", ["pages.following", "trainers.run"]),
+        ("train.yaml", ["trainers.wan.recipe", "encode.encoders.text", "encode.pixels.stored"]),
     ],
 )
 def test_an_environment_has_the_imports_of_its_jobs(name: str, modules: list[str]) -> None:

@@ -26,7 +26,7 @@ def test_a_word_takes_what_the_function_of_its_work_takes() -> None:
     for name, word in COMMANDS.items():
         assert word is not None
         outside = inspect.getclosurevars(word).nonlocals
-        module = import_module(f"latentmake.commands.{outside['module']}")
+        module = import_module(f"latentmake.{outside['module']}")
         work = [*inspect.signature(getattr(module, word.__name__)).parameters]
         taken = [*inspect.signature(word).parameters]
         if outside["project"]:

@@ -17,7 +17,7 @@ from latentmake.trainers.init.new_config import dtype_of
 from PIL import Image
 from safetensors.torch import save_file
 
-TINY = str(Path(__file__).resolve().parents[3] / "data/tiny-sd")
+TINY = str(Path(__file__).resolve().parents[4] / "data/tiny-sd")
 
 
 @pytest.mark.parametrize(

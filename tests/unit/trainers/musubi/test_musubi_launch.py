@@ -90,7 +90,7 @@ def test_the_trainer_runs_in_its_own_folder_and_environment(
     root: Path, tuner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SNAKEMAKE_X", "1")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[5] / "scripts"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4] / "scripts"))
     launch(make_run(root, tuner=tuner))
     call = called(tuner)
     assert call["cwd"] == str(tuner)
