@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 from demo.__main__ import main
-from demo.shapes import draw_scene
 from demo.tiny_sd import write_tiny_sd
 from PIL import Image, ImageOps
 from safetensors.torch import load_file
@@ -120,12 +118,6 @@ def test_the_clip_tokenizer_encodes_any_text(text: str) -> None:
 
 
 class TestTraining:
-    def test_the_same_chance_gives_the_same_scene(self) -> None:
-        first, second = (draw_scene(random.Random(5), (70, 50)) for _ in range(2))
-        assert first[1] == second[1] and "background" in first[1]
-        assert (first[0].mode, first[0].size) == ("RGB", (70, 50))
-        assert first[0].tobytes() == second[0].tobytes()
-
     def test_the_same_seed_gives_the_same_bytes_in_the_shipped_files(self, tmp_path: Path) -> None:
         for name in ("first", "second"):
             write_tiny_sd(tmp_path / name, vae_steps=2, text_steps=2, unet_steps=2)
