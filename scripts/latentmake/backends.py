@@ -24,7 +24,6 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import RunPlan
 from latentmake.runs.backend import Backend
-from latentmake.runs.edited import count_items
 
 if TYPE_CHECKING:
     from latentmake.encode.job import ExternalEncoder
@@ -79,6 +78,8 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
     if (run_backend := of_run(facts.config, plan.name)) is not None:
         run_backend.plan(facts, plan, train=train)
         if plan.reasons:
+            from latentmake.runs.edited import count_items  # most plans train nothing
+
             count_items(facts, plan)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentmake.base.errors import ConfigError
-from latentmake.entry import exit_on_mistake
 
 if TYPE_CHECKING:
     from latentmake.session import Session
@@ -60,6 +59,7 @@ def session_of(
         values: the configuration.
         side_by_side: see `Session`.
     """
+    from latentmake.entry import exit_on_mistake
     from latentmake.session import Session
 
     name, is_main = repr(values), workflow.is_main_process

@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -32,7 +32,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 BOUNDS = {
-    "nothing to do": {"modules loaded": 85, "lines loaded": 17_500},
+    "nothing to do": {"functions": 330, "modules loaded": 80, "lines loaded": 16_200},
+    "status": {"modules loaded": 77},
+    "--help": {"modules loaded": 11},
     "caption: plan and manifest": {"functions": 440, "files": 60},
 }
 """Way of a build -> figure -> the most there may be; see tests/workflow/test_ways.py."""
@@ -266,11 +268,17 @@ class Sample:
         self.site.mkdir()
         (self.site / "sitecustomize.py").write_text(TRACE)
 
-    def run(self, *words: str, says: str = "", **environment: str) -> None:
+    def run(
+        self,
+        *words: str,
+        says: str = "",
+        program: Sequence[str] = ("snakemake", "--cores", "1"),
+        **environment: str,
+    ) -> None:
         ours = ("SNAKEMAKE", "PYTEST", "PYTHON", "LATENTMAKE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         done = subprocess.run(
-            [sys.executable, "-m", "snakemake", "--cores", "1", *words],
+            [sys.executable, "-m", *program, *words],
             cwd=self.folder,
             env={**kept, "SLURM_CONF": os.devnull, "OMP_NUM_THREADS": "1", **environment},
             stdout=subprocess.PIPE,
@@ -281,12 +289,12 @@ class Sample:
         if done.returncode or says not in done.stdout:
             sys.exit(f"{done.stdout}\n{' '.join(words)}: failed, or did not say {says!r}")
 
-    def trace(self, *words: str, says: str = "") -> dict[str, dict[str, Any]]:
+    def trace(self, *words: str, **options: Any) -> dict[str, dict[str, Any]]:
         """Run Snakemake; return what ran in its own process (`plan`) and in each kind of job."""
         with tempfile.TemporaryDirectory() as into:
-            places = {"PYTHONPATH": str(self.site), "HOUSE_INTO": into}
-            package = str(self.folder / "scripts/latentmake")
-            self.run(*words, says=says, HOUSE_PACKAGE=package, **places)
+            scripts = self.folder / "scripts"
+            places = {"PYTHONPATH": f"{self.site}:{scripts}", "HOUSE_INTO": into}
+            self.run(*words, HOUSE_PACKAGE=str(scripts / "latentmake"), **places, **options)
             read = [json.loads(path.read_bytes()) for path in sorted(Path(into).iterdir())]
         found: dict[str, dict[str, Any]] = {}
         for each in read:
@@ -302,7 +310,7 @@ class Sample:
 def _process(command: list[str]) -> str:
     """Return what a process is called: a job by its script or module."""
     match command:
-        case ["-m", "snakemake", *_]:
+        case ["-m", "snakemake" | "latentmake", *_]:
             return "plan"
         case ["-m", module, *_]:
             return module.rpartition(".")[2]
@@ -350,6 +358,8 @@ def way_figures(checkout: Path, *, bounded: bool = False) -> tuple[Figures, dict
         idle = "Nothing to be done"
         sample.run("-n", "train_michael_gove", says=idle)  # it learns what the build left
         add("nothing to do", sample.trace("-n", "train_michael_gove", says=idle)["plan"])
+        for word in ("status", "--help"):
+            add(word, sample.trace(word, program=["latentmake"])["plan"])
         data = sample.folder / "data/michael_gove"
         (data / "black_arrow.txt").write_text("a dark arrow, michael_gove style\n", "utf-8")
         found = sample.trace("caches_michael_gove")

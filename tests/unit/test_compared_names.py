@@ -22,11 +22,8 @@ CLASSES = {"SdTrainer", "WanTrainer", "MusubiTrainer", "SdScriptsTrainer", "WAN"
 FREE = {"config", "layouts", "backends"}
 FREE_MODULES = {
     "models/checkpoints.py",  # tells the three families whose releases are one file
-    # init chooses an architecture and a trainer, which nobody can be asked for before
-    *(
-        f"trainers/init/{name}.py"
-        for name in ("init", "local_models", "model_section", "new_config")
-    ),
+    # init writes for a trainer, which nobody can be asked for before
+    *(f"trainers/init/{name}.py" for name in ("model_section", "new_config")),
 }
 
 

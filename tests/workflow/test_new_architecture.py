@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import filecmp
+import subprocess
+import sys
 from pathlib import Path
 
 import fast_tuner
+import named_weights
 import yaml
 from latentmake.config.architectures import MUSUBI, File, Script
 from project import ROOT, Project
@@ -23,7 +26,9 @@ nova_2:
   latents: {name: nova_cache_latents.py, reads_controls: true}
   text:
     name: nova_cache_text_encoder_outputs.py
-    files: [{flag: --qwen, key: text}, {flag: --glyphs, key: text.1}]
+    files:
+      - {flag: --qwen, key: text, kind: language model}
+      - {flag: --glyphs, key: text.1, kind: T5}
     reads_controls: true
   training: {name: nova_train_network.py}
   network: networks.lora_nova
@@ -54,6 +59,23 @@ musubi_tuner: {path: musubi-tuner, venv: VENV}
 """
 
 
+NOVA = MUSUBI["z_image"]._replace(
+    suffix="nv2",
+    header="nova",
+    latents=Script("nova_cache_latents.py", (File("--vae", "vae"),), reads_controls=True),
+    text=Script(
+        "nova_cache_text_encoder_outputs.py",
+        (File("--qwen", "text"), File("--glyphs", "text.1")),
+        reads_controls=True,
+    ),
+    training=Script("nova_train_network.py", (File("--dit", "dit"),)),
+    network="networks.lora_nova",
+    tensors=("varlen_qwen_", "glyphs_"),
+    pixels=32,
+)
+"""Scripts of a trainer's folder with these names."""
+
+
 def differing(folder: Path) -> set[str]:
     """Return the files of the package that are not those of this repository."""
     found = set()
@@ -64,32 +86,20 @@ def differing(folder: Path) -> set[str]:
     return found
 
 
+def add_row(project: Project) -> None:
+    table = project / "scripts/latentmake/config/musubi.yaml"
+    table.write_text(table.read_text() + ROW)
+    assert differing(project.folder) == {"scripts/latentmake/config/musubi.yaml"}
+
+
 def test_a_row_and_an_example_are_all_that_a_new_architecture_needs(tmp_path: Path) -> None:
     weights = {"text": "embedding", "glyphs": "glyphs", "dit": "nova_blocks.0.weight"}
     fast_tuner.write_weights(tmp_path / "tiny", vae="encoder", **weights)
     project = Project.make(tmp_path / "project", {}, tmp_path / "tiny")
-    table = project / "scripts/latentmake/config/musubi.yaml"
-    table.write_text(table.read_text() + ROW)
+    add_row(project)
     venv = fast_tuner.config("z_image")["musubi_tuner"]["venv"]
     project.config = yaml.safe_load(EXAMPLE.replace("VENV", venv))
-    assert differing(project.folder) == {"scripts/latentmake/config/musubi.yaml"}
-
-    # A trainer's folder with scripts of these names.
-    like = MUSUBI["z_image"]._replace(
-        suffix="nv2",
-        header="nova",
-        latents=Script("nova_cache_latents.py", (File("--vae", "vae"),), reads_controls=True),
-        text=Script(
-            "nova_cache_text_encoder_outputs.py",
-            (File("--qwen", "text"), File("--glyphs", "text.1")),
-            reads_controls=True,
-        ),
-        training=Script("nova_train_network.py", (File("--dit", "dit"),)),
-        network="networks.lora_nova",
-        tensors=("varlen_qwen_", "glyphs_"),
-        pixels=32,
-    )
-    fast_tuner.install(project / "musubi-tuner", like)
+    fast_tuner.install(project / "musubi-tuner", NOVA)
     fast_tuner.write_pictures(project / "data/shapes", CAPTIONS, (160, 96))
     controls = {**CAPTIONS, "bee_1": ""}
     fast_tuner.write_pictures(project / "data/controls", controls, (64, 64))
@@ -120,3 +130,30 @@ def test_a_row_and_an_example_are_all_that_a_new_architecture_needs(tmp_path: Pa
     project.configure(lambda values: values["models"]["tiny"].update(task="paint"))
     refused = project.run("-n", "caches_tiny", check=False)
     refused.one_line("paint is no task of Nova 2", "edit, draw")
+
+
+def test_init_needs_no_code_for_a_new_architecture(tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project", {})
+    add_row(project)
+    fast_tuner.install(project / "musubi-tuner", NOVA)
+    fast_tuner.write_pictures(project / "shapes", CAPTIONS, (1100, 1000))
+    qwen = named_weights.qwen_image(project / "models/tiny", Path())
+    glyphs = {"shared.weight": (1472, 64), "encoder.block.0.layer.0.SelfAttention.q.weight": (1, 1)}
+    named_weights.write(project / "models/tiny/text_encoders/glyphs.safetensors", glyphs)
+    named_weights.write(qwen, {"nova_blocks.0.weight": (64, 64)})
+
+    # The project's own copy of the package, which has the row.
+    command = [sys.executable, "-m", "latentmake", "init", "shapes", "--model", "models/tiny"]
+    environment = {**project.environment(), "PYTHONPATH": str(project / "scripts")}
+    said = subprocess.run(
+        command, cwd=project.folder, env=environment, check=True, capture_output=True, text=True
+    )
+    assert "models/tiny: Nova 2 draw" in said.stdout
+    values = yaml.safe_load((project / "shapes.yaml").read_text())
+    (model,) = values["models"].values()
+    assert (model["architecture"], model["task"]) == ("nova_2", "draw")
+    assert model["dit"] == str(qwen.relative_to(project.folder))
+    assert [Path(place).stem for place in model["text"]] == ["qwen_2.5_vl_7b", "glyphs"]
+    run = values["runs"]["shapes"]
+    assert (run["resolutions"], run["trainer"]["kind"]) == ([1024], "musubi")
+    project.run("-n", "train_shapes", "--configfile", "shapes.yaml")

@@ -1,4 +1,4 @@
-"""Doing nothing loads few modules, and an edited caption runs few functions."""
+"""Doing nothing and `status` load few modules, and an edited caption runs few functions."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from latentmake.plan.manifest import run_folder
 from latentmake.plan.product import Parts
 from latentmake.runs.order import Record
 from latentmake.runs.results import INDEX
-from latentmake.trainers.loop.order import Prompt, picture_index
+from latentmake.trainers.loop.order import Prompt
+from latentmake.trainers.loop.samples import picture_index
 from latentmake.trainers.sd.unet import SdOrder
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter

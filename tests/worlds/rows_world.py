@@ -59,7 +59,7 @@ DIT_NAMES = {
 }
 # A name of a tensor of each kind of encoder.
 ENCODER_NAMES = {
-    "VAE": "encoder.mid.block_1.conv1.weight",
+    **dict.fromkeys(("VAE", "Wan VAE"), "encoder.mid.block_1.conv1.weight"),
     "T5": "encoder.block.0.layer.0.SelfAttention.q.weight",
     "CLIP text encoder": "text_model.encoder.layers.0.mlp.fc1.weight",
     "image encoder": "vision_model.encoder.layers.0.mlp.fc1.weight",

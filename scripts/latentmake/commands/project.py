@@ -52,13 +52,16 @@ def run_names(config: Config, names: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(names or config.runs))
 
 
-def plan_of(facts: Facts, runs: Sequence[str], generated: Sequence[str] = ()) -> Plan:
+def plan_of(
+    facts: Facts, runs: Sequence[str], generated: Sequence[str] = (), *, batched: bool = False
+) -> Plan:
     """Plan all caches and the trainings of these runs, without writing anything.
 
-    For the runs in `generated`, the caches include the prompts of `generate`.
+    For the runs in `generated`, the caches include the prompts of `generate`. The plan has orders
+    only if it is `batched`.
     """
     with many_objects():
-        plan = make_plan(facts, runs, generated=generated)
+        plan = make_plan(facts, runs, generated=generated, batched=batched)
         for run in plan.runs.values():
             backends.plan_training(facts, run, train=False)
     return plan

@@ -10,6 +10,7 @@ flux_models.py, `verify_bucket_reso_steps` in its training scripts; musubi-tuner
 
 from __future__ import annotations
 
+import re
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,29 @@ class File(NamedTuple):
     form: Literal["file", "folder", "either"] = "file"
 
 
+class Recognition(NamedTuple):
+    """Facts by which `latentmake init` recognises a model, and its choices for a configuration."""
+
+    network: str = ""  # pattern of the name of one of its tensors; "": that of the trainer
+    order: int = 0  # rows with lower numbers are compared first
+    word: str = ""  # part of the path; it distinguishes architectures that share a network
+    sizes: Mapping[str, int] = {}  # pattern of a tensor's name -> last axis, only in this network
+    language_model: int = 3584  # width of the embeddings of its language model
+    images: int | tuple[int, int] = 1024  # size that it was made for, in pixels
+    clips: tuple[int, int] | None = None  # the same for videos; None: `images`
+    tokenizers: tuple[str, ...] = ()  # further folders that may hold its tokenizer
+    download: str = ""  # arguments of `hf download` for the model of a new user
+
+
 # -- musubi-tuner ----------------------------------------------------------------------------------
+
+
+class Untrained(NamedTuple):
+    """Network that no trainer supports: the first axes of a weight, and its error."""
+
+    shape: tuple[int, int]
+    what: str
+    hint: str
 
 
 class Version(NamedTuple):
@@ -67,6 +90,11 @@ class Version(NamedTuple):
     tensors: tuple[str, ...] = ()  # beginnings of tensor names in latents, besides `latents_`
     boundary: int | None = None  # timestep, in thousandths, between the high and low noise networks
     one_frame: bool = False  # `fp_1f_*` keys count, with a control image for each index
+    channels: int = 0  # input channels of the network; 0: sizes do not distinguish versions
+    width: int = 0  # width of its blocks
+    word: str = ""  # part of the path of its network, which has the sizes of another version
+    ours: bool = False  # whether Latentmake's own trainer supports it
+    small: bool = False  # whether Latentmake's own trainer is chosen if no other is installed
 
     def caching(self, kind: str) -> tuple[str, ...]:
         """Return the further arguments of the script that encodes `latents` or `text`."""
@@ -106,6 +134,10 @@ class Scripts(NamedTuple):
     sections: bool = False  # whether a clip has latents for each of its sections
     layers: bool = False  # whether an item has several target images
     mark: str = "$^"  # pattern that matches only names of tensors of its DiT
+    unread: str = "$^"  # pattern of names in another library, which the scripts do not read
+    sized_by: str = ""  # pattern of the name of the weight with width and channels of a version
+    untrained: Untrained | None = None
+    init: Recognition = Recognition()
     inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
     reads_scales: bool = False  # whether it reads a DiT in 8 bits with scales
     fp8: tuple[tuple[str, ...], ...] = (("fp8_base",), ("fp8_base", "fp8_scaled"))  # allowed sets
@@ -218,6 +250,7 @@ class Strategies(NamedTuple):
     scripts: tuple[str, ...]  # training scripts without endings, the default first
     network: str  # module of the LoRA
     marks: tuple[str, ...]  # parts of tensor names; a file of the network has one of them
+    init: Recognition = Recognition()
     inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
     reads_scales: bool = False  # whether it reads weights in 8 bits with scales
     text_ending: str | None = None  # None: captions are encoded during the training
@@ -239,6 +272,11 @@ class Strategies(NamedTuple):
     # Variant of the weights in a folder that is read with a `mixed_precision` of the same name.
     variant: str | None = None
     architecture: Mapping[str, Any] = {}  # fields of `Architecture`
+
+    @property
+    def pattern(self) -> str:
+        """Pattern of names of tensors that its trainer reads."""
+        return "|".join(map(re.escape, self.marks))
 
     @property
     def defaults(self) -> dict[str, str]:
@@ -301,14 +339,36 @@ class Architecture(NamedTuple):
     cleans_captions: bool = False  # whether HTML and repeated space are removed (umT5)
     encodes: bool = True  # whether Latentmake has encoders for it
     checkpoints: bool = False  # whether one file may hold VAE, text encoders and UNet
+    trainer: str | None = None  # kind of Latentmake's own trainer for it
+    usual: bool = False  # whether an imported dataset file is for it, if nothing says which
+    channels: int = 4  # channels of its latents
     prediction: str | None = None  # prediction of its networks; None if they differ
     # A network takes (latents - shift_factor) * scaling_factor; None: unknown.
     scaling_factor: float | None = None
     shift_factor: float = 0.0
     scripts: Scripts | None = None  # facts for musubi-tuner
     strategies: Strategies | None = None  # facts for sd-scripts
+    init: Recognition = Recognition()  # facts for `latentmake init`
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a model may have two networks, for high and low noise."""
+        return self.scripts is not None and any(x.boundary for x in self.scripts.versions.values())
+
+    @property
+    def program(self) -> Scripts | Strategies | None:
+        """Facts for musubi-tuner or sd-scripts, whichever trains it."""
+        return self.scripts or self.strategies
 
 
+TEXT_ENCODERS = {
+    **{"CLIP-L": ("CLIP text encoder", 768), "OpenCLIP-H": ("CLIP text encoder", 1024)},
+    **{"CLIP-G": ("CLIP text encoder", 1280), "T5": ("T5", 32128), "umT5": ("T5", 256384)},
+}
+"""Name in `text_encoders` -> kind in `models.headers`, and published size.
+
+The size is the width of a CLIP, or the vocabulary of a T5.
+"""
 GENERIC = Architecture("", checkpoints=True)
 """Facts for a model without `architecture`: caches keep the last layer of each text encoder."""
 
@@ -365,20 +425,24 @@ SDSCRIPTS = {name: _of_strategies(row) for name, row in _rows("sdscripts.yaml").
 
 
 def _architecture(name: str, row: Scripts | Strategies) -> Architecture:
+    mark = row.pattern if isinstance(row, Strategies) else row.mark
+    init = row.init._replace(network=row.init.network or mark)
     if isinstance(row, Strategies):
-        return _of_facts({"name": name, **row.architecture})._replace(strategies=row)
+        return _of_facts({"name": name, **row.architecture})._replace(strategies=row, init=init)
     side = max(row.pixels, 16)
     videos = any(version.videos for version in row.versions.values())
     facts = {"side": side, "bucket_steps": side, "video": videos, "encodes": False}
-    return _of_facts({"name": name, **(row.architecture or facts)})._replace(scripts=row)
+    return _of_facts({"name": name, **(row.architecture or facts)})._replace(scripts=row, init=init)
 
 
-ARCHITECTURES = {
+ROWS = {
     **{name: _architecture(name, row) for name, row in SDSCRIPTS.items()},
     **{name: _architecture(name, row) for name, row in MUSUBI.items()},
 }
+"""Name -> facts, for all architectures."""
+WAN = ROWS["wan"]
+ARCHITECTURES = {name: row for name, row in ROWS.items() if row is not WAN}
 """Name in the configuration -> facts, without Wan: its models have only a `task`."""
-WAN = ARCHITECTURES.pop("wan")
 
 
 if TYPE_CHECKING:

@@ -47,15 +47,19 @@ def _only(models: str, when: Callable[[Any], object]) -> Applies:
     return Applies(f"is only for {models}", when=when)
 
 
+def _having(fact: Callable[[Architecture], object]) -> dict[str, Any]:
+    """Return the arguments of `Shapes` for a key of the architectures that have a fact."""
+    *names, last = (name for name, row in ARCHITECTURES.items() if fact(row))
+    words = f"{', '.join(names)} and {last}" if names else last
+    applies = [_only(words, lambda model: fact(model.spec))]
+    return {"when": ("architecture", (*names, last)), "applies": applies}
+
+
 _PLAIN = _only("`layout: plain`", lambda model: model.layout == "plain")
 _MUSUBI = _only(
     "Wan and other architectures of musubi-tuner", lambda model: model.spec.scripts is not None
 )
 _TWO_NETWORKS = _only("Wan 2.2", lambda model: model.version.boundary is not None)
-_PICKED = _only("sd1 and sd2", lambda model: model.spec.picks_layer)
-_CHUNKED = _only("sd1, sd2 and sdxl", lambda model: model.spec.chunks_captions)
-_MASKED = _only("sd3", lambda model: model.spec.masks_clips)
-_MASKED_T5 = _only("sd3 and flux", lambda model: "T5" in model.spec.text_encoders)
 _VISION = _only("image-to-video with Wan 2.1", lambda model: model.needs_clip)
 _SIGLIP = _only(
     "FramePack and image-to-video with HunyuanVideo 1.5",
@@ -154,34 +158,25 @@ class Model(Closed):
     `sdscripts` with `lumina`, `hunyuan_image` and `anima`, else `plain`."""
     clip_skip: Number | None = shaped(
         None,
-        Shapes("text", "weights", when=("architecture", ("sd1", "sd2")), applies=[_PICKED]),
+        Shapes("text", "weights", **_having(lambda row: row.picks_layer)),
         ge=1,
     )
     """CLIP layer to keep, counted from the last (`1`), followed by the final normalisation, as in
     sd-scripts. For `sd1` and `sd2`."""
     max_token_length: Literal[75, 150, 225, "auto"] = shaped(
         75,
-        Shapes(
-            "text", "weights", when=("architecture", ("sd1", "sd2", "sdxl")), applies=[_CHUNKED]
-        ),
+        Shapes("text", "weights", **_having(lambda row: row.chunks_captions)),
     )
     """Tokens of a caption that CLIP keeps. CLIP reads them in chunks of 75, each with its own
     begin and end token, as in sd-scripts; the vector of the caption is that of the first chunk.
     `auto` uses as many chunks as the caption needs, so captions differ in length. Longer captions
     are cut and named in the log of the job. For `sd1`, `sd2` and `sdxl`; `auto` is not for
     `layout: sdscripts`."""
-    apply_lg_attn_mask: bool = shaped(
-        False, Shapes("text", when=("architecture", ("sd3",)), applies=[_MASKED])
-    )
+    apply_lg_attn_mask: bool = shaped(False, Shapes("text", **_having(lambda row: row.masks_clips)))
     """Hide padding tokens from the two CLIPs. For `sd3`."""
     apply_t5_attn_mask: bool = shaped(
         False,
-        Shapes(
-            "text",
-            layouts=("sdscripts",),
-            when=("architecture", ("sd3", "flux")),
-            applies=[_MASKED_T5],
-        ),
+        Shapes("text", layouts=("sdscripts",), **_having(lambda row: "T5" in row.text_encoders)),
     )
     """Hide padding tokens from T5. For `sd3` and `flux` with `layout: sdscripts`."""
     task: Annotated[str, WithJsonSchema({"type": "string", "enum": _TASKS})] | None = shaped(
@@ -329,7 +324,7 @@ class Model(Closed):
     @property
     def title(self) -> str:
         """Name of the architecture for people."""
-        program = self.spec.scripts or self.spec.strategies
+        program = self.spec.program
         return program.title if program else self.spec.name
 
     @property

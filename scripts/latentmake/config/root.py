@@ -302,7 +302,7 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
 def _faults_of_wan(where: str, trainer: WanTrainer, model: Model) -> Iterator[Fault]:
     """Yield faults of models that the trainer `wan` cannot train, and of its sample clips."""
     task, side, samples = str(model.task), model.spec.side, trainer.samples
-    if not model.spec.encodes or task.endswith("-FC") or task.startswith("flf2v"):
+    if not model.spec.encodes or (model.spec.scripts and not model.version.ours):
         what = f"the trainer wan does not train {model.task or model.title}"
         yield f"{where}.kind", what, "use kind: musubi"
     yield from _faults_of_section(trainer, where, model)

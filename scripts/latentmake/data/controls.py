@@ -15,18 +15,9 @@ from latentmake.config.datasets import Dataset
 from latentmake.config.models import Model
 from latentmake.config.root import control_counts
 from latentmake.data.folders import broken_links, in_order, owner
-from latentmake.data.item import (
-    CONTROL,
-    IMAGE_EXTENSIONS,
-    NO_FILE,
-    Fault,
-    File,
-    Item,
-    Scan,
-    missing_file,
-)
+from latentmake.data.item import CONTROL, NO_FILE, Fault, File, Item, Scan, missing_file
 from latentmake.data.lists import columns_of
-from latentmake.formats.media import VIDEO_EXTENSIONS
+from latentmake.formats.endings import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from latentmake.layouts.layout import Layout
 
 

@@ -14,10 +14,8 @@ from latentmake.config.datasets import Dataset
 from latentmake.data.item import (
     CAPTION,
     IMAGE,
-    IMAGE_EXTENSIONS,
     LAYER,
     NO_FILE,
-    PREVIEWS,
     TAGS,
     Entry,
     Fault,
@@ -28,7 +26,7 @@ from latentmake.data.item import (
     unusable_name,
 )
 from latentmake.data.unread import left_out, unread
-from latentmake.formats.media import VIDEO_EXTENSIONS, unread_fault
+from latentmake.formats.endings import IMAGE_EXTENSIONS, PREVIEWS, VIDEO_EXTENSIONS, unread_fault
 from latentmake.geometry.clips import Span
 
 _VIDEOS = tuple(VIDEO_EXTENSIONS)

@@ -12,6 +12,7 @@ from pydantic import PlainSerializer
 from latentmake.base.digest import SourceStat
 from latentmake.base.errors import SourceError, UserError
 from latentmake.base.paths import is_remote, is_text
+from latentmake.formats.endings import NPZ
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
 from latentmake.layouts.layout import Layout, kind_of
@@ -37,11 +38,6 @@ class Row(NamedTuple):
     place: str = ""
 
 
-IMAGE_EXTENSIONS = frozenset(
-    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
-)
-PREVIEWS = (".img_sdvae.webp", ".img_sdxl.webp")
-"""Endings of preview pictures of latents, which ai-training's scripts write beside images."""
 IMAGE, CAPTION, TAGS, CONTROL, LAYER = "image", "caption", "tags", "control", "layer"
 """Roles of an item's files. `IMAGE` is the image or video that gives the item its name."""
 BUCKET = "bucket"
@@ -109,6 +105,11 @@ class Item(NamedTuple):
     def file(self, role: str) -> File | None:
         """Return its first file of a role."""
         return next((file for file in self.files if file.role == role), None)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether its clip is stored as an array of frames."""
+        return self.image.lower().endswith(NPZ)
 
     @property
     def image(self) -> str:

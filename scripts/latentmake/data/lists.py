@@ -41,7 +41,6 @@ from latentmake.config.trainers import whole_latents
 from latentmake.data.item import (
     CAPTION,
     IMAGE,
-    IMAGE_EXTENSIONS,
     LAYER,
     NO_FILE,
     TAGS,
@@ -56,7 +55,7 @@ from latentmake.data.item import (
     text_fault,
     unusable_name,
 )
-from latentmake.formats.media import NPZ, VIDEO_EXTENSIONS, unread_fault
+from latentmake.formats.endings import IMAGE_EXTENSIONS, NPZ, VIDEO_EXTENSIONS, unread_fault
 from latentmake.geometry.clips import Span
 
 NAMES = (

@@ -17,7 +17,7 @@ from latentmake.config.models import Model
 from latentmake.data.controls import controls_of, lost_controls
 from latentmake.data.item import LAYER, Fault, File, Item, Scan, Window, fault_of
 from latentmake.data.memo import Memo
-from latentmake.formats.media import NPZ, probe_image
+from latentmake.formats.media import probe_image
 from latentmake.formats.readers import probe_videos
 from latentmake.geometry.buckets import Size, control_size, refuse_odd
 from latentmake.geometry.clips import WAN_FPS, Clip, Media, SourceFps, Span, Timing, kept_indices
@@ -46,7 +46,7 @@ def used_part(
         SourceError: timestamps are needed but not known; the span begins or ends after the end of
             the video; or the frames of an array have more pixels than `max_image_pixels`.
     """
-    if item.image.lower().endswith(NPZ):
+    if item.is_array:
         most = settings.max_image_pixels
         if media.width * media.height > most:  # a small file can hold many pixels
             what = f"has frames of {media.width} x {media.height} pixels, more than {most} in all"
@@ -86,7 +86,7 @@ def _of_seconds(window: Window, settings: Dataset, media: Media, span: Span, rat
 
 def _refuse_parts(item: Item) -> None:
     """Raise a SourceError for a row that musubi-tuner's own scripts cannot read."""
-    if item.image.lower().endswith(NPZ):
+    if item.is_array:
         what = "is no video, and musubi-tuner's own scripts read videos alone"
         raise SourceError(what, hint="name a video")
     if item.window is not None or item.span not in (None, Span()):

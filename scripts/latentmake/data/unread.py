@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from posixpath import abspath, basename, splitext
 
 from latentmake.config.datasets import Dataset
-from latentmake.data.item import IMAGE_EXTENSIONS, PREVIEWS
-from latentmake.formats.media import UNREAD, VIDEO_EXTENSIONS
+from latentmake.formats.endings import IMAGE_EXTENSIONS, PREVIEWS, UNREAD, VIDEO_EXTENSIONS
 
 _CAPTIONS = frozenset({".txt", ".text", ".caption", ".captions", ".cap", ".tags"})
 _LISTS = frozenset({".json", ".jsonl", ".csv", ".tsv", ".parquet"})

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from latentmake.base.errors import SourceError, unreadable
 from latentmake.base.regular import open_regular
+from latentmake.formats.endings import IMAGE_FORMATS, unread_format
 from latentmake.formats.metadata import orientation, pass_over_damaged
 from latentmake.geometry.buckets import Size, refuse_large
 from latentmake.geometry.clips import Media, Timing
@@ -30,42 +31,10 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
     from PIL import Image
 
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
-"""Pillow's names of the image formats of datasets.
-
-Pillow tries no other format, whatever the file's ending: it would start Ghostscript for PostScript.
-"""
-
-_IMAGES = (
-    *(".heic", ".heif", ".hif", ".jxl", ".jp2", ".j2k", ".jpf", ".jpx", ".tga", ".ico", ".icns"),
-    *(".psd", ".xcf", ".svg", ".exr", ".hdr", ".dds", ".dib", ".pcx", ".ppm", ".pgm", ".pbm"),
-    *(".pnm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
-)
-_VIDEOS = (
-    *(".ts", ".mts", ".m2ts", ".m2v", ".3gp", ".3g2", ".ogv", ".vob", ".asf", ".f4v", ".mxf"),
-    *(".rm", ".rmvb", ".divx", ".qt"),
-)
-UNREAD = {
-    **dict.fromkeys((".jfif", ".jpe", ".jif", ".mpo"), "rename to .jpg"),
-    ".apng": "rename to .png",
-    **dict.fromkeys(_IMAGES, "convert to PNG or JPEG"),
-    **dict.fromkeys(_VIDEOS, "convert to MP4"),
-}
-"""Ending of a file that neither Latentmake nor the trainers read -> what to do with the file."""
-
-_NAMES = {".heic": "HEIC", ".heif": "HEIC", ".hif": "HEIC", ".jxl": "JPEG XL"}
-
 _UNREAD = {
     "HEIC": re.compile(rb"....ftyp(he[iv].|m[is]f1)", re.DOTALL),
     "JPEG XL": re.compile(rb"\xff\x0a|\0\0\0\x0cJXL "),
 }
-
-VIDEO_EXTENSIONS = frozenset(
-    {".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"}
-)
-
-NPZ = ".npz"
-"""Ending of a clip that is stored as an array of frames."""
 
 # With these codecs in these containers, a packet is usually exactly one picture. Others differ:
 # MPEG-4 in AVI may have packets without a picture, and VP8 has pictures that are not shown.
@@ -117,23 +86,6 @@ def opened_image(file: BinaryIO, path: str, max_pixels: int | None) -> Iterator[
     except Exception as error:  # for a damaged file, a decoder may raise anything
         what = f"is damaged or cut short ({error})"
         raise SourceError(what, where=path, hint="replace or remove it") from None
-
-
-def unread_format(kind: str) -> tuple[str, str]:
-    """Return the fault of an image in a format that is not read, and the hint."""
-    return f"is a {kind} image, which cannot be read", "convert it to PNG or JPEG, or remove it"
-
-
-def unread_fault(ending: str) -> tuple[str, str] | None:
-    """Return the fault of a file with an ending, and the hint; None if there is no fault."""
-    if ending in _NAMES:
-        return unread_format(_NAMES[ending])
-    if ending not in UNREAD:
-        return None
-    hint = UNREAD[ending].replace(" to ", " it to ")
-    if hint.startswith("convert"):
-        hint += ", or remove it"
-    return f"has the ending {ending}, which is not read", hint
 
 
 def load(image: Image.Image, path: str) -> None:

@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from latentmake.base import atomic
 from latentmake.base.errors import SourceError, StorageError
-from latentmake.formats.media import NPZ, frame_packets, opened, opened_video, probe_video
+from latentmake.formats.endings import NPZ
+from latentmake.formats.media import frame_packets, opened, opened_video, probe_video
 from latentmake.geometry.clips import Media
 
 if TYPE_CHECKING:

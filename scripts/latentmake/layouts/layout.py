@@ -46,6 +46,14 @@ def resolution_of(part: str) -> Size | None:
     return Size(int(sides[1]), int(sides[2] or sides[1])) if sides else None
 
 
+def row_of(part: str) -> str:
+    """Return a part's row in tables (`latents 64`, `text`); all variants of a text share one."""
+    if kind_of(part) == "latents":
+        return f"latents {part}"
+    text, _, resolution = part.partition("@")
+    return f"{text.partition('.')[0]} {resolution}".rstrip()
+
+
 class Layout:
     """File names, sizes and clips of the caches that one trainer reads.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from latentmake.base.errors import ModelError
 from latentmake.base.regular import read_text
-from latentmake.config.architectures import Inputs
+from latentmake.config.architectures import TEXT_ENCODERS, Inputs
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.formats.safetensors import POINTER, Tensor, is_pointer
@@ -39,7 +39,6 @@ _TOGETHER = "the parts of a model must come from the same base model"
 # Channels of a UNet's input -> its purpose.
 _PURPOSES = {5: "depth", 7: "upscaling", 8: "edits by instructions", 9: "inpainting"}
 _SCALES = (".scale_weight", ".weight_scale", "scaled_fp8")  # ends of names, for 8-bit weights
-_ENCODERS = {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280}  # their published widths
 # Class name or model type in a config.json -> kind of text encoder.
 _KINDS = {
     **{"CLIPTextModelWithProjection": "CLIP", "clip": "CLIP", "clip_text_model": "CLIP"},
@@ -79,7 +78,7 @@ def check(model: Model, trains: bool) -> None:
     if model.unet is not None:
         with _at("unet", model.unet):
             _check_unet(model, model.unet, sizes)
-    program = spec.strategies or spec.scripts
+    program = spec.program
     for key in ("checkpoint", "dit", "dit_high_noise"):
         path = getattr(model, key)
         if path is None or program is None:
@@ -256,9 +255,9 @@ def _text_encoder(model: Model, index: int) -> int | None:
         expected = tensors.open_clip(expected)
     _check_complete(expected, held, fp8=True)
     width = own.get("hidden_size") or own.get("d_model")
-    others = [name for name, published in _ENCODERS.items() if published == width]
-    if named in _ENCODERS and others and named not in others:
-        what = f"is {width} wide as {others[0]} is, and {named} is {_ENCODERS[named]} wide"
+    others = [name for name, (_, published) in TEXT_ENCODERS.items() if published == width]
+    if named and kind == "CLIP" and others and named not in others:
+        what = f"is {width} wide as {others[0]} is, and {named} is {TEXT_ENCODERS[named][1]} wide"
         raise ModelError(what, hint=f"name {named} at this place of `text`")
     _check_tokenizer(place)
     return text_width(place)

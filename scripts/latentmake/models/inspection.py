@@ -146,8 +146,6 @@ def check_kind(weights: Weights, expected: Role, where: str) -> None:
 
 
 DIT = "Wan DiT"
-_CHANNELS = {"i2v": 36, "flf2v": 36, "t2v": 16, "t2i": 16, "FC": 48}  # input channels of Wan DiTs
-_WIDTHS = {"14B": 5120, "1.3B": 1536, "A14B": 5120}  # width of their blocks
 # Kind -> pattern of names that occur only in files of one library, and this library.
 _CONVERTED = {
     "Wan DiT": (r"\.attn1\.to_|condition_embedder\.", "diffusers"),
@@ -206,8 +204,7 @@ def _encoder(model: Model, file: File, place: Path) -> ModelFile:
     Latentmake's own encoders of Wan take a file or a folder; a script takes only one of them.
     """
     result, wan = ModelFile(file.key, str(place)), model.spec.encodes
-    kind = f"Wan {file.kind}" if wan and file.kind == "VAE" else file.kind
-    form = "either" if wan else file.form
+    kind, form = file.kind, "either" if wan else file.form
     if place.is_dir() and form == "file":
         return result._replace(fault=f"is a folder, and the script reads one file of {one(kind)}")
     if place.is_file() and form == "folder":
@@ -220,7 +217,7 @@ def _encoder(model: Model, file: File, place: Path) -> ModelFile:
     except ValueError as error:
         return result._replace(fault=str(error))
     result = result._replace(tensors=tensors, description=kind or "is there")
-    if fault := fault_of(file._replace(kind=kind), tensors):
+    if fault := fault_of(file, tensors):
         return result._replace(fault=fault)
     if wan and not kinds_of(tensors):
         return result._replace(doubt=f"is not known as {one(kind)}")
@@ -266,18 +263,20 @@ def in_original_names(file: ModelFile, kind: str) -> ModelFile:
     return file._replace(fault=fault)
 
 
-def other_task(task: str, tensors: Mapping[str, Tensor]) -> str:
+def other_task(model: Model, tensors: Mapping[str, Tensor]) -> str:
     """Return the reason why a Wan DiT belongs to another task; "" if it fits.
 
     A DiT whose sizes are not those of any Wan model fits, too.
     """
-    family, _, size = task.removesuffix("-FC").partition("-")
-    channels = _CHANNELS["FC" if task.endswith("-FC") else family]
-    embeddings = (name for name in tensors if name.endswith("patch_embedding.weight"))
-    shapes = (tensors[name].shape for name in embeddings)
-    for width, inputs, *_ in (shape for shape in shapes if len(shape) == 5):
-        if inputs != channels and inputs in _CHANNELS.values():
-            return f"is a Wan DiT of {inputs} input channels; {task} has {channels}"
-        if width != _WIDTHS[size] and width in _WIDTHS.values():
-            return f"is a Wan DiT of width {width}; {task} has {_WIDTHS[size]}"
+    scripts, own, task = model.spec.scripts, model.version, model.task
+    if scripts is None or not own.channels:
+        return ""
+    versions = scripts.versions.values()
+    weights = (name for name in tensors if re.search(scripts.sized_by, name))
+    shapes = (tensors[name].shape for name in weights)
+    for width, channels, *_ in (shape for shape in shapes if len(shape) == 5):
+        if channels != own.channels and channels in {version.channels for version in versions}:
+            return f"is a {DIT} of {channels} input channels; {task} has {own.channels}"
+        if width != own.width and width in {version.width for version in versions}:
+            return f"is a {DIT} of width {width}; {task} has {own.width}"
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,10 @@ from pydantic import BaseModel
 from latentmake.base.errors import StorageError
 from latentmake.base.machine import human
 from latentmake.data.memo import Folder, unpacked
-from latentmake.layouts.layout import kind_of
-from latentmake.pages.explanation import recipe_changes
-from latentmake.pages.plan_report import row_of
+from latentmake.layouts.layout import kind_of, row_of
 from latentmake.plan import store
 from latentmake.plan.build_locks import running
-from latentmake.plan.estimates import Past, estimates, past_jobs
+from latentmake.plan.estimates import Past, past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import FOLDER, Order, Part
 from latentmake.plan.run_plan import RunPlan, faulty_items, is_reg
@@ -78,18 +76,22 @@ def stale_items(plan: RunPlan) -> dict[tuple[str, str], list[str]]:
     for part, state in plan.parts.items():
         for item, targets, _ in state.stale:
             words = items.setdefault((part.dataset, item.stem), [])
-            new = dict.fromkeys(f"{row_of(part)[-1]}: {target.reason}" for target in targets)
+            new = dict.fromkeys(f"{row_of(part.name)}: {target.reason}" for target in targets)
             words += [word for word in new if word not in words]
     return items
 
 
 def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
-    rests = estimates(
-        facts.memo, plan.orders, lambda order, part: row_of(Part(order.dataset, order.model, part))
-    )
+    rests: Mapping[tuple[str, str, str], Past] = {}
+    if any(state.stale for state in plan.parts.values()):
+        from latentmake.pages.sizes import estimates, to_make
+
+        rests = estimates(
+            facts, to_make(plan.parts), lambda part: (part.dataset, part.model, row_of(part.name))
+        )
     parts: dict[tuple[str, str, str], list[Part]] = {}
     for part in plan.parts:
-        parts.setdefault(row_of(part), []).append(part)
+        parts.setdefault((*part[:2], row_of(part.name)), []).append(part)
     places = {(dataset, model) for dataset, model, _ in parts}
     listings = {place: Folder("/".join(("cache", *place))) for place in places}
     for name, own in parts.items():
@@ -129,7 +131,11 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     yield from plan.warnings
     if regular := is_reg(facts, plan.name):
         yield f"{plan.name}: regularisation images: {', '.join(regular)}"
-    yield from recipe_changes(facts, [plan])
+    stale = (target for state in plan.parts.values() for target in state.to_make)
+    if any(target.reason == "changed recipe" for target in stale):
+        from latentmake.pages.explanation import recipe_changes
+
+        yield from recipe_changes(facts, [plan])
     for work in dict.fromkeys(f"{kind_of(part.name)} {part.model}" for part in plan.parts):
         if past := past_jobs(facts.memo, work):
             speed, words = past.targets / past.seconds, f", {past.words}" if past.words else ""

@@ -11,14 +11,14 @@ from itertools import chain, islice
 from tabulate import tabulate
 
 from latentmake.base.errors import SourceError
-from latentmake.base.machine import Need, duration, human, shortages
+from latentmake.base.machine import human, shortages
 from latentmake.base.paths import is_remote
 from latentmake.geometry.buckets import Size
-from latentmake.layouts.layout import kind_of, resolution_of
-from latentmake.plan.estimates import estimates, past_jobs
+from latentmake.layouts.layout import kind_of, resolution_of, row_of
+from latentmake.pages.sizes import disk_needs, estimate_lines, ordered
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import REASONS, PartState
-from latentmake.plan.orders import Order, Part
+from latentmake.plan.orders import Order
 from latentmake.plan.run_plan import Plan, RunPlan, faulty_items
 
 _ENLARGED = 1.01  # scale factor; smaller ones come from rounding the sides
@@ -50,7 +50,7 @@ def plan_table(
     }
     rows: dict[tuple[str, str, str], Counter[str]] = {}
     for part, state in parts.items():
-        row = rows.setdefault(row_of(part), Counter())
+        row = rows.setdefault((*part[:2], row_of(part.name)), Counter())
         row.update(fresh=state.fresh, orphaned=len(state.orphans))
         row.update(_HEADS.get(target.reason, target.reason) for target in state.to_make)
     faults = dict(chain.from_iterable(run.faults.items() for run in plan.runs.values()))
@@ -107,15 +107,6 @@ def _in_numbers(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
-def row_of(part: Part) -> tuple[str, str, str]:
-    """Return dataset, model and kind of a part's row; all variants of a text share one row."""
-    kind = f"latents {part.name}"
-    if kind_of(part.name) == "text":
-        text, _, resolution = part.name.partition("@")
-        kind = f"{text.partition('.')[0]} {resolution}".rstrip()
-    return part.dataset, part.model, kind
-
-
 def stopped_by(facts: Facts, plan: RunPlan) -> str:
     """Return a line about the faulty items that prevent a run's training; "" if there are none."""
     faults, videos = list[str](), False
@@ -135,24 +126,6 @@ def stopped_by(facts: Facts, plan: RunPlan) -> str:
         f"{what}: {count} {are} faulty; repair {them} as the lines `faulty` say, or set "
         f"`on_error: skip` to train without {them}"
     )
-
-
-def estimate_lines(facts: Facts, orders: Collection[Order]) -> Iterator[str]:
-    """Yield a line for each kind and model: estimated time and bytes, where they are known."""
-    sums = estimates(facts.memo, orders, lambda order, _: order.work)
-    for work, rest in sums.items():
-        what = work.replace(" ", " of ")
-        if past := past_jobs(facts.memo, work):
-            time = duration((past.starting + rest.seconds) / 60)
-            yield f"{what}: about {time}, {human(rest.size)}"
-        elif rest.size:
-            yield f"{what}: about {human(rest.size)}"
-
-
-def disk_needs(facts: Facts, orders: Collection[Order]) -> list[Need]:
-    """Return the disk space that some orders need, as far as it is known."""
-    sums = estimates(facts.memo, orders, lambda order, _: order.work.replace(" ", " of "))
-    return [Need(what, "cache", round(past.size)) for what, past in sums.items() if past.size]
 
 
 def report(
@@ -188,7 +161,7 @@ def report(
 
         lines += recipe_changes(facts, runs)
     lines += dict.fromkeys(fitting_lines(facts, plan))
-    lines += estimate_lines(facts, orders)
+    lines += estimate_lines(facts, ordered(orders))
     lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
     lines += [line for run in training for line in (run.reason, run.note) if line]
     needs = (need for need in plan.needs if need.size)
@@ -200,7 +173,7 @@ def report(
     text = plan_table(plan, orders, lines, kinds=kinds)
     sys.stderr.write(f"{text}\n" if text else "")
     trainings = chain.from_iterable(run.needs for run in training)
-    for shortage in shortages([*disk_needs(facts, orders), *plan.needs, *trainings]):
+    for shortage in shortages([*disk_needs(facts, ordered(orders)), *plan.needs, *trainings]):
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from latentmake.base.errors import SourceError
 from latentmake.config.datasets import Dataset
-from latentmake.formats.media import NPZ, VIDEO_EXTENSIONS, opened, opened_image, upright_size
+from latentmake.formats.endings import NPZ, VIDEO_EXTENSIONS
+from latentmake.formats.media import opened, opened_image, upright_size
 from latentmake.formats.metadata import orientation
 from latentmake.formats.readers import Readers
 from latentmake.geometry.buckets import Size

@@ -28,9 +28,7 @@ from pydantic import BaseModel, Field
 from latentmake.base import atomic
 from latentmake.base.digest import TargetStat, target_stat
 from latentmake.base.errors import StorageError
-from latentmake.base.signals import signals_call
 from latentmake.base.state_file import read_state
-from latentmake.base.watchdog import Watchdog
 from latentmake.plan import store
 from latentmake.plan.orders import FOLDER, KEPT_SECONDS, RUNS, Order
 from latentmake.plan.receipts import made_by, restore_times
@@ -117,6 +115,10 @@ class Build:
 
     def _watch(self) -> None:
         """Let no job outlive this process; pass the signals that end it on to the jobs."""
+        # Only builds have jobs: other commands read notes.
+        from latentmake.base.signals import signals_call
+        from latentmake.base.watchdog import Watchdog
+
         with contextlib.ExitStack() as until_watched:
             held = []
             with contextlib.suppress(OSError):

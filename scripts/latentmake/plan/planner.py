@@ -32,6 +32,7 @@ def make_plan(
     generated: Collection[str] = (),
     side_by_side: int | None = 1,
     files: Collection[str] = (),
+    batched: bool = True,
 ) -> Plan:
     """Plan some runs and cache files; write the orders, unless the command is read-only.
 
@@ -41,6 +42,7 @@ def make_plan(
         generated: runs that generate clips, so that the prompts of these are encoded.
         side_by_side: number of jobs that run at a time on this machine; None on a cluster.
         files: cache files that the command names.
+        batched: whether the plan has orders; a command that only asks needs none.
 
     Raises:
         ConfigError: another project with other items uses the same cache folder.
@@ -80,11 +82,15 @@ def make_plan(
     named: dict[Part, tuple[Collection[str], State]] = {}
     datasets = {dataset for dataset, _ in states} - {PROMPTS}
     apart = {dataset: store.kept_apart(facts.memo, dataset) for dataset in datasets}
-    if files or stale:
-        from latentmake.plan.batches import batches, jobs_of, named_batches, named_states
+    if files:
+        from latentmake.plan.batches import named_states
 
         named = dict(named_states(facts, sorted(files)))
+    if files or stale:
         store.mark_reusable(facts.memo, [*states.values(), *(state for _, state in named.values())])
+    if batched and (files or stale):
+        from latentmake.plan.batches import batches, jobs_of, named_batches
+
         count = side_by_side or 1
         for order, wanting in chain(
             *(batches(facts, *place, needed[place], stale[place], count) for place in stale),

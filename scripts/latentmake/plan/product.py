@@ -16,7 +16,6 @@ from pydantic import Field, JsonValue, model_validator
 
 from latentmake.base import atomic
 from latentmake.base.state_file import JsonFile
-from latentmake.plan import earlier
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 8  # digits of a digest in a message
@@ -74,7 +73,11 @@ class Made(JsonFile, extra="ignore"):  # earlier releases write more
     @model_validator(mode="before")
     @classmethod
     def _earlier(cls, content: Any) -> Any:
-        return earlier.with_parts(content) if isinstance(content, dict) else content
+        if not isinstance(content, dict) or "parts" in content:
+            return content
+        from latentmake.plan.earlier import with_parts
+
+        return with_parts(content)
 
 
 def judge(product: Product, made: Made | None) -> list[Difference]:

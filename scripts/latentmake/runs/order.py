@@ -23,12 +23,10 @@ from latentmake.base.errors import CacheError, TrainingError, storage_error
 from latentmake.base.machine import duration
 from latentmake.base.state_file import is_damaged
 from latentmake.formats.safetensors import read_head
-from latentmake.plan import earlier
 from latentmake.plan.estimates import Amount
-from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, read_lock, run_folder
+from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN, Lock, read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.product import Difference, Made, Parts, Product, judge, text_of
-from latentmake.runs.seen import SEEN, write_seen
 
 TrainedParts: TypeAlias = Parts
 """Parts of trained weights: digests of dataset, settings and network, and `VERSION`."""
@@ -81,6 +79,8 @@ class Record(Made):
             record = cls._copy(path)
         if record is None or record.values:
             return record
+        from latentmake.plan import earlier
+
         return record.model_copy(update=earlier.named_values(path.parent, record.parts))
 
     @classmethod
@@ -423,6 +423,8 @@ def finish(order: RunOrder, record: Record, receipt: Path, **more: object) -> No
 
     The receipt has the content of the record, and `more`.
     """
+    from latentmake.runs.seen import write_seen  # plans write no results
+
     files = RunFiles(order)
     write_seen(Path(order.manifest), files.output)
     content: dict[str, Any] = {"run": order.run, "weights": str(files.weights)}

@@ -17,9 +17,8 @@ from latentmake.base.errors import SourceError
 from latentmake.base.state_file import read_state
 from latentmake.data.contents import read_caption
 from latentmake.formats.cachefile import header_of
+from latentmake.plan.manifest import SEEN
 from latentmake.runs.rows import Row, rows_of
-
-SEEN = "trained_items.jsonl"
 
 
 class SeenItem(BaseModel, extra="ignore", frozen=True):

@@ -25,10 +25,9 @@ from pathlib import Path
 from latentmake.base import atomic
 from latentmake.base.errors import storage_error
 from latentmake.plan.earlier import BASIS
-from latentmake.plan.manifest import LEAVING, PREVIOUS
+from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN
 from latentmake.plan.product import Parts
 from latentmake.runs.order import COPIED, Forced, Record, RunFiles, parts_in
-from latentmake.runs.seen import SEEN
 
 _RETURNING = f".returning{atomic.TEMPORARY_SUFFIX}"
 _UNFINISHED = "unfinished"

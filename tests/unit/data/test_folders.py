@@ -12,11 +12,12 @@ from latentmake.base.digest import source_stat
 from latentmake.base.errors import DatasetError
 from latentmake.config.datasets import Dataset
 from latentmake.data.folders import items
-from latentmake.data.item import CAPTION, IMAGE, IMAGE_EXTENSIONS, Fault, File, Item, Scan
+from latentmake.data.item import CAPTION, IMAGE, Fault, File, Item, Scan
 from latentmake.data.listing import scan
 from latentmake.data.memo import Memo
 from latentmake.data.texts import with_texts
 from latentmake.data.unread import unread
+from latentmake.formats.endings import IMAGE_EXTENSIONS
 
 
 def put(root: Path, *names: str) -> None:

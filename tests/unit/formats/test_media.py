@@ -10,9 +10,9 @@ import av
 import numpy as np
 import pytest
 from latentmake.base.errors import SourceError
-from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.formats import media
-from latentmake.formats.media import IMAGE_FORMATS, probe_image, probe_video
+from latentmake.formats.endings import IMAGE_EXTENSIONS, IMAGE_FORMATS
+from latentmake.formats.media import probe_image, probe_video
 from latentmake.geometry.clips import Media, Timing
 from PIL import Image
 from refusals import refused

@@ -18,17 +18,15 @@ from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
-from latentmake.pages import plan_report
+from latentmake.pages.sizes import bytes_of, disk_needs, estimate_lines, estimates, ordered
 from latentmake.plan.estimates import (
     Past,
-    bytes_of,
-    estimates,
     learn_job,
     past_jobs,
     resources_of,
 )
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Target
+from latentmake.plan.orders import Order, Part, Target
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import Receipt, learn_receipts
 
@@ -74,11 +72,11 @@ def learnt(*receipts: dict[str, Any]) -> Memo:
 
 
 def lines(memo: Memo, orders: list[Order]) -> Iterator[str]:
-    return plan_report.estimate_lines(Facts(parse(CONFIG), memo), orders)
+    return estimate_lines(Facts(parse(CONFIG), memo), ordered(orders))
 
 
 def needs(memo: Memo, orders: list[Order]) -> list[Need]:
-    return plan_report.disk_needs(Facts(parse(CONFIG), memo), orders)
+    return disk_needs(Facts(parse(CONFIG), memo), ordered(orders))
 
 
 def test_each_job_counts_twice_as_much_as_the_one_before() -> None:
@@ -97,7 +95,8 @@ def test_receipts_tell_time_and_bytes_even_those_with_keys_of_other_versions() -
     two = [order_of("text"), replace(order_of("text"), dataset="dogs")]
     assert [*lines(memo, two)] == ["text of tiny: about 9 min, 0.1 MB"]
     assert needs(memo, two) == [Need("text of tiny", "cache", 100_000)]
-    found = estimates(memo, two, lambda order, part: (order.dataset, part))
+    facts = Facts(parse(CONFIG), memo)
+    found = estimates(facts, ordered(two), lambda part: (part.dataset, part.name))
     assert found == {(each, "text"): Past(100, 240.0, 50_000) for each in ("cats", "dogs")}
 
 
@@ -120,19 +119,25 @@ def test_latents_are_estimated_by_their_pixels() -> None:
     ]
 
 
-def test_bytes_are_known_by_the_encoders_configuration_before_any_job() -> None:
+def test_bytes_are_known_by_the_encoders_configuration_before_any_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = {"dtype": "float32"}
+    monkeypatch.setattr(Facts, "recipe", lambda *_: recipe)
+    facts, part = Facts(parse(CONFIG), Memo(None)), Part("cats", "tiny", "64x96")
     Path("vae").mkdir()
     Path("vae/config.json").write_text(json.dumps(VAE))
-    order = replace(order_of(), recipe={"dtype": "float32"})
-    assert bytes_of(order, order.items[0].targets) == 4 * 48 * 32 * 4 + 800
+    order = order_of()
+    assert bytes_of(facts, part, order.items[0].targets) == 4 * 48 * 32 * 4 + 800
     assert [*lines(Memo(None), [order])] == ["latents of tiny: about 2.5 MB"]
-    half = replace(order, recipe={"dtype": "float16"})
-    assert bytes_of(half, order.items[0].targets) == 4 * 48 * 32 * 2 + 800
-    assert bytes_of(order_of("text"), order.items[0].targets) == 0.0
+    recipe["dtype"] = "float16"
+    assert bytes_of(facts, part, order.items[0].targets) == 4 * 48 * 32 * 2 + 800
+    assert bytes_of(facts, part._replace(name="text"), order.items[0].targets) == 0.0
+    recipe["dtype"] = "float32"
     Path("text").mkdir()
     clip = {"model_type": "clip_text_model", "hidden_size": 768, "max_position_embeddings": 77}
     Path("text/config.json").write_text(json.dumps(clip))
-    texts = replace(order_of("text", 2), recipe={"dtype": "float32"})
+    texts = order_of("text", 2)
     assert [*lines(Memo(None), [texts])] == ["text of tiny: about 0.5 MB"]
     Path("text/config.json").write_text(json.dumps({"model_type": "t5", "d_model": 4096}))
     assert not [*lines(Memo(None), [texts])]

@@ -23,7 +23,7 @@ def adopt(facts: Facts, runs: Sequence[str], as_json: bool) -> None:
     """Take over caches that musubi-tuner, sd-scripts or ai-training made of a run."""
     with alone():
         names = run_names(facts.config, runs)
-        plans, counts = plan_of(facts, names).runs, dict[str, dict[str, int]]()
+        plans, counts = plan_of(facts, names, batched=True).runs, dict[str, dict[str, int]]()
         for name in names:
             folders = folders_of(facts.config, name)
             adopted = adoption.adopt(plans[name], folders, say=partial(typer.echo, err=as_json))

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.base.errors import ConfigError, unreadable
 from latentmake.base.regular import read_text
-from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.architectures import ROWS, Architecture
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.config.fields import literal
 from latentmake.config.root import parse
@@ -353,8 +353,8 @@ def _architecture(
     Raises:
         ConfigError: the trainer of the file has no such architecture.
     """
-    usual = WAN if musubi else ARCHITECTURES["sdxl"]
-    rows = [row for row in ARCHITECTURES.values() if (row.scripts is not None) == musubi]
+    rows = [row for row in ROWS.values() if (row.scripts is not None) == musubi]
+    usual = next(row for row in rows if row.usual)
     named = {row.name: row for row in [usual, *rows]}
     if name in named:
         return named[name]

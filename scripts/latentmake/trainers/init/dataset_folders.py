@@ -12,11 +12,11 @@ from typing import NamedTuple
 from latentmake.base.errors import DatasetError, SourceError
 from latentmake.config.datasets import Dataset
 from latentmake.data.folders import kohya, slug
-from latentmake.data.item import IMAGE_EXTENSIONS
 from latentmake.data.listing import scan
 from latentmake.data.lists import metadata_of
 from latentmake.data.unread import masks, unread
-from latentmake.formats.media import VIDEO_EXTENSIONS, probe_image, probe_video
+from latentmake.formats.endings import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from latentmake.formats.media import probe_image, probe_video
 from latentmake.geometry.clips import Timing
 from latentmake.pages.plan_report import counted
 

@@ -19,7 +19,7 @@ from latentmake.config.trainers import Kind
 from latentmake.models import cache_recipe
 from latentmake.models.files import resolved
 from latentmake.trainers.init.dataset_folders import FoundDataset, datasets_in, left_out
-from latentmake.trainers.init.local_models import FIRST, named_model
+from latentmake.trainers.init.local_models import DOWNLOAD, named_model
 from latentmake.trainers.init.model_section import fill_in, trainer_of
 from latentmake.trainers.init.new_config import (
     PROGRAMS,
@@ -31,11 +31,6 @@ from latentmake.trainers.init.new_config import (
     unedited,
 )
 
-_DOWNLOAD = (  # only files that a training reads
-    'hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --include "*.json" '
-    '--include "*/merges.txt" --include "*/diffusion_pytorch_model.safetensors" '
-    f'--include "text_encoder/model.safetensors" --local-dir {FIRST}'
-)
 _TINY = HOME / "data/tiny-sd"
 
 
@@ -136,7 +131,7 @@ def _missing(run: Run) -> Iterator[str]:
         if dataset.captioned and dataset.bare:
             yield dataset.lacking
     if not model.networks:
-        yield f"a model; name yours by --model, or run {_DOWNLOAD}"
+        yield f"a model; name yours by --model, or run {DOWNLOAD}"
         if _TINY.is_dir():
             yield f"to try it without a download: --model {_TINY}, which only shows how it works"
     elif model.missing:

@@ -15,11 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from latentmake.base.errors import ModelError
 from latentmake.config import weights
-from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture, Version
+from latentmake.config.architectures import ROWS, Architecture, Version
 from latentmake.config.fields import literal
 from latentmake.config.weights import fetching
 from latentmake.data.folders import slug
@@ -28,9 +26,6 @@ from latentmake.models.files import STEMS, variants
 from latentmake.models.headers import LORA, SUFFIXES, kinds_of, one, tensors_of
 from latentmake.trainers.init.dataset_folders import FoundDataset
 
-FIRST = Path("models/stable-diffusion-v1-5")
-"""Folder of the model of a new configuration, if the user names no model."""
-
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _DEPTH = 3  # levels of folders that are searched below the given folder
 _LIBRARY = re.compile(rf"({'|'.join(STEMS)})[.-]")
@@ -38,16 +33,12 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _FURTHER = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")  # all shards except the first
 _PAIRS = ("transformer", "transformer_2", "high_noise_model", "low_noise_model")
 _SHARED = ("diffusion_models", "unet", "checkpoints")
-
-_ROWS = Path(__file__).with_name("architectures.yaml")
-RECOGNISED: Mapping[str, Mapping[str, Any]] = yaml.safe_load(_ROWS.read_text("utf-8"))
-"""Architecture -> its row in `architectures.yaml`. The first row that fits a network is used."""
-_FLUX_2 = {6144: "flux_2_dev", 3072: "flux_2_klein_4b", 4096: "flux_2_klein_9b"}
-# Architecture -> tensor, and width of its last axis -> the architecture that it really is.
-_WIDTHS = {
-    "sd1": ("attn2.to_k.weight", {1024: "sd2"}),
-    **dict.fromkeys(_FLUX_2.values(), ("double_stream_modulation_img.lin.weight", _FLUX_2)),
-}
+_RECOGNISED = sorted(ROWS.values(), key=lambda row: row.init.order)
+# Model of a new configuration if the user names none, and its folder.
+_FIRST = next(row for row in ROWS.values() if row.init.download)
+_PLACE = Path("models", _FIRST.init.download.split()[0].rpartition("/")[2])
+DOWNLOAD = f"hf download {_FIRST.init.download} --local-dir {_PLACE}"
+"""Command that downloads this model."""
 _KNOWN = "Stable Diffusion, SDXL, SD 3, Flux, Wan, Qwen-Image, Z-Image and others"
 
 
@@ -73,10 +64,10 @@ class Part(NamedTuple):
         """Whether the name of a tensor matches a pattern."""
         return any(re.search(pattern, name) for name in self.tensors)
 
-    def shape(self, ending: str) -> tuple[int, ...]:
-        """Return the shape of the first tensor whose name has an ending; () if there is none."""
+    def shape(self, pattern: str) -> tuple[int, ...]:
+        """Return the shape of the first tensor whose name matches a pattern, or ()."""
         tensors = self.tensors.items()
-        return next((tensor.shape for name, tensor in tensors if name.endswith(ending)), ())
+        return next((tensor.shape for name, tensor in tensors if re.search(pattern, name)), ())
 
     @property
     def complete(self) -> bool:
@@ -131,9 +122,8 @@ class Model:
     @property
     def title(self) -> str:
         """Name of the architecture and task for people."""
-        row = self.architecture.scripts or self.architecture.strategies
-        assert row is not None
-        return f"{row.title} {self.task}" if self.task else row.title
+        assert self.architecture.program is not None
+        return f"{self.architecture.program.title} {self.task or ''}".rstrip()
 
     @property
     def version(self) -> Version:
@@ -187,11 +177,15 @@ def model_at(place: Path, label: str = "") -> Model:
         what = f"is {one(kinds[0])}, not a model" if kinds and len(named) == 1 else "holds no model"
         raise ModelError(what, where=place, hint=f"name the file or folder of one: {_KNOWN}")
     ((name, networks),) = by_architecture.items()
+    row, first = ROWS[name], networks[0]
+    fault = row.scripts and row.scripts.untrained
+    if row.scripts and fault and first.shape(row.scripts.sized_by)[:2] == fault.shape:
+        raise ModelError(fault.what, where=place, hint=fault.hint)
+    if row.pairs:
+        networks = _pair(parts, networks, place, row.init.network)
+    task = _task(row, networks, f"{label} {place.name} {first.path.name}")
     title = slug(label.rpartition("/")[2] or _title(place))
-    if name == WAN.name:
-        return Model(WAN, *_wan(parts, networks, place), parts, root, title)
-    task = _task(ARCHITECTURES[name], f"{label} {place.name} {networks[0].path.name}")
-    return Model(ARCHITECTURES[name], task, networks, parts, root, title)
+    return Model(row, task, networks, parts, root, title)
 
 
 def _title(place: Path) -> str:
@@ -203,10 +197,10 @@ def _title(place: Path) -> str:
 
 def named_model(given: str | None) -> Model:
     """Return the model at a path or with a hub ID; raises ModelError."""
-    if given is None and not FIRST.is_dir():
-        return Model(ARCHITECTURES["sd1"], None, [], [], FIRST, slug(FIRST.name))
+    if given is None and not _PLACE.is_dir():
+        return Model(_FIRST, None, [], [], _PLACE, slug(_PLACE.name))
     if given is None or Path(given).exists() or not _HUB.fullmatch(given):
-        return model_at(Path(given or FIRST))
+        return model_at(Path(given or _PLACE))
     commit = weights.known_commit(given)
     if commit is None:
         hint = f"correct the path, or run `hf download {given}` for a model of the hub"
@@ -235,57 +229,71 @@ def _name_of(part: Part, words: str) -> str | None:
     """Return the architecture of a network; None for encoders, LoRAs and unknown networks."""
     if LORA in part.kinds:
         return None
-    for name, row in RECOGNISED.items():
-        if row.get("word", "") in words and part.has(row["tensor"]):
-            ending, widths = _WIDTHS.get(name, ("", {}))
-            shape = part.shape(ending)
-            return widths.get(shape[-1], name) if shape else name
+    for row in _RECOGNISED:
+        for pattern, size in row.init.sizes.items():
+            if part.shape(pattern)[-1:] == (size,):
+                return row.name
+    for row in _RECOGNISED:
+        if row.init.word in words and part.has(row.init.network):
+            return row.name
     return None
 
 
-def _task(architecture: Architecture, label: str) -> str | None:
-    """Return the task that a label names.
+def _task(row: Architecture, networks: list[Part], label: str) -> str | None:
+    """Return the task of a model: that of its network's sizes, or else the one that a label names.
 
-    If the label names none, the simplest task is returned: one that needs no control images and no
+    If neither decides, the simplest task is returned: one that needs no control images and no
     further weights.
     """
-    versions = architecture.scripts.versions if architecture.scripts else {}
-    words = re.split(r"[^a-z0-9]+", label.lower())
+    if row.scripts is None or len(row.scripts.versions) == 1:
+        return None
+    versions, sized_by = row.scripts.versions, row.scripts.sized_by
+    usual, label = next(iter(versions.values())), label.lower()
+    shape = networks[0].shape(sized_by) if sized_by else ()
+    # The shapes of torch files are not known.
+    width, channels = shape[:2] if len(shape) > 1 else (usual.width, usual.channels)
+    if channels not in {version.channels for version in versions.values()}:
+        channels = usual.channels
+    reads_clip = networks[0].has(r"\b(img_emb|image_embedder)\.")
+    two = any(is_high(part) or "low_noise" in str(part.path) for part in networks)
+    words = re.split(r"[^a-z0-9]+", label)
 
-    def rank(name: str) -> tuple[int, bool, bool, int]:
-        named = sum(any(word.endswith(part) for word in words) for part in re.split("[-_]", name))
+    def by_sizes(version: Version) -> tuple[bool, ...]:
+        return (
+            version.word not in label,
+            not version.word,
+            ("clip" in version.needs) != reads_clip,
+            version.channels != channels,
+            (version.boundary is not None) != two,
+            version.width != width,
+        )
+
+    def rank(name: str) -> tuple[object, ...]:
         version = versions[name]
+        if version.channels:
+            return (*by_sizes(version), version.controls[0] != 0, len(name))
+        named = sum(any(word.endswith(part) for word in words) for part in re.split("[-_]", name))
         free = version.controls[0] == 0 and not version.needs
         return -named, named == 0 and "base" not in name, not free, len(name)
 
-    return min(versions, key=rank) if len(versions) > 1 else None
+    return min(versions, key=rank)
 
 
-def _wan(parts: list[Part], networks: list[Part], place: Path) -> tuple[str, list[Part]]:
-    """Return the task of a Wan model and its networks; raises ModelError.
+def _pair(parts: list[Part], networks: list[Part], place: Path, pattern: str) -> list[Part]:
+    """Return the networks of a model that may have two, for high and low noise.
 
-    The network's channels and width give the task.
+    A file stands for both: the other file of the pair is added.
+
+    Raises:
+        ModelError: there are more networks.
     """
-    shape = networks[0].shape("patch_embedding.weight")
-    width, channels = shape[:2] if len(shape) > 1 else (5120, 16)  # torch files: shapes unknown
-    if channels == 48 and width == 3072:
-        what, hint = "is Wan 2.2's 5B model, which no trainer knows", "use Wan 2.1, or Wan 2.2 A14B"
-        raise ModelError(what, where=place, hint=hint)
-    if place.is_file():  # Wan 2.2 has two networks: add the other file of the pair
-        first = networks[0]
+    first = networks[0]
+    if place.is_file():
         pair = (part for part in parts if part != first and _noiseless(part) == _noiseless(first))
-        networks = [first, *(part for part in pair if part.has(RECOGNISED[WAN.name]["tensor"]))]
-    high = [network for network in networks if is_high(network)]
-    if len(networks) > 1 + len(high):
+        networks = [first, *(part for part in pair if part.has(pattern))]
+    if len(networks) > 1 + sum(map(is_high, networks)):
         raise several((network.path.name for network in networks), place)
-    two = bool(high) or any("low_noise" in str(network.path) for network in networks)
-    reads_clip = networks[0].has(r"\b(img_emb|image_embedder)\.")
-    name = f"{place.name} {networks[0].path.name}".lower()
-    family = "flf2v" if "flf2v" in name else "i2v" if channels == 36 or reads_clip else "t2v"
-    size = "1.3B" if width == 1536 else "14B"
-    if two or (family == "i2v" and channels == 36 and not reads_clip):
-        size = "A14B"
-    return f"{family}-{size}-FC" if channels == 48 else f"{family}-{size}", networks
+    return networks
 
 
 def _noiseless(part: Part) -> str:

@@ -9,29 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.base.errors import ConfigError, ModelError
-from latentmake.config.architectures import WAN, File, Vae
+from latentmake.config.architectures import ARCHITECTURES, ROWS, TEXT_ENCODERS, File, Vae
 from latentmake.config.fields import literal
 from latentmake.config.weights import TextWeights
 from latentmake.models.files import tokenizer_files
 from latentmake.models.inspection import fault_of
-from latentmake.trainers.init.local_models import RECOGNISED, Model, Part, is_high, several
+from latentmake.trainers.init.local_models import Model, Part, is_high, several
 
-# Kind of text encoder -> tensor of its embeddings, and the axis whose size identifies the encoder.
+# Kind of text encoder -> end of the name of its embeddings, and the axis that identifies it.
 _EMBEDDINGS = {
     "CLIP text encoder": ("token_embedding.weight", -1),
     "T5": ("shared.weight", 0),
     "language model": ("embed_tokens.weight", -1),
 }
-# Kind of text encoder -> name of the encoder or of the architecture -> size of that axis. For other
-# names, the first size is used.
-_SIZES = {
-    "CLIP text encoder": {"CLIP-L": 768, "OpenCLIP-H": 1024, "CLIP-G": 1280},
-    "T5": {"T5": 32128, "wan": 256384},
-    "language model": {"": 3584}
-    | {name: row["language_model"] for name, row in RECOGNISED.items() if "language_model" in row},
-}
-_RENAMED = r"\bdouble_stream_modulation_img\.linear\."  # name in FLUX.2 of diffusers
-_UMT5 = ("google/umt5-xxl", "umt5-xxl", ".")  # folders that may contain umT5's tokenizer
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "spiece.model")
 
 
@@ -46,17 +36,16 @@ def trainer_of(model: Model, requested: str | None, *, musubi: bool) -> str:
     Raises:
         ConfigError: The trainer cannot train the model. The hint names the trainers that can.
     """
-    row, task = model.architecture, str(model.task)
+    row, version = model.architecture, model.version
     kinds = ["sdscripts" if row.strategies else "musubi"]
-    if row.checkpoints:
-        kinds = ["sd", "sdscripts"]
-    if row is WAN:
-        kinds = []
-        if any(network.has(WAN.scripts.mark) for network in model.networks if WAN.scripts):
-            kinds.append("musubi")  # it reads the names of the original release
-        if not task.startswith("flf2v") and not task.endswith("-FC"):
-            kinds.append("wan")
-        if not musubi and "14B" not in task:
+    if row.checkpoints and row.trainer:
+        kinds.insert(0, row.trainer)
+    elif row.scripts and row.trainer:
+        if not any(network.has(row.scripts.mark) for network in model.networks):
+            kinds.clear()  # musubi-tuner reads the names of the original release
+        if version.ours:
+            kinds.append(row.trainer)
+        if version.small and not musubi:
             kinds.reverse()
     if requested and requested not in kinds:
         hint = f"use --trainer {' or '.join(kinds)}"
@@ -73,7 +62,7 @@ def fill_in(model: Model, kind: str) -> None:
         hint = "name the original release's file, or a complete checkpoint"
         raise ModelError(what, where=model.networks[0].path, hint=hint)
     are_files = {network.path.is_file() for network in networks}
-    if row is not WAN and len(are_files) == 1 < len(networks):
+    if not row.pairs and len(are_files) == 1 < len(networks):
         names = (str(network.path.relative_to(model.root)) for network in networks)
         raise several(names, model.root)
     low = [network for network in networks if not is_high(network)]
@@ -81,7 +70,7 @@ def fill_in(model: Model, kind: str) -> None:
     network = model.network = next(iter((*low, *high)), None)
     complete = network is not None and network.complete
     is_generic = row.encodes and kind == "sd" and len(row.text_encoders) == 1
-    if row is not WAN and (complete or not is_generic):
+    if row.name in ARCHITECTURES and (complete or not is_generic):
         keys["architecture"] = row.name
     if model.task is not None:
         keys["task"] = model.task
@@ -106,12 +95,11 @@ def _usable(model: Model, kind: str) -> list[Part]:
     if kind == "wan":
         return [network for network in networks if network.file.suffix == ".safetensors"]
     if row.scripts is not None:
-        mark = row.scripts.mark
-        return [network for network in networks if network.has(mark) and not network.has(_RENAMED)]
-    if row.strategies is not None:
-        pattern = "|".join(map(re.escape, row.strategies.marks))
-        if files := [network for network in networks if network.has(pattern)]:
-            return files
+        mark, unread = row.scripts.mark, row.scripts.unread
+        return [network for network in networks if network.has(mark) and not network.has(unread)]
+    pattern = row.strategies.pattern if row.strategies else "$^"
+    if files := [network for network in networks if network.has(pattern)]:
+        return files
     if row.single_file or not (model.root / "model_index.json").is_file():
         return []
     return [network for network in networks if network.path.parent == model.root]
@@ -125,25 +113,22 @@ def _trained(model: Model, network: Part) -> Path:
 
 
 def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
-    """Yield the encoders of a model: file, name in `_SIZES`, and pattern of tensor names."""
+    """Yield the encoders of a model: file, name in `TEXT_ENCODERS`, and pattern of tensor names."""
     row, strategies = model.architecture, model.architecture.strategies
     if row.scripts is not None:
         files = (*row.scripts.latents.files, *row.scripts.text.files)
         for file in {file.key: file for file in files}.values():
             if file.required or file.key in model.version.needs:
-                kind = f"Wan {file.kind}" if row is WAN and file.kind == "VAE" else file.kind
-                yield file._replace(kind=kind), row.name, ""
+                yield file, "".join(row.text_encoders), ""
     elif strategies is not None and not row.encodes:
         for encoder in filter(None, (strategies.latents, strategies.text)):
             for network in encoder.networks:
-                marks = "|".join(map(re.escape, network.marks))
-                yield File("", network.key), row.name, marks
+                yield File("", network.key), "", "|".join(map(re.escape, network.marks))
     elif strategies is not None:
-        vae = Vae(2, 16 if row.single_file else 4)
         original = r"^encoder\.down\.0\." if strategies.insists else ""
-        yield File("", "vae", kind="VAE", vae=vae), "", original
+        yield File("", "vae", kind="VAE", vae=Vae(2, row.channels)), "", original
         for number, name in enumerate(row.text_encoders):
-            kind = "T5" if name == "T5" else "CLIP text encoder"
+            kind, _ = TEXT_ENCODERS[name]
             yield File("", f"text.{number}" if number else "text", kind=kind), name, ""
 
 
@@ -156,7 +141,7 @@ def _put(model: Model, file: File, name: str, pattern: str) -> None:
     fitting = [
         part
         for part in (model.parts if file.kind == "VAE" else model.others)
-        if part.has(pattern) and _fits(file, name, part)
+        if part.has(pattern) and _fits(file, _sizes(model, file, name), part)
         if not (one_file and "-of-" in part.file.name)
     ]
     key, _, number = file.key.partition(".")
@@ -180,18 +165,27 @@ def _put(model: Model, file: File, name: str, pattern: str) -> None:
     model.keys.setdefault(key, []).append(value)
 
 
-def _fits(file: File, name: str, part: Part) -> bool:
+def _sizes(model: Model, file: File, name: str) -> list[int]:
+    """Return the published sizes of encoders of a kind, that of the model's own encoder first."""
+    kind = file.kind or "language model"
+    if kind == "language model":
+        own = model.architecture.init.language_model
+        return [own, *(row.init.language_model for row in ROWS.values())]
+    sizes = {name: size for name, (other, size) in TEXT_ENCODERS.items() if other == kind}
+    return [*([sizes[name]] if name in sizes else []), *sizes.values()]
+
+
+def _fits(file: File, sizes: list[int], part: Part) -> bool:
     """Return whether a network may be an encoder, judged by its kind and shapes."""
     if file.form == "folder" and not part.path.is_dir():
         return False
     if (file.kind and not part.kinds) or fault_of(file, part.tensors):
         return False
-    kind = file.kind or "language model"
-    if kind not in _SIZES:
+    if not sizes:
         return True
-    (ending, axis), sizes = _EMBEDDINGS[kind], _SIZES[kind]
-    shape, first = part.shape(ending), next(iter(sizes.values()))
-    return not shape or shape[axis] == sizes.get(name, first) or shape[axis] not in sizes.values()
+    ending, axis = _EMBEDDINGS[file.kind or "language model"]
+    shape = part.shape(f"{re.escape(ending)}$")
+    return not shape or shape[axis] == sizes[0] or shape[axis] not in sizes
 
 
 def _with_tokenizer(model: Model, path: Path, value: Any, folder: str) -> Any:
@@ -199,13 +193,11 @@ def _with_tokenizer(model: Model, path: Path, value: Any, folder: str) -> Any:
 
     If both lie beside the file, as in a folder of transformers, the value stays as it is.
     """
-    root, is_wan = model.root, model.architecture is WAN
+    root, row = model.root, model.architecture
     keys = {"path": value} if isinstance(value, str) else {**value}
     tokenizer = folder.replace("text_encoder", "tokenizer")
-    places = [root / tokenizer]
-    if is_wan:
-        places = [*(root / name for name in _UMT5), *places]
-    else:
+    places = [root / name for name in (*row.init.tokenizers, tokenizer)]
+    if not row.original_files:
         with suppress(ModelError):
             beside = tokenizer_files(TextWeights(path=literal(path)))
             if beside and path.with_name("config.json").is_file():

@@ -12,7 +12,6 @@ import yaml
 
 from latentmake.base import digest
 from latentmake.commands.project import is_used
-from latentmake.config.architectures import WAN
 from latentmake.config.fields import literal
 from latentmake.config.weights import Weights
 from latentmake.data.folders import slug
@@ -20,7 +19,7 @@ from latentmake.encode import gpu
 from latentmake.models.files import network_config
 from latentmake.pages.plan_report import counted
 from latentmake.trainers.init.dataset_folders import FoundDataset
-from latentmake.trainers.init.local_models import RECOGNISED, Model
+from latentmake.trainers.init.local_models import Model
 from latentmake.trainers.musubi.checks import number_format
 
 _UNEDITED = "# Until you edit it, the next `latentmake init` replaces it"
@@ -62,10 +61,11 @@ def size_of(model: Model, datasets: Sequence[FoundDataset]) -> tuple[int | list[
     Returns:
         The value in the configuration, and a comment that gives the reason.
     """
-    name = model.architecture.name
-    has_clips = any(dataset.settings.video for dataset in datasets) or name == "wan"
-    clip = RECOGNISED[name].get("clip") if has_clips else None
-    own = (clip[0] * clip[1]) ** 0.5 if clip else float(_own_side(model))
+    facts = model.architecture.init
+    has_clips = any(dataset.settings.video for dataset in datasets)
+    best = facts.clips if has_clips and facts.clips else facts.images
+    clip = None if isinstance(best, int) else best
+    own = float(_own_side(model, best)) if isinstance(best, int) else (best[0] * best[1]) ** 0.5
     sizes = (size for dataset in datasets for size in dataset.sizes)
     sides = sorted((width * height) ** 0.5 for width, height in sizes)
     middle = sides[len(sides) // 2] if sides else own
@@ -77,9 +77,8 @@ def size_of(model: Model, datasets: Sequence[FoundDataset]) -> tuple[int | list[
     return int(side), f"most are smaller than the model's {larger}"
 
 
-def _own_side(model: Model) -> int:
+def _own_side(model: Model, side: int) -> int:
     """Return the side of the pictures that a model was trained on, in pixels."""
-    side: int = RECOGNISED[model.architecture.name].get("side", 1024)
     if model.architecture.checkpoints and model.networks and model.networks[0].path.is_dir():
         config = network_config(Weights(path=str(model.networks[0].path))) or {}
         return 8 * int(config.get("sample_size", side // 8))
@@ -154,7 +153,7 @@ def config_text(run: Run) -> str:
         absent={key.partition(".")[0] for key in model.missing},
         comments=_COMMENTS,
         dtype=dtype_of(model),
-        is_half=model.architecture is WAN and tensors and number_format(tensors) == "fp16",
+        is_half=number_format(tensors) == "fp16",
         section=_SECTION,
         items=items,
         batch=batch,

@@ -7,7 +7,7 @@ of runs import it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
 
@@ -28,7 +28,6 @@ from latentmake.runs.order import (
     lock_of,
     parts_in,
 )
-from latentmake.runs.results import PictureIndex
 
 if TYPE_CHECKING:
     from latentmake.trainers.init_lora import Place
@@ -294,24 +293,3 @@ def sample_steps(order: TrainingOrder, steps: int) -> frozenset[int]:
     if every is None:
         return frozenset(steps * quarter // 4 for quarter in range(5))
     return frozenset([*range(0, steps, every), steps])
-
-
-def picture_index(
-    order: TrainingOrder, want: Parts, rows: Mapping[int, Sequence[str | None]]
-) -> PictureIndex:
-    """Return the index of a training's pictures; `rows` is step -> names of the pictures."""
-    return PictureIndex(
-        run=order.run,
-        parts=want,
-        prompts=[prompt.prompt for prompt in order.prompts] if rows else [],
-        seed=order.trainer.samples.seed,
-        steps=sorted(rows),
-        files=[list(rows[step]) for step in sorted(rows)],
-        settings={
-            **order.described(),
-            "weights": want["network"],
-            "data": want["dataset"],
-            "trainer": order.trainer.model_dump(mode="json"),
-            "sample_size": [*order.sample_size],
-        },
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from latentmake.pages.curves import curves_png, draw_grid
 from latentmake.plan.product import Parts
 from latentmake.runs.order import RunFiles
 from latentmake.runs.results import INDEX, PictureIndex
-from latentmake.trainers.loop.order import TrainingOrder, picture_index
+from latentmake.trainers.loop.order import TrainingOrder
 from latentmake.trainers.loop.recipe import Painter
 
 # Files that Latentmake may remove: pictures, and latents that earlier releases wrote.
@@ -141,3 +141,24 @@ def picture_of(file: Path) -> Image.Image:
     strip = Image.fromarray(np.concatenate(spread_frames(file, 3), axis=1))
     strip.thumbnail((_STRIP, _STRIP))
     return strip
+
+
+def picture_index(
+    order: TrainingOrder, want: Parts, rows: Mapping[int, Sequence[str | None]]
+) -> PictureIndex:
+    """Return the index of a training's pictures; `rows` is step -> names of the pictures."""
+    return PictureIndex(
+        run=order.run,
+        parts=want,
+        prompts=[prompt.prompt for prompt in order.prompts] if rows else [],
+        seed=order.trainer.samples.seed,
+        steps=sorted(rows),
+        files=[list(rows[step]) for step in sorted(rows)],
+        settings={
+            **order.described(),
+            "weights": want["network"],
+            "data": want["dataset"],
+            "trainer": order.trainer.model_dump(mode="json"),
+            "sample_size": [*order.sample_size],
+        },
+    )

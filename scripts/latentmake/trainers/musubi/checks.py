@@ -114,9 +114,9 @@ def _has(tensors: Mapping[str, Tensor], scripts: Scripts) -> bool:
 
 
 def _wan_network(model: Model, file: ModelFile) -> ModelFile:
-    if file.fault or model.task is None:
+    if file.fault:
         return file
-    if fault := other_task(model.task, file.tensors):
+    if fault := other_task(model, file.tensors):
         return file._replace(fault=fault)
     if weight_file(Path(file.place)).suffix != ".safetensors":
         return file._replace(doubt="is no .safetensors file, which alone musubi-tuner reads")

@@ -192,13 +192,13 @@ def trained_networks(model: Model) -> Iterator[ModelFile]:
         except ModelError as error:
             yield ModelFile(key, error.where or path, fault=error.what)
             continue
-        fault = model.task is not None and other_task(model.task, tensors)
+        fault = other_task(model, tensors)
         takes = config["image_dim"] is not None
         if not fault and takes != model.needs_clip:
             words = ("takes", "needs none") if takes else ("does not take", "needs it")
             output = f"a CLIP image encoder's output; {model.task} {words[1]}"
             fault = f"is a {DIT} that {words[0]} {output}"
-        yield ModelFile(key, path, tensors, fault or "", description=DIT)
+        yield ModelFile(key, path, tensors, fault, description=DIT)
 
 
 def check_networks(

@@ -110,7 +110,7 @@ def _first_frame(facts: Facts, training: WanOrder) -> str | None:
     run = config.runs[training.run]
     model, image = config.models[run.model], config.generation(run).image
     task = str(model.task)
-    if task.startswith("flf2v") or task.endswith("-FC"):
+    if not model.version.ours:
         what = f"{task} draws from further pictures, which generate_{training.run} cannot give it"
         hint = "generate with musubi-tuner, which takes the LoRA"
         raise ConfigError(what, where=f"{where}.model", hint=hint)
