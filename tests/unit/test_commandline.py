@@ -99,9 +99,6 @@ def test_a_profile_is_plain_yaml(name: str) -> None:
     assert not [key for key in values if not re.fullmatch(r"[a-z-]+", key)]
 
 
-# -- modules --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("pattern", "targets", "asked"),
     [

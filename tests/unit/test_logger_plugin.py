@@ -22,6 +22,8 @@ JOB: dict[str, Any] = {
     **{"input": ["order.json"], "output": ["receipt.json"], "log": ["encode.log"], "threads": 1},
     **{"benchmark": None, "reason": "stale", "resources": {"gpu": 1}},
 }
+ERROR: dict[str, Any] = {"msg": None, "conda_env": None, "shellcmd": None, "aux": {}}
+FAILED = {**JOB, **ERROR, "event": LogEvent.JOB_ERROR}
 FINISHED = {"event": LogEvent.JOB_FINISHED, "job_id": 1}
 NODES = {"event": LogEvent.RESOURCES_INFO, "nodes": 32}
 SHORT = ["localrule encode:", "    log: encode.log", "    jobid: 1"]
@@ -111,8 +113,7 @@ def test_a_job_is_announced_once_and_again_after_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = {**JOB, "log": ["logs/text/cats/1.log"]}
-    error = {**job, "msg": None, "conda_env": None, "shellcmd": None, "aux": {}}
-    log(job, job, {**error, "event": LogEvent.JOB_ERROR}, job, quiet={Quietness.ALL})
+    log(job, job, {**FAILED, "log": job["log"]}, job, quiet={Quietness.ALL})
     assert lines(capsys.readouterr().err) == ["text of cats: logs/text/cats/1.log"] * 2
 
 
@@ -132,8 +133,7 @@ def test_a_stopped_build_says_so_and_shows_no_errors_of_its_jobs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     stops = {"msg": "Terminating processes on user request, this might take some time."}
-    error = {"msg": None, "conda_env": None, "shellcmd": None, "aux": {}, "log": []}
-    log(JOB, stops, {**JOB, **error, "event": LogEvent.JOB_ERROR})
+    log(JOB, stops, {**FAILED, "log": []})
     said = "stopping: jobs finish what they have in hand; Ctrl-C again ends them at once"
     assert lines(capsys.readouterr().err) == [*SHORT, said]
 
@@ -143,27 +143,23 @@ def test_the_log_of_a_failed_job_is_shown(
 ) -> None:
     file = tmp_path / "encode.log"
     file.write_text("error: a.png: truncated\n")
-    error = {"msg": None, "conda_env": None, "shellcmd": None, "aux": {}, "log": [str(file)]}
-    log({**JOB, **error, "event": LogEvent.JOB_ERROR}, show_failed_logs=True)
+    log({**FAILED, "log": [str(file)]}, show_failed_logs=True)
     printed = lines(capsys.readouterr().err)
     assert "Error in rule encode:" in printed and "error: a.png: truncated" in printed
     assert "    input: order.json" in printed
 
 
 def test_a_failed_job_on_this_machine_has_said_what_its_log_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    working: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("logs").mkdir()
     Path("logs/a.log").write_text("error: a.png: truncated\n")
     Path("logs/killed.log").touch()
-    error = {"msg": None, "conda_env": None, "shellcmd": None, "aux": {}}
-    failed = {**JOB, **error, "event": LogEvent.JOB_ERROR}
-    log({**failed, "log": ["logs/a.log"]}, show_failed_logs=True)
+    log({**FAILED, "log": ["logs/a.log"]}, show_failed_logs=True)
     assert lines(capsys.readouterr().err) == []
-    log({**failed, "log": ["logs/killed.log"]}, show_failed_logs=True)
+    log({**FAILED, "log": ["logs/killed.log"]}, show_failed_logs=True)
     assert "Error in rule encode:" in lines(capsys.readouterr().err)
-    log(NODES, {**failed, "log": ["logs/a.log"]}, show_failed_logs=True)  # on a cluster
+    log(NODES, {**FAILED, "log": ["logs/a.log"]}, show_failed_logs=True)  # on a cluster
     assert "error: a.png: truncated" in lines(capsys.readouterr().err)
 
 
@@ -184,11 +180,10 @@ def test_quiet_lines_say_which_job_of_ours_begins_and_no_word_of_snakemake(
 
 
 def test_a_folder_that_snakemake_has_locked_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], working: Path
 ) -> None:
     from latentmake.plan import build_locks
 
-    monkeypatch.chdir(tmp_path)
     words = "Error: Directory cannot be locked. ... --unlock argument."
     locked = {"msg": words, "event": LogEvent.ERROR, "exception": "LockException"}
     log(locked)

@@ -125,11 +125,6 @@ def test_the_snakefile_and_rules_stay_short() -> None:
         assert len(path.read_text().splitlines()) <= 30, path
 
 
-def test_modules_say_why_they_exist() -> None:
-    for path in MODULES:
-        assert ast.get_docstring(ast.parse(path.read_text())), path
-
-
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; sys.path.insert(0, 'scripts'); import latentmake.session; "
@@ -149,12 +144,6 @@ def test_the_launcher_imports_nothing_that_its_processes_need() -> None:
         "sys.exit(any(name in sys.modules for name in slow))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def test_modules_of_tests_have_names_of_their_own() -> None:
-    """pytest imports them by these names, and refuses a second one."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert not {name for name in names if names.count(name) > 1}
 
 
 @pytest.mark.parametrize("name", [*slow_tests.SLOW, *slow_tests.QUICK])

@@ -115,9 +115,8 @@ def test_a_file_of_a_run_is_asked_for_by_what_makes_it() -> None:
 
 def test_a_page_is_asked_for_by_its_word() -> None:
     both = request("reports/evaluate_a_b.html", "reports/x_cats.html", "runs/cats/dataset.lock")
-    assert (
-        both.words["a_b"] == {"evaluate"} and "a_b" in both.trained and "cats" not in both.trained
-    )
+    assert both.words["a_b"] == {"evaluate"}
+    assert "a_b" in both.trained and "cats" not in both.trained
 
 
 @pytest.mark.parametrize("word", ["check", "train", "latents", "caches"])
@@ -135,8 +134,6 @@ def test_the_encoders_may_lie_elsewhere_for_what_needs_no_caches() -> None:
         assert request(*targets, *(looking if targets else []), caches=False).encodes
     assert request(*looking).encodes and request(*looking).runs == ["cats", "a_b"]
 
-
-# -- unknown targets ------------------------------------------------------------------------------
 
 RULES = ["all", "train_cats", "caches_cats", "export_cats", "train_a_b", "encode_latents_x_123"]
 
@@ -167,9 +164,6 @@ def test_a_target_that_no_rule_makes_is_answered_with_the_nearest_or_all(
     request("train_cats", "reports/x.html", "cache/a/b/64/c.npz").check(RULES, made)  # are taken
 
 
-# -- the plan file --------------------------------------------------------------------------------
-
-
 def test_a_plan_is_handed_on_through_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,9 +186,8 @@ def test_a_plan_is_handed_on_through_the_environment(
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("{")])
 def test_an_order_that_is_gone_or_damaged_is_named(
-    damage: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Callable[[Path], object], working: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (one,) = written("a")
     damage(one.path)
     with pytest.raises(LatentmakeError, match=f"{one.name}.json: cannot be read"):

@@ -15,11 +15,7 @@ from huggingface_hub.cli.hf import app as hf
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "config/examples").glob("*.yaml"))
-ELSEWHERE = (
-    "models/stable-diffusion-xl-base-1.0/",
-    "models/t5-v1_1-xxl",
-    "models/vae-ft-mse/",
-)
+ELSEWHERE = ("models/stable-diffusion-xl-base-1.0/", "models/t5-v1_1-xxl", "models/vae-ft-mse/")
 """Places of weights that a comment of an example names."""
 KEYS = ("vae", "text", "clip", "image_encoder", "unet", "dit", "dit_high_noise", "checkpoint")
 

@@ -68,10 +68,7 @@ def test_what_ends_within_30_seconds_shows_no_progress(
 
 @pytest.mark.parametrize("terminal", ["0", "1"])
 def test_a_status_ends_each_line_and_is_asked_for_when_one_is_drawn(
-    terminal: str,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    terminal: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LATENTMAKE_TERMINAL", terminal)
     asked: list[str] = []

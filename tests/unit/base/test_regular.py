@@ -76,10 +76,7 @@ def test_a_file_of_state_that_is_a_pipe_counts_as_damaged(
     assert "is damaged (cannot be read: it is no regular file)" in capsys.readouterr().err
 
 
-def test_only_a_regular_file_of_bounded_size_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_only_a_regular_file_of_bounded_size_is_read(working: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
         for path in ("/dev/zero", "socket"):

@@ -24,9 +24,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# -- folders --------------------------------------------------------------------------------------
-
-
 def test_a_folder_that_can_be_written_is_taken_and_left_as_it_was(folder: Path) -> None:
     check_folder(folder, dry=True)
     assert list(folder.iterdir()) == []
@@ -100,9 +97,6 @@ def test_a_runs_folder_that_is_none_or_cannot_be_written_is_named(folder: Path, 
     check_run_folder(run)
 
 
-# -- shared cache folders -------------------------------------------------------------------------
-
-
 def make_project(place: Path, cache: Path | None = None) -> Path:
     """Make a project that was built once, with a cache folder of its own or with a link to one."""
     (place / ".latentmake").mkdir(parents=True)
@@ -167,9 +161,6 @@ def test_a_project_that_was_moved_or_copied_goes_on(shared: Path, folder: Path) 
     assert (shared / "cats" / OWNER).read_text() == f"{other}/cache/cats"
 
 
-# -- disks and cores ------------------------------------------------------------------------------
-
-
 def test_what_has_no_room_is_one_line_a_disk(tmp_path: Path) -> None:
     there = free(tmp_path / "not" / "made" / "yet")
     half = Need("latents of wan", str(tmp_path / "cache"), there * 6 // 10)
@@ -196,8 +187,6 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatc
     asking = Path(workspace.__file__).parents[1].rglob("*.py")
     assert [x.name for x in asking if "sched_getaffinity" in x.read_text()] == ["machine.py"]
 
-
-# -- names of a folder on Linux, WSL and Windows --------------------------------------------------
 
 MAPS = [
     {"linux": "/data", "windows": "E:\\Daten", "wsl": "/mnt/e/Daten"},

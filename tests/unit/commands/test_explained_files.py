@@ -200,8 +200,6 @@ def test_what_cannot_be_explained_is_one_line(file: str, line: str) -> None:
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-# -- placements -----------------------------------------------------------------------------------
-
 SIZE = Size(200, 300)
 BUCKET, STEPS = {"fit": "bucket"}, {"fit": "bucket", "bucket_reso_steps": 32}
 NO_UPSCALE = {"fit": "bucket", "bucket_no_upscale": True}

@@ -16,13 +16,7 @@ import pytest
 from compare_world import Colour, colour_of, make_run, make_trained
 from latentmake.base import digest
 from latentmake.base.errors import ConfigError, TrainingError
-from latentmake.commands.pages import (
-    gather,
-    page_path,
-    pictured,
-    settings_table,
-    write_comparison,
-)
+from latentmake.commands.pages import gather, page_path, pictured, settings_table, write_comparison
 from latentmake.config.root import Config, parse
 from latentmake.pages.page import Pictures, page
 from latentmake.pages.pictured import Pictured
@@ -119,14 +113,9 @@ def test_pictures_of_an_earlier_training_are_not_those_of_a_run() -> None:
     make_run("a", ["x"], [0])
     settings = config(trainer={"kind": "sd"})
     assert pictured(settings, "a").samples is not None
-    record = {
-        "wanted": {"data": "e" * 64, "settings": "s" * 64, "weights": "w" * 64},
-        "steps": 1,
-        "loss_start": 1.0,
-        "loss_end": 1.0,
-        "seconds": 1.0,
-        "history": [],
-    }
+    wanted = {"data": "e" * 64, "settings": "s" * 64, "weights": "w" * 64}
+    figures = dict.fromkeys(("loss_start", "loss_end", "seconds"), 1.0)
+    record = {"wanted": wanted, "steps": 1, **figures, "history": []}
     Path("runs/a/training.json").write_text(json.dumps(record))
     with pytest.raises(TrainingError, match=r"--cores all train_a$"):
         pictured(settings, "a")
@@ -152,9 +141,6 @@ def test_each_step_has_the_path_of_its_lora_and_each_run_its_losses() -> None:
     assert view_of(run)["losses"] == [["one", "loss", points]]
 
 
-# -- settings -------------------------------------------------------------------------------------
-
-
 def test_settings_stand_side_by_side_by_their_whole_names() -> None:
     one = make_run("one", ["x"], [0], rank=8, samples={"seed": 1})
     two = make_run("two", ["x"], [0], rank=16, samples={"seed": 1}, weights="v")
@@ -163,18 +149,12 @@ def test_settings_stand_side_by_side_by_their_whole_names() -> None:
     assert table["trainer.samples.seed"] == ["1", "1"]
     assert table["trainer.lr_scheduler"] == ["constant", "constant"]
     assert table["weights"] == ["w" * 12, "v" * 12]
-    assert {key for key, values in table.items() if len(set(values)) > 1} == {
-        "trainer.rank",
-        "weights",
-    }
+    assert {key for key, (a, b) in table.items() if a != b} == {"trainer.rank", "weights"}
 
 
 def test_a_setting_that_one_run_does_not_have_is_a_dash() -> None:
     table = settings_table([{"a.b": 1, "a.c": None}, {"a.b": 1, "d": [1, "x"]}])
     assert table == [("a.b", ["1", "1"]), ("a.c", ["null", "–"]), ("d", ["–", '[1, "x"]'])]
-
-
-# -- the page -------------------------------------------------------------------------------------
 
 
 class Reader(HTMLParser):
@@ -245,11 +225,8 @@ def test_a_page_needs_nothing_else_and_allows_nothing_else() -> None:
     script, style = PLAIN.of("script")[-1][1], PLAIN.of("style")[0][1]
     assert not re.search(r"fetch\(|XMLHttp|import\b|innerHTML|eval\(|https?:", script)
     assert not re.search(r"@import|url\(|https?:", style)
-    policy = next(
-        attributes["content"]
-        for tag, attributes in PLAIN.elements
-        if attributes.get("http-equiv") == "Content-Security-Policy"
-    )
+    policies = {each.get("http-equiv"): each.get("content") for _, each in PLAIN.elements}
+    policy = policies["Content-Security-Policy"]
     assert policy is not None
     assert policy.startswith("default-src 'none'; img-src data:; ")
     assert "unsafe" not in policy

@@ -26,42 +26,31 @@ LAUGHS, MERGES, LADDER = (
 
 MISTAKES: dict[str, tuple[bytes, str, str]] = {
     "a key twice": (
-        b"runs:\n  a: {}\n  b: {}\n  a: {}\n",
+        b"r:\n  a: {}\n  b: {}\n  a: {}\n",
         ", line 4",
-        "the key `a` occurs twice, first in line 2",
+        "`a` occurs twice, first in li",
     ),
-    "a section twice": (b"runs: {}\nmodels: {}\nruns: {}\n", ", line 3", "`runs` occurs twice"),
     "a tab": (b"runs:\n\ta: 1\n", ", line 2", "a tab stands where YAML wants spaces"),
     "brackets": (b"runs: {}\nmodels: {a: [b}}\n", ", line 2", "expected ',' or ']', but got '}'"),
     "a quote": (b"runs:\n  a: 'b\n", ", line 3", "check brackets, quotes"),
     "a list": (b"# mine\n- a\n- b\n", "", "has no sections"),
     "nothing": (b"", "", "is empty"),
-    "a comment": (b"# datasets\n", "", "is empty"),
     "Latin-1": ("a: 1\nb: Kätzchen\n".encode("latin-1"), ", line 2", "0xe4 is not UTF-8"),
     "UTF-16": ("a: 1\n".encode("utf-16"), ", line 1", "save it in UTF-8"),
     "a zero byte": (b"a: 1\nb: x\0y\n", ", line 2", "U+0000 is not allowed"),
     "a list for a key": (b"a: 1\n? [b]\n: c\n", ", line 2", "a key is a list or section"),
     "a tag": (b"a: !!python/name:os.system\n", ", line 1", "!!python/name:os.system, which no key"),
     "a tag of one's own": (b"a: 1\nb: !c 8\n", ", line 2", "`8` has the YAML type !c"),
-    "bytes": (b"a: 1\nb: !!binary aGVsbG8=\n", ", line 2", "`aGVsbG8=` has the YAML type !!binary"),
-    "a set": (b"a: !!set {b, c}\n", ", line 1", "!!set, which no key takes"),
     "an empty number": (b"a: 1\nb: !!int ''\n", ", line 2", "a value cannot be read as !!int"),
-    "a fraction": (b"a: !!float x\n", ", line 1", "`x` cannot be read as !!float"),
     "a truth": (b"a: !!bool maybe\n", ", line 1", "`maybe` cannot be read as !!bool"),
     "a date": (b"a: 1\nb: 2001-99-01\n", ", line 2", "`2001-99-01` has the YAML type !!timestamp"),
     "digits": (b"a: 1\nb: " + b"9" * 5000, ", line 2", "9...` cannot be read as !!int"),
-    "an octal number": (
-        b"a: 010\n",
-        ", line 1",
-        "`010` is an octal number in YAML; write a",
-    ),
+    "an octal number": (b"a: 010\n", ", line 1", "`010` is an octal number in YAML; write a"),
     "an octal number of YAML 1.2": (b"a: 0o17\n", ", line 1", "`0o17` is an octal number in YAML"),
     "an octal name": (b"runs:\n  -010: {}\n", ", line 2", "put it in quotes"),
     "minutes": (b"a: 1:30\n", ", line 1", "`1:30` is a number to base 60 in YAML"),
-    "minutes and seconds": (b"a: -1:30:15.5\n", ", line 1", "is a number to base 60 in YAML"),
     "no character": (b'a: 1\nb: "\\UFFFFFFFF"\n', ", line 2", "a character there does not exist"),
     "lists in lists": (b"a:\n- " + b"[" * 5000, ", line 2", "is nested too deeply"),
-    "sections in sections": (b"a: 1\nb: " + b'{"c":' * 5000, ", line 2", "is nested too deeply"),
     "dashes": (b"a:\n" + b"- " * 5000 + b"x\n", ", line 2", "is nested too deeply"),
     "a circle": (b"a: &b\n  c: *b\n", ", line 2", "`*b` stands inside of what it repeats"),
     "a merged circle": (b"a: &b\n  <<: *b\n", ", line 2", "`*b` stands inside of what it repeats"),
@@ -69,24 +58,13 @@ MISTAKES: dict[str, tuple[bytes, str, str]] = {
     "merges of merges": (MERGES, ", line 6", "this is more than 100000 values"),
     "a ladder": (LADDER, ", line 50", "or 50 levels"),
     "a number for a key": (b"a: 1\nb: {012: x}\n", ", line 2", 'put it in quotes: "012"'),
-    "a truth for a key": (
-        b"a: 1\non: x\n",
-        ", line 2",
-        "`on` is no text in YAML; put it in quotes",
-    ),
-    "a date for a key": (b"a: 1\n2024-01-01: x\n", ", line 2", "`2024-01-01` is no text in YAML"),
+    "a truth for a key": (b"a: 1\non: x\n", ", line 2", "`on` is no text in YAML; put it in quo"),
     "two colons": (b"a: 1\nb: a cat: asleep\n", ", line 2", "a text with `: `, or one that begins"),
-    "a sign": (b"a: 1\nb: @cat\n", ", line 2", "such as `*`, `@`, `{` or `|`, needs quotes"),
-    "Windows": (
-        b'a: 1\nb: "C:\\Users"\n',
-        ", line 2",
-        "write / in place of \\, or use single quotes",
-    ),
+    "Windows": (b'a: 1\nb: "C:\\Users"\n', ", line 2", "write / in place of \\, or use single"),
     "a merge of nothing": (b"a: 1\n<<: 3\n", ", line 2", "expected a mapping or list of mappings"),
     "a template": (b"a: 1\n__use_yte__: true\n", ", line 2", "`__use_yte__` would run Python code"),
     "a merged template": (b"a: &a {__use_yte__: 1}\n<<: *a\n", ", line 1", "would run Python code"),
     "two documents": (b"a: 1\n---\nb: 1\n", ", line 2", "single document"),
-    "a JSON list": (b"[1, 2]", "", "has no sections"),
 }
 
 
@@ -133,16 +111,13 @@ def exits(*arguments: str) -> str:
     return str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_named_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_cannot_be_read_is_named_with_what_to_do(working: Path) -> None:
     Path("own.yaml").write_text("a: 1\n")
     line = exits("-n", "--configfile", "owm.yaml", "--cores", "1")
     assert line.startswith("error: owm.yaml: there is no such file in ")
     line = exits("--cores", "1", "--configfile", "own.yaml", "train_cats")
     assert line.startswith("error: train_cats: ") and "write it before --configfile" in line
-    assert "Is a directory" in exits("--configfiles", str(tmp_path))
+    assert "Is a directory" in exits("--configfiles", str(working))
     if os.geteuid():  # root may read all
         Path("own.yaml").chmod(0)
         assert "Permission denied" in exits("--configfile", "own.yaml")

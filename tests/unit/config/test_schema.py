@@ -10,11 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from config_world import changed, smallest
+from config_world import changed
 from latentmake.config.mistakes import sections
 from latentmake.config.root import Config, parse
 from reference.schema import json_schema
-from test_config import MISTAKES
+from test_mistakes import FORM, configuration, rows
+from test_mistakes import changed as with_changes
 
 FOLDER = Path(__file__).parents[3] / "config"
 FILES = sorted([FOLDER / "config.yaml", *(FOLDER / "examples").glob("*.yaml")])
@@ -63,9 +64,8 @@ def test_one_value_for_a_list_of_one_is_accepted_by_the_schema(key: str, value: 
     assert faults(changed("runs", "first", key, value=value)) == []
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in MISTAKES if name.startswith(("misspelt", "key", "text", "word"))]
-)
-def test_what_the_program_refuses_for_its_form_the_schema_refuses(name: str) -> None:
-    path, value, _ = MISTAKES[name]
-    assert not faults(smallest()) and faults(changed(*path, value=value))
+@pytest.mark.parametrize(("kind", "changes"), [row[:2] for row in rows(FORM)])
+def test_what_the_program_refuses_for_its_form_the_schema_refuses(
+    kind: str, changes: dict[str, Any]
+) -> None:
+    assert not faults(configuration(kind)) and faults(with_changes(kind, **changes))

@@ -24,8 +24,6 @@ def one(caption: str, tags: str = "", stem: str = "a", **settings: Any) -> str:
     return variants(stem, clean(caption), clean(tags), Captions(**settings))[0]
 
 
-# -- decoding -------------------------------------------------------------------------------------
-
 SPACE = st.text(" \t\r\n\x0b\x1c\x85\u2003")
 
 
@@ -57,9 +55,6 @@ def test_bytes_that_are_no_caption_are_named_in_one_line(data: bytes, fault: str
 
 def test_a_caption_may_be_as_long_as_its_limit() -> None:
     assert decode_text(b"\xef\xbb\xbf" + b"a" * 1_000_000, "a.txt") == "a" * 1_000_000
-
-
-# -- wildcards ------------------------------------------------------------------------------------
 
 
 def test_a_wildcard_becomes_one_of_its_alternatives_and_doubled_braces_become_single_ones() -> None:
@@ -116,9 +111,6 @@ def test_each_line_has_prefix_and_suffix_where_one_is_taken_but_in_sdscripts_ord
     assert found == {"sks, cat", "dog", "bird ."}
 
 
-# -- tags -----------------------------------------------------------------------------------------
-
-
 @given(st.lists(PLAIN, min_size=1, max_size=8), st.integers(0, 9), NAME, st.integers(0, 99))
 def test_a_shuffle_loses_no_tag_and_leaves_those_that_are_kept(
     tags: list[str], keep: int, stem: str, seed: int
@@ -139,14 +131,7 @@ def test_tags_before_and_behind_the_keep_tokens_separator_stay() -> None:
 
 @pytest.mark.parametrize(
     ("separator", "joint"),
-    [
-        (",", ", "),
-        (", ", ", "),
-        (";", "; "),
-        (" | ", " | "),
-        (" ", " "),
-        ("、", "、 "),
-    ],
+    [(",", ", "), (", ", ", "), (";", "; "), (" | ", " | "), (" ", " "), ("、", "、 ")],
 )
 def test_tags_are_joined_by_the_separator_that_split_them(separator: str, joint: str) -> None:
     tags = ["a", "b.c", "d"]
@@ -160,10 +145,7 @@ def test_tags_are_joined_by_the_separator_that_split_them(separator: str, joint:
 @pytest.mark.parametrize("changes", [{}, {"shuffle_caption": True}, {"enable_wildcard": True}])
 def test_no_mark_of_kept_tags_stays_in_a_text(changes: dict[str, Any]) -> None:
     settings = {"keep_tokens_separator": "|||", "caption_separator": ";", **changes}
-    assert one("sks cat ||| red; wall", **settings) in {
-        "sks cat; red; wall",
-        "sks cat; wall; red",
-    }
+    assert one("sks cat ||| red; wall", **settings) in {"sks cat; red; wall", "sks cat; wall; red"}
     assert one("a|||b|||c|||d", **settings) == "a; b; c; d"
     assert one("sks", caption_suffix="||| old", **settings) == "sks; old"
     asked = Captions(keep_tokens_separator="|||")
@@ -228,9 +210,6 @@ def test_a_replacement_of_everything_takes_one_of_its_texts() -> None:
     assert found == {"one", "three"}
 
 
-# -- caption and tags -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("how", "possible"),
     [
@@ -241,13 +220,7 @@ def test_a_replacement_of_everything_takes_one_of_its_texts() -> None:
 )
 def test_caption_and_tags_come_together_as_asked(how: str, possible: set[str]) -> None:
     found = {
-        one(
-            "a cat\nit sits",
-            "x, y",
-            stem=str(number),
-            enable_wildcard=True,
-            caption_and_tags=how,
-        )
+        one("a cat\nit sits", "x, y", stem=str(number), enable_wildcard=True, caption_and_tags=how)
         for number in range(60)
     }
     assert found == possible
@@ -258,8 +231,6 @@ def test_tags_alone_and_captions_alone_stay_as_they_are() -> None:
         assert one("a cat", "", caption_and_tags=how) == "a cat"
         assert one("", "x, y", caption_and_tags=how) == "x, y"
 
-
-# -- variants -------------------------------------------------------------------------------------
 
 SETTINGS = st.builds(
     Captions,

@@ -21,9 +21,6 @@ def lines(architecture: str, **dataset: Any) -> list[str]:
     return [fault.line for fault in listed(architecture, **dataset)[1]]
 
 
-# -- folders --------------------------------------------------------------------------------------
-
-
 def test_controls_stand_in_the_order_of_their_numbers() -> None:
     put("cat")
     for name in ("cat_10.png", "cat_2.jpg", "cat.webp", "cat_0.png"):
@@ -90,12 +87,9 @@ def test_a_wan_model_takes_the_control_of_the_very_name() -> None:
         ([], "data/cat.png: has no control in control; put control/cat_0.png there"),
         (
             ["cat_0.png", "cat_1.png"],
-            "data/cat.png: has 2 control images in control, and FLUX.1 Kontext takes 1; ",
+            "has 2 control images in control, and FLUX.1 Kontext takes 1; ",
         ),
-        (
-            ["cat_left.png"],
-            "control/cat_left.png, whose name does not end in a number; name it cat",
-        ),
+        (["cat_left.png"], "cat_left.png, whose name does not end in a number; name it cat"),
         (["cat_1.png", "cat_01.png"], "has two controls of the same number, control/cat_01.png"),
         (["cat.png", "cat.jpg"], "has two controls of the same number, control/cat.jpg and "),
     ],
@@ -165,9 +159,6 @@ def test_controls_that_keep_their_size_are_measured() -> None:
     assert "data/cat.png: has a control control/cat_1.png, which" in line
 
 
-# -- lists ----------------------------------------------------------------------------------------
-
-
 def write(*rows: dict[str, object]) -> dict[str, Any]:
     Path("list.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return {"path": "list.jsonl"}
@@ -223,9 +214,6 @@ def test_a_row_with_bad_controls_is_named(columns: dict[str, object], expected: 
     (fault,) = faults
     assert expected in fault.line
     assert "data/cat.png" in fault.line
-
-
-# -- layers ---------------------------------------------------------------------------------------
 
 
 def layered(**changes: Any) -> tuple[dict[str, list[str]], list[str]]:

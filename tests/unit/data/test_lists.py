@@ -61,9 +61,6 @@ def probe(
     return measured(layout_of("musubi"), asked, scan, scan.items, Scan("", [], ""), memo, WAN)
 
 
-# -- rows -----------------------------------------------------------------------------------------
-
-
 def test_a_row_names_a_file_and_its_caption_in_any_of_the_usual_columns(tmp_path: Path) -> None:
     names = "abcdefghij"
     put(tmp_path, *(f"{name}.mp4" for name in names))
@@ -80,20 +77,17 @@ def test_a_row_names_a_file_and_its_caption_in_any_of_the_usual_columns(tmp_path
     assert {json.dumps(item.row) for item in found} == {'{"score": 3}'}
 
 
-def test_a_path_that_is_not_below_the_list_is_one_from_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    put(tmp_path, "both.mp4", "set/both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4")
-    put(tmp_path, "absolute.mp4")
-    names = ["both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4", f"{tmp_path}/absolute.mp4"]
-    lost = ["nowhere.mp4", f"{tmp_path}/set/absolute.mp4"]
-    path = write(tmp_path / "set/list.jsonl", *({"npz": x, "prompt": x} for x in names + lost))
+def test_a_path_that_is_not_below_the_list_is_one_from_the_working_directory(working: Path) -> None:
+    put(working, "both.mp4", "set/both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4")
+    put(working, "absolute.mp4")
+    names = ["both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4", f"{working}/absolute.mp4"]
+    lost = ["nowhere.mp4", f"{working}/set/absolute.mp4"]
+    path = write(working / "set/list.jsonl", *({"npz": x, "prompt": x} for x in names + lost))
     for place in (Path("set/list.jsonl"), path):
         found, faults = find(place)
         images = {item.stem: os.path.relpath(item.image) for item in found}
         files = ("set/both.mp4", "set/a.mp4", "films/b.mp4", "c.mp4", "absolute.mp4")
-        outside = f"{tmp_path}/absolute"[1:].replace("/", "_")
+        outside = f"{working}/absolute"[1:].replace("/", "_")
         assert images == dict(zip(("both", "a", "films_b", "c", outside), files, strict=True))
         assert [fault.stem for fault in faults] == ["nowhere", "absolute"]
         assert all("does not exist" in fault.what for fault in faults)
@@ -129,11 +123,7 @@ def test_a_caption_may_lie_beside_the_video(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("captions", "exact", "told"),
     [
-        (
-            None,
-            False,
-            "which are encoded as one text, and 1 more; set `captions: {enable_wildcard: true,",
-        ),
+        (None, False, "which are encoded as one text, and 1 more; set `captions: {enable_wildcard"),
         ({"caption_prefix": "sks"}, True, "of which the first is encoded, and 1 more; set"),
         ({"enable_wildcard": True, "variants": 2}, False, None),
     ],
@@ -235,9 +225,6 @@ def test_captions_and_tags_of_rows_are_composed_like_those_of_files(tmp_path: Pa
     }
 
 
-# -- bad rows -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("row", "what"),
     [
@@ -320,9 +307,6 @@ def test_a_folder_with_the_name_of_a_list_is_a_folder(tmp_path: Path) -> None:
     assert not Dataset(path=str(tmp_path / "set.json")).is_list
 
 
-# -- the listing ----------------------------------------------------------------------------------
-
-
 def test_a_listing_changes_with_each_file_that_rows_name(tmp_path: Path) -> None:
     put(tmp_path, "a.mp4", "b.mp4", "b.txt", "other.mp4")
     path = write(tmp_path / "list.jsonl", {"video": "a.mp4", "prompt": "p"}, {"video": "b.mp4"})
@@ -338,9 +322,6 @@ def test_a_listing_changes_with_each_file_that_rows_name(tmp_path: Path) -> None
     assert len(seen) == 4
     (tmp_path / "other.mp4").write_bytes(b"another content")
     assert print_() in seen
-
-
-# -- probing --------------------------------------------------------------------------------------
 
 
 def clips(item: Item, **changes: Any) -> list[Clip]:
@@ -455,7 +436,7 @@ def test_a_rotation_is_told_with_its_key_and_a_variable_rate_counts_by_its_key(
     path = write(tmp_path / "list.jsonl", *({"video": f"{x}.mp4", "prompt": "p"} for x in "ac"))
     assert probe(path)[2] == [
         f"{tmp_path}/c.mp4 has a rotation for display, which does not count; set "
-        "`display_rotation: true`",
+        "`display_rotation: true`"
     ]
     found, _, notes = probe(path, source_fps="auto", display_rotation=True)
     assert notes == []

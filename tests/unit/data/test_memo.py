@@ -159,9 +159,6 @@ def test_below_a_folder_is_what_a_path_says() -> None:
             memo.save()
 
 
-# -- digests of files -----------------------------------------------------------------------------
-
-
 def test_a_file_of_known_stat_is_not_read_again(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"one")
@@ -213,9 +210,6 @@ def test_a_second_name_does_not_change_a_targets_stat_but_any_content_does(tmp_p
     (tmp_path / "new").write_bytes(b"two")
     (tmp_path / "new").replace(file)
     assert target_stat(file.stat()) != before
-
-
-# -- what may befall it ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("garbage", [b"", b"garbage" * 1000, b"SQLite format 3\0" + b"\xff" * 4000])
@@ -297,9 +291,6 @@ def test_old_verdicts_are_forgotten(place: Path) -> None:
     with Memo(place) as memo:
         assert memo.verdicts.get("question") is None
         assert memo.verdicts.get("another") == "answer"
-
-
-# -- what is at hand ------------------------------------------------------------------------------
 
 
 def test_files_are_found_by_key_and_by_size_until_they_are_forgotten(place: Path) -> None:

@@ -86,11 +86,8 @@ def test_metadata_stands_in_for_files(folder: Path) -> None:
     for path in folder.rglob("*.*"):
         if path.suffix != ".png":
             path.unlink()
-    rows = {
-        "a.png": {"caption": "one", "tags": "t"},
-        f"{folder}/sub/b.png": {"caption": "two"},
-        "c": {"tags": "three"},
-    }
+    b = f"{folder}/sub/b.png"
+    rows = {"a.png": {"caption": "one", "tags": "t"}, b: {"caption": "two"}, "c": {"tags": "three"}}
     found, faults = made(folder, rows)
     assert found == {"a": ["one,t"], "sub/b": ["two"], "c": ["three"]}
     assert faults == []

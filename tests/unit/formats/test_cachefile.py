@@ -97,9 +97,6 @@ def seal_of(data: bytes, seal: str) -> str:
     return xxhash.xxh3_64_hexdigest(header.replace(seal[8:].encode(), b"0" * 16))
 
 
-# -- content --------------------------------------------------------------------------------------
-
-
 def test_the_order_of_tensors_and_metadata_changes_no_byte() -> None:
     metadata = STAMP | {"caption": "x", "height": "64"}
     expected = cachefile.serialize(TENSORS, metadata)
@@ -141,9 +138,6 @@ def test_any_metadata_survives(metadata: dict[str, str]) -> None:
     head = parse_head(data)
     assert (len(head.data) % 8, head.metadata) == (0, metadata)
     assert torch.equal(load(data)["x"], torch.ones(1))
-
-
-# -- reading the header ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -249,9 +243,6 @@ def test_a_hostile_header_is_one_line_and_no_traceback(data: bytes) -> None:
             refuse(path)
 
 
-# -- npz files ------------------------------------------------------------------------------------
-
-
 def test_the_same_content_gives_the_same_bytes_whatever_the_clock_and_the_order() -> None:
     for names in permutations(ARRAYS):
         assert npz.serialize({name: ARRAYS[name] for name in names}, STAMP) == ARCHIVE
@@ -286,8 +277,6 @@ def test_the_recipe_is_told_by_either_kind_of_file_and_by_no_other(archived: Pat
         damaged.unlink()
         assert recipe_of(read_metadata(damaged)) == {}
 
-
-# -- the check of a whole file --------------------------------------------------------------------
 
 LATENTS = torch.arange(24, dtype=torch.float32).reshape(4, 2, 3)
 CHANGED = "checksum differs"

@@ -40,9 +40,6 @@ def refusal(path: Path) -> str:
     return refused(lambda: probe_video(str(path)), path, SourceError)
 
 
-# -- images ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
 def test_an_image_has_its_stored_size(tmp_path: Path, kind: str) -> None:
     exif = Image.Exif()
@@ -121,9 +118,6 @@ def test_no_image_is_opened_in_any_format() -> None:
         line for file in files for line in file.read_text().splitlines() if "Image.open" in line
     ]
     assert opened and all("formats=" in line for line in opened)
-
-
-# -- videos ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -214,9 +208,7 @@ def _probed_or_refused(path: Path) -> Media | str:
         return str(error)
 
 
-def test_frames_before_the_beginning_that_an_edit_list_sets_are_not_counted(
-    tmp_path: Path,
-) -> None:
+def test_frames_before_the_beginning_that_an_edit_list_sets_are_not_counted(tmp_path: Path) -> None:
     whole = write_video(tmp_path / "whole.mp4", "libx264", 24, bf="2", g="24")
     cut = rewrap(
         whole, tmp_path / "cut.mp4", earlier=0.3, container={"avoid_negative_ts": "disabled"}
@@ -256,9 +248,6 @@ def test_timestamps_of_a_variable_rate_are_known(tmp_path: Path, name: str) -> N
     assert [round(start * timing.base * 1000) for start in starts] == times
 
 
-# -- what is no video, and what is no longer one --------------------------------------------------
-
-
 def test_what_is_no_video_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "text.mp4").write_text("hello" * 100)
@@ -291,13 +280,10 @@ def test_a_file_of_sound_alone_is_named(tmp_path: Path) -> None:
     ],
     ids=["concat", "sdp"],
 )
-def test_a_playlist_in_disguise_leads_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, playlist: str
-) -> None:
-    write_video(tmp_path / "other.mp4", "mpeg4", 5)
-    (tmp_path / "a.mp4").write_text(playlist)
-    monkeypatch.chdir(tmp_path)
-    assert "is not a video that FFmpeg can read" in refusal(tmp_path / "a.mp4")
+def test_a_playlist_in_disguise_leads_nowhere(working: Path, playlist: str) -> None:
+    write_video(working / "other.mp4", "mpeg4", 5)
+    (working / "a.mp4").write_text(playlist)
+    assert "is not a video that FFmpeg can read" in refusal(working / "a.mp4")
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.8, 0.97])

@@ -125,9 +125,6 @@ def test_a_process_ends_with_the_one_that_asked_which_may_be_any_script(
         psutil.Process(int(done.stdout)).wait(60)
 
 
-# -- probing --------------------------------------------------------------------------------------
-
-
 def test_probing_tells_size_and_length_or_the_fault_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,9 +113,6 @@ def check(video: Video, wanted: list[int]) -> None:
         assert pixels is None or np.array_equal(pixels, video.frames[index]), index
 
 
-# -- where decoding may begin ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_decoding_begins_where_nothing_refers_to_what_stands_before(
     name: str, videos: dict[str, Video]
@@ -132,9 +129,6 @@ def test_decoding_begins_where_nothing_refers_to_what_stands_before(
         patch.setattr(file, "_agrees", lambda *args: decoded.append(args) or agrees(*args))
         check(video, [last])
     assert len(decoded) <= 2  # whether to jump, and the frame of the entry
-
-
-# -- any frames -----------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)
@@ -158,9 +152,6 @@ def test_kinds_without_an_index_are_decoded_from_their_beginning(tmp_path: Path,
     dice = random.Random(0)
     for _ in range(4):
         check(video, sorted(dice.sample(range(24), 3)))
-
-
-# -- what does not fit ----------------------------------------------------------------------------
 
 
 def test_frames_of_an_edit_list_are_counted_as_decoding_counts_them(tmp_path: Path) -> None:
@@ -235,8 +226,6 @@ def test_frames_decoded_in_vain_are_signs_of_life(
     assert len(first) == len(again) + COUNT // 10  # while the index was read
 
 
-# -- npz clips ------------------------------------------------------------------------------------
-
 CLIP = np.random.default_rng(0).integers(0, 256, (9, 12, 20, 3), dtype=np.uint8)
 
 
@@ -276,9 +265,8 @@ class _Evil:
     ],
 )
 def test_what_is_no_clip_is_named_and_never_unpickled(
-    arrays: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arrays: dict[str, Any], what: str, working: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     np.savez("a.npz", **arrays)
     with pytest.raises(SourceError) as caught:
         [*read_frames("a.npz", [0])]
@@ -299,9 +287,6 @@ def test_damage_is_named(tmp_path: Path) -> None:
     path.write_bytes(flipped)
     with pytest.raises(SourceError, match="CRC"):
         [*read_frames(str(path), range(9))]
-
-
-# -- MP4 files ------------------------------------------------------------------------------------
 
 
 def frames(count: int, width: int, height: int) -> list[NDArray[np.uint8]]:

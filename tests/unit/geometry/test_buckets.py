@@ -100,9 +100,6 @@ def test_no_upscale_keeps_small_images_rounded_down(
         assert (chosen, wan) == (bucket(image, resolution, step), wan_bucket(image, resolution))
 
 
-# -- placements -----------------------------------------------------------------------------------
-
-
 def check_covers(image: Size, found: Placement) -> None:
     resized, left, top, target = found
     assert resized.width >= target.width and resized.height >= target.height
@@ -130,9 +127,6 @@ def test_a_narrow_image_is_refused_where_it_would_grow_beyond_the_limit() -> Non
     assert cover(Size(1, 100), Size(10, 10), 10_000).resized == (10, 1000)
     with pytest.raises(SourceError, match=r"a\.png: is too narrow \(1 x 100\): .* 10000 pixels"):
         cover(Size(1, 100), Size(10, 10), 9_999, "a.png")
-
-
-# -- sd-scripts -----------------------------------------------------------------------------------
 
 
 @st.composite
@@ -209,9 +203,6 @@ def test_steps_and_limits_are_those_of_the_architecture_rounded_to_the_steps() -
     assert plain.bucketing(ARCHITECTURES["sdxl"]).bucket_reso_steps == 32
     odd = Dataset(path="x", fit="bucket", min_bucket_reso=300, max_bucket_reso=1000)
     assert odd.bucketing(ARCHITECTURES["flux"]) == Bucketing(64, False, 256, 1024)
-
-
-# -- control images -------------------------------------------------------------------------------
 
 
 def of_controls(resolution: tuple[int, int] | None, keeps: bool) -> Dataset:

@@ -24,9 +24,6 @@ def network(root: Path, weights: str = "weights", config: str = "{}") -> Path:
     return put(root, config__json=config, model__safetensors=weights)
 
 
-# -- digests --------------------------------------------------------------------------------------
-
-
 def digest(root: Path, *content: str) -> str:
     return cache_recipe.weights_digest(Weights(path=str(network(root, *content))))
 
@@ -50,28 +47,20 @@ def test_a_hub_id_is_known_by_its_revision_without_a_file() -> None:
     assert len({cache_recipe.weights_digest(each) for each in [first, *others]}) == 4
 
 
-def test_the_files_are_digested_as_the_caller_says(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    def digest_of(path: Path) -> str:
-        asked.append(path.name)
-        return path.name
-
-    cache_recipe.weights_digest(Weights(path=str(network(tmp_path))), digest_of)
-    assert asked == ["config.json", "model.safetensors"]
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    network(tmp_path)
+def test_files_are_digested_as_the_caller_says_and_one_that_cannot_be_read_is_named(
+    tmp_path: Path,
+) -> None:
+    place, asked = Weights(path=str(network(tmp_path))), list[str]()
 
     def fails(path: Path) -> str:
         raise OSError(5, "Input/output error", str(path))
 
+    cache_recipe.weights_digest(place, lambda path: asked.append(path.name) or path.name)
+    assert asked == ["config.json", "model.safetensors"]
+
     with pytest.raises(ModelError, match=r"config\.json: cannot be read \(Input/output error\)"):
-        cache_recipe.weights_digest(Weights(path=str(tmp_path)), fails)
+        cache_recipe.weights_digest(place, fails)
 
-
-# -- recipes --------------------------------------------------------------------------------------
 
 MODEL: dict[str, Any] = {"vae": "vae", "text": ["one", "two"]}
 
@@ -86,8 +75,12 @@ def text(**model: Any) -> dict[str, object]:
     return cache_recipe.text_recipe(settings, [("w", "t")] * len(settings.text))
 
 
-def test_what_shapes_latents_is_in_their_recipe() -> None:
-    found = [
+def differ(*recipes: dict[str, object]) -> bool:
+    return all(one != other for n, one in enumerate(recipes) for other in recipes[:n])
+
+
+def test_what_shapes_latents_or_embeddings_is_in_their_recipe() -> None:
+    assert differ(
         latents(),
         latents(exif_rotation=False),
         latents(background="black"),
@@ -95,8 +88,12 @@ def test_what_shapes_latents_is_in_their_recipe() -> None:
         latents({"vae_dtype": "bfloat16"}),
         latents({"posterior": "sample"}),
         latents({"posterior": "sample", "posterior_seed": 1}),
-    ]
-    assert all(one != other for n, one in enumerate(found) for other in found[:n])
+        cache_recipe.latents_recipe(Dataset(path="x"), Model(**MODEL), "other"),
+    )
+    assert text(dtype="float16") == text(text_dtype="float16") != text()
+    assert differ(text(), text(text=["one"]), text(text=[{"path": "o", "max_length": 20}, "two"]))
+    pairs = [("w", "t"), ("w", "t")], [("b", "t"), ("w", "t")], [("w", "u"), ("w", "t")]
+    assert differ(*(cache_recipe.text_recipe(Model(**MODEL), each) for each in pairs))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +106,6 @@ def test_what_shapes_latents_is_in_their_recipe() -> None:
         {"missing_caption": "empty"},
         {"empty_caption": "allow"},
         {"on_error": "skip"},
-        {"bucket_reso_steps": 64},
-        {"bucket_no_upscale": True},
         {"model": {"text_dtype": "float16"}},
         {"model": {"text": ["other"]}},
         {"model": {"unet": "unet", "scheduler": "scheduler"}},
@@ -124,41 +119,11 @@ def test_what_does_not_shape_latents_is_not_in_their_recipe(change: dict[str, An
     assert latents(**change) == latents()
 
 
-def test_the_weights_are_in_both_recipes() -> None:
-    model = Model(**MODEL)
-    dataset = Dataset(path="x")
-    assert cache_recipe.latents_recipe(dataset, model, "a") != cache_recipe.latents_recipe(
-        dataset, model, "b"
-    )
-    assert cache_recipe.text_recipe(model, [("a", "t"), ("b", "t")]) != cache_recipe.text_recipe(
-        model, [("b", "t"), ("a", "t")]
-    )
-    assert cache_recipe.text_recipe(model, [("a", "t"), ("b", "t")]) != cache_recipe.text_recipe(
-        model, [("a", "u"), ("b", "t")]
-    )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"dtype": "float16"},
-        {"text_dtype": "float16"},
-        {"text": ["one"]},
-        {"text": [{"path": "one", "max_length": 20}, "two"]},
-    ],
-    ids=str,
-)
-def test_what_shapes_embeddings_is_in_their_recipe(change: dict[str, Any]) -> None:
-    assert text(**change) != text()
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"vae_dtype": "float16"},
-        {"vae": "other"},
-        {"posterior": "sample"},
-        {"unet": "unet"},
+        {"vae": "other", "posterior": "sample", "unet": "unet"},
         {"text": ["moved/one", "moved/two"]},
     ],
     ids=str,
@@ -206,7 +171,7 @@ def test_what_an_architecture_makes_of_text_is_in_its_recipe(
     found = [text(text=values["text"]), text(**values), text(**values, **change)]
     if len(change) > 1:
         found.append(text(**values, layout="sdscripts"))
-    assert all(one != other for n, one in enumerate(found) for other in found[:n])
+    assert differ(*found)
 
 
 def test_a_mask_of_padding_that_there_is_not_changes_no_recipe() -> None:
@@ -251,13 +216,8 @@ def test_a_recipe_is_made_for_each_layout_of_images(tmp_path: Path, layout: str)
     for name in ("text_encoder", "text_encoder_2"):
         network(tmp_path / name)
         put(tmp_path / name, tokenizer__json="{}")
-    model = Model.model_validate(
-        {
-            "vae": f"{tmp_path}/vae",
-            "text": [f"{tmp_path}/text_encoder", f"{tmp_path}/text_encoder_2"],
-            "architecture": "sdxl",
-            "layout": layout,
-        }
-    )
+    texts = [f"{tmp_path}/text_encoder", f"{tmp_path}/text_encoder_2"]
+    values = {"vae": f"{tmp_path}/vae", "text": texts, "architecture": "sdxl", "layout": layout}
+    model = Model.model_validate(values)
     assert cache_recipe.make("text", None, model)["layout"] == layout
     assert cache_recipe.make("latents", Dataset(path="x"), model)["kind"] == "latents"

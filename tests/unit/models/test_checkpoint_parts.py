@@ -35,6 +35,7 @@ from latentmake.trainers.sd.plan import Sd
 from latentmake.trainers.sd.recipe import SdRecipe
 from latentmake.trainers.sd.unet import SdOrder
 from safetensors.torch import save_file
+from test_tensors import XL
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 _LEVELS = {
@@ -52,19 +53,7 @@ UNETS: dict[str, dict[str, Any]] = {
         "attention_head_dim": [5, 10, 20, 20],
         "use_linear_projection": True,
     },
-    "sdxl": {
-        "block_out_channels": [320, 640, 1280],
-        "down_block_types": ["DownBlock2D", *["CrossAttnDownBlock2D"] * 2],
-        "up_block_types": [*["CrossAttnUpBlock2D"] * 2, "UpBlock2D"],
-        "layers_per_block": 2,
-        "transformer_layers_per_block": [1, 2, 10],
-        "cross_attention_dim": 2048,
-        "attention_head_dim": [5, 10, 20],
-        "use_linear_projection": True,
-        "addition_embed_type": "text_time",
-        "addition_time_embed_dim": 256,
-        "projection_class_embeddings_input_dim": 2816,
-    },
+    "sdxl": {**XL, "layers_per_block": 2},
 }
 # (width, inner width, layers, heads, activation, projection)
 TEXTS = {
@@ -159,9 +148,6 @@ def test_configurations_are_those_that_were_published(published: Path) -> None:
             names += ("num_attention_heads", "hidden_act", "projection_dim")
             assert tuple(text[name] for name in names) == sizes
             assert text["vocab_size"] == 49408 and text["max_position_embeddings"] == 77
-
-
-# -- the configuration ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -266,9 +252,6 @@ def test_another_checkpoint_rebuilds_what_its_other_parts_shape(place: Path) -> 
     assert digests(FILE["checkpoint"]) == new
 
 
-# -- what is wrong --------------------------------------------------------------------------------
-
-
 def test_a_missing_tokenizer_is_found_in_the_hub_cache_or_named(place: Path) -> None:
     line = refusal(FILE)
     assert "there is no tokenizer here; run `hf download openai/clip-vit-large-patch14 " in line
@@ -294,6 +277,8 @@ def test_a_file_without_a_part_or_of_another_model_is_refused(place: Path) -> No
     line = refusal(FILE | TOKENS | {"architecture": "sd2"})
     assert line.endswith("is a checkpoint of Stable Diffusion 1.x; set `architecture: sd1`")
     assert "does not exist" in refusal({"checkpoint": "gone.safetensors"} | TOKENS)
+    torch.save({}, "models/old.ckpt")
+    assert "convert it to safetensors" in refusal({"checkpoint": "models/old.ckpt"} | TOKENS)
     Path("models/cut.safetensors").write_bytes(Path(FILE["checkpoint"]).read_bytes()[:5000])
     assert "copy the checkpoint again" in refusal({"checkpoint": "models/cut.safetensors"} | TOKENS)
 
@@ -354,10 +339,3 @@ def test_open_clip_pads_with_the_token_0(place: Path) -> None:
     for part, pads in (("text_encoder", False), ("text_encoder_2", True)):
         text = TextWeights(path="models/xl.safetensors", subfolder=part, tokenizer="clip")  # type: ignore[arg-type]
         assert (load(text).pad_token_id == 0) == pads
-
-
-def test_a_pickle_is_to_be_converted(tmp_path: Path) -> None:
-    file = tmp_path / "old.ckpt"
-    torch.save({}, file)
-    with pytest.raises(ModelError, match="convert it to safetensors"):
-        Checkpoint(Weights(path=str(file))).tensors  # noqa: B018 -- reading it raises

@@ -62,31 +62,27 @@ def told(file: Path, scheduler: str = str(SCHEDULE), **keys: Any) -> Parameteriz
     return found
 
 
-FILES: list[tuple[str, tuple[str, ...], dict[str, str], str, bool]] = [
-    ("sd1", (), {}, "epsilon", False),
-    ("sdxl", (), {}, "epsilon", False),
-    ("sdxl", ("v_pred",), {}, "v_prediction", False),
-    ("sdxl", ("v_pred", "ztsnr"), {}, "v_prediction", True),
-    ("sdxl", (), {"modelspec__prediction_type": "v"}, "v_prediction", False),
-    ("sdxl", (), {"modelspec__predict_key": "v"}, "v_prediction", False),
-    ("sd2", (), {"modelspec__architecture": "stable-diffusion-v2-768-v"}, "v_prediction", False),
-    ("sd2", (), {"modelspec__prediction_type": "epsilon"}, "epsilon", False),
-    (
-        *("sdxl", (), {"ss_v_parameterization": "True", "ss_zero_terminal_snr": "True"}),
-        *("v_prediction", True),
-    ),
+V = "v_prediction"
+TENSOR = "a tensor of this name"
+FILES: list[tuple[str, dict[str, str], str, bool]] = [
+    ("sd1", {}, "epsilon", False),
+    ("sdxl", {}, "epsilon", False),
+    ("sdxl", {"v_pred": TENSOR}, V, False),
+    ("sdxl", {"v_pred": TENSOR, "ztsnr": TENSOR}, V, True),
+    ("sdxl", {"modelspec__prediction_type": "v"}, V, False),
+    ("sdxl", {"modelspec__predict_key": "v"}, V, False),
+    ("sd2", {"modelspec__architecture": "stable-diffusion-v2-768-v"}, V, False),
+    ("sd2", {"modelspec__prediction_type": "epsilon"}, "epsilon", False),
+    ("sdxl", dict.fromkeys(("ss_v_parameterization", "ss_zero_terminal_snr"), "True"), V, True),
 ]
 
 
-@pytest.mark.parametrize(("kind", "tensors", "metadata", "prediction", "zero"), FILES)
+@pytest.mark.parametrize(("kind", "told_by", "prediction", "zero"), FILES)
 def test_a_file_that_says_what_it_predicts_is_believed_by_both_trainers(
-    tmp_path: Path,
-    kind: str,
-    tensors: tuple[str, ...],
-    metadata: dict[str, str],
-    prediction: str,
-    zero: bool,
+    tmp_path: Path, kind: str, told_by: dict[str, str], prediction: str, zero: bool
 ) -> None:
+    tensors = [name for name, value in told_by.items() if value is TENSOR]
+    metadata = {name: value for name, value in told_by.items() if value is not TENSOR}
     file = write(tmp_path, kind, *tensors, **metadata)
     found, other = told(file), of_checkpoint(str(file), ARCHITECTURES[kind], Given())
     for each in (found, other):
@@ -175,9 +171,6 @@ def test_a_checkpoint_of_sd_scripts_has_no_betas_but_its_own(tmp_path: Path) -> 
     assert of_checkpoint(str(tmp_path), ARCHITECTURES["flux"], Given()) is None
 
 
-# -- the scale of latents -------------------------------------------------------------------------
-
-
 def vae(folder: Path, channels: int = 4, **config: Any) -> dict[str, Any]:
     """Write a VAE of one file, or of a folder if it has a configuration."""
     shapes = {
@@ -195,15 +188,18 @@ def vae(folder: Path, channels: int = 4, **config: Any) -> dict[str, Any]:
     return {"vae": str(folder if config else path)}
 
 
-def scale(keys: dict[str, Any], architecture: str | None, **more: Any) -> tuple[float, float]:
+def model_of(keys: dict[str, Any], architecture: str | None, **more: Any) -> Model:
     number = len(ARCHITECTURES[architecture].text_encoders) if architecture else 1
     values = {**keys, "text": ["t"] * number, "architecture": architecture, **more}
-    return scale_of(Model.model_validate(values))[:2]
+    return Model.model_validate(values)
+
+
+def scale(*model: Any, **more: Any) -> tuple[float, float]:
+    return scale_of(model_of(*model, **more))[:2]
 
 
 SCALES = {
     "sd1": (0.18215, 0.0),
-    "sd2": (0.18215, 0.0),
     "sdxl": (0.13025, 0.0),
     "sd3": (1.5305, 0.0609),
     "flux": (0.3611, 0.1159),
@@ -237,10 +233,8 @@ def test_a_scale_that_nothing_tells_is_asked_for_and_means_are_refused(tmp_path:
 
 
 def test_only_caches_of_a_wrong_scale_have_another_recipe(tmp_path: Path) -> None:
-    def made(keys: dict[str, Any], architecture: str | None, **more: Any) -> dict[str, object]:
-        number = len(ARCHITECTURES[architecture].text_encoders) if architecture else 1
-        values = {**keys, "text": ["t"] * number, "architecture": architecture, **more}
-        return cache_recipe.make("latents", Dataset(path="a"), Model.model_validate(values))
+    def made(*model: Any, **more: Any) -> dict[str, object]:
+        return cache_recipe.make("latents", Dataset(path="a"), model_of(*model, **more))
 
     bare = vae(tmp_path)
     assert made(bare, "sdxl")["scaling_factor"] == 0.13025

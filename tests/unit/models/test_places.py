@@ -59,35 +59,25 @@ def paths(model: Model) -> list[str | None]:
     return [each.path for each in model.text]
 
 
-def test_each_part_is_a_folder_of_its_pipeline() -> None:
-    pipe = pipeline(*SD)
-    model = model_of(vae=pipe, text=pipe, unet=pipe, scheduler=pipe)
-    assert model.vae.path == "pipe/vae" and paths(model) == ["pipe/text_encoder"]
-    assert model.unet is not None and model.unet.path == "pipe/unet"
-    assert model.scheduler == "pipe/scheduler"
-
-
-def test_a_folder_of_the_part_itself_and_a_missing_one_stay_what_they_are() -> None:
+def test_each_part_is_a_folder_of_its_pipeline_or_what_is_named_itself() -> None:
     pipe = pipeline(*SD)
     Path("pipe/vae/vae").mkdir()
-    model = model_of(
-        vae=f"{pipe}/vae", text="gone", unet=f"{pipe}/unet", scheduler="pipe/scheduler"
-    )
-    assert model.vae.path == "pipe/vae" and paths(model) == ["gone"]
-    assert model.scheduler == "pipe/scheduler"
+    parts = {"vae": f"{pipe}/vae", "unet": f"{pipe}/unet", "scheduler": f"{pipe}/scheduler"}
+    for named in (dict.fromkeys(parts, pipe), parts):
+        model = model_of(text=pipe, **named)
+        assert model.vae.path == "pipe/vae" and paths(model) == ["pipe/text_encoder"]
+        assert model.unet is not None and model.unet.path == "pipe/unet"
+        assert model.scheduler == "pipe/scheduler"
+    assert paths(model_of(vae=pipe, text="gone")) == ["gone"]
 
 
-@pytest.mark.parametrize("one", [True, False], ids=["one place", "a place for each"])
-def test_one_pipeline_holds_all_text_encoders(one: bool) -> None:
+def test_one_pipeline_holds_all_text_encoders_or_brings_the_second_alone() -> None:
     pipe = pipeline("vae", "text_encoder", "text_encoder_2")
-    text = pipe if one else [pipe, pipe]
-    model = model_of(architecture="sdxl", layout="sdscripts", vae=pipe, text=text)
-    assert paths(model) == ["pipe/text_encoder", "pipe/text_encoder_2"]
-    assert paths(model_of(vae=pipe, text=[pipe, pipe])) == paths(model)
-
-
-def test_a_pipeline_can_bring_the_second_encoder_alone() -> None:
-    pipe = pipeline("vae", "text_encoder", "text_encoder_2")
+    both = ["pipe/text_encoder", "pipe/text_encoder_2"]
+    for text in (pipe, [pipe, pipe]):
+        model = model_of(architecture="sdxl", layout="sdscripts", vae=pipe, text=text)
+        assert paths(model) == both
+    assert paths(model_of(vae=pipe, text=[pipe, pipe])) == both
     Path("clip_l").mkdir()
     Path("clip_l/config.json").write_text("{}")
     model = model_of(architecture="sdxl", vae=pipe, text=["clip_l", pipe])
@@ -96,9 +86,7 @@ def test_a_pipeline_can_bring_the_second_encoder_alone() -> None:
 
 def test_one_place_that_is_no_pipeline_is_too_few_text_encoders() -> None:
     Path("clip_l").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"^models.micro.text: clip_l is no pipeline.*CLIP-L, CLI"
-    ):
+    with pytest.raises(ConfigError, match=r"^models.micro.text: clip_l is no pipeline.*CLIP-L, C"):
         model_of(architecture="sdxl", vae="vae", text="clip_l")
 
 
@@ -119,9 +107,6 @@ def test_a_recipe_does_not_depend_on_the_words_for_a_place(micro: Path) -> None:
     long = model_of(vae="micro/vae", text=["micro/text_encoder"], unet="micro/unet")
     for kind in ("latents", "text"):
         assert make(kind, dataset, short) == make(kind, dataset, long)
-
-
-# -- the hub --------------------------------------------------------------------------------------
 
 
 def snapshot(cache: Path) -> Path:
@@ -156,25 +141,18 @@ def test_weights_that_our_encoders_load_from_the_hub_keep_their_commit() -> None
     assert model == config(vae=HUB, text=HUB, unet={**HUB, "subfolder": "unet"}).models["micro"]
 
 
-@pytest.mark.parametrize(
-    ("place", "line"),
-    [
-        ({"file": "a.safetensors"}, f"hf download some/model a.safetensors --revision {COMMIT}"),
-        (
-            {"subfolder": "x", "file": "a.safetensors"},
-            f"hf download some/model x/a.safetensors --revision {COMMIT}",
-        ),
-        ({"subfolder": "x"}, f'hf download some/model --include "x/*" --revision {COMMIT}'),
-        ({}, f"hf download some/model --revision {COMMIT}"),
-    ],
-)
-def test_what_is_not_in_the_cache_comes_with_the_command_that_fetches_it(
-    place: dict[str, str], line: str
-) -> None:
-    model = model_of(architecture="qwen_image", vae={**HUB, **place}, text="text")
-    with pytest.raises(ModelError) as error:
-        refuse_missing(Path(model.vae.path or ""))
-    assert str(error.value).endswith(f"not in the local hub cache; run `{line}`")
+def test_what_is_not_in_the_cache_comes_with_the_command_that_fetches_it() -> None:
+    for place, words in (
+        ({"file": "a.safetensors"}, "a.safetensors"),
+        ({"subfolder": "x", "file": "a.safetensors"}, "x/a.safetensors"),
+        ({"subfolder": "x"}, '--include "x/*"'),
+        ({}, ""),
+    ):
+        model = model_of(architecture="qwen_image", vae={**HUB, **place}, text="text")
+        with pytest.raises(ModelError) as error:
+            refuse_missing(Path(model.vae.path or ""))
+        command = " ".join(f"hf download some/model {words} --revision {COMMIT}".split())
+        assert str(error.value).endswith(f"not in the local hub cache; run `{command}`")
 
 
 def test_a_missing_commit_is_the_one_of_the_local_cache(cache: Path) -> None:

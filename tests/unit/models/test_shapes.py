@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import world
 from latentmake.config.weights import TextWeights
 from latentmake.encode.encoders.text import load_text_encoder
 from latentmake.models.files import text_tokens, text_width
@@ -24,13 +23,6 @@ def configured(folder: Path, config: Any) -> Path:
 
 def text(folder: Path, **more: Any) -> TextWeights:
     return TextWeights(path=str(folder), **more)
-
-
-@pytest.fixture(scope="module")
-def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "micro"
-    world.make_model(folder)
-    return folder
 
 
 @pytest.mark.parametrize("max_length", [None, 20, 200])

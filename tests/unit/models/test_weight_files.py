@@ -24,16 +24,11 @@ def refusal(place: Path, **more: str) -> str:
     return str(caught.value)
 
 
-# -- which files hold a network -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("there", "expected"),
     [
-        *(
-            ([f"{stem}.safetensors", f"{stem}.bin"], [f"{stem}.safetensors"])
-            for stem in ("diffusion_pytorch_model", "model", "pytorch_model")
-        ),
+        (["model.safetensors", "model.bin"], ["model.safetensors"]),
+        (["pytorch_model.safetensors"], ["pytorch_model.safetensors"]),
         # safetensors come before bin, whatever the stem
         (
             ["diffusion_pytorch_model.bin", "pytorch_model.safetensors"],
@@ -57,8 +52,8 @@ def test_a_folder_of_shards_in_order_and_each_once(tmp_path: Path, ending: str) 
     assert names(tmp_path) == expected
 
 
-@pytest.mark.parametrize("variant", ["fp16", "bf16", "non_ema"])
 @pytest.mark.parametrize("ending", ["safetensors", "bin"])
+@pytest.mark.parametrize("variant", ["fp16", "non_ema"])
 def test_a_variant_counts_where_nothing_else_is_there(
     tmp_path: Path, variant: str, ending: str
 ) -> None:
@@ -118,22 +113,11 @@ def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
     assert "is not an index of weights" in refusal(tmp_path)
 
 
-# -- the configuration of a network ----------------------------------------------------------------
-
-
-def fault_of(folder: Path, config: str) -> str:
-    with pytest.raises(ModelError) as caught:
-        files.network_config(Weights(path=str(network(folder, config=config))))
-    assert "config.json: " in str(caught.value) and "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("config", ["[]", '{"a": '], ids=["list", "cut"])
 def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
-    assert "cannot be read" in fault_of(tmp_path, config)
-
-
-# -- tokenizers -----------------------------------------------------------------------------------
+    place = Weights(path=str(network(tmp_path, config=config)))
+    with pytest.raises(ModelError, match=r"config\.json: .*cannot be read"):
+        files.network_config(place)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +125,6 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
     [
         ("text_encoder", "tokenizer/tokenizer_config.json", {}),
         ("text_encoder_2", "tokenizer_2/tokenizer_config.json", {}),
-        ("text_encoder_3", "tokenizer_3/tokenizer_config.json", {}),
         ("text_encoder", "text_encoder/tokenizer.json", {}),
         ("clip", "clip/tokenizer.json", {}),
         ("text_encoder/model.safetensors", "tokenizer/vocab.json", {}),
@@ -149,13 +132,8 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, config: str) -> None:
     ],
 )
 def test_a_tokenizer_lies_in_its_encoder_or_beside_it_or_where_it_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    encoder: str,
-    there: str,
-    more: dict[str, Any],
+    working: Path, encoder: str, there: str, more: dict[str, Any]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     network(Path(encoder.removesuffix("/model.safetensors")))
     folder, _, name = there.partition("/")
     put(Path(folder), **{name.replace(".", "__"): "{}"})
@@ -171,9 +149,6 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
         files.tokenizer_files(place)
 
 
-# -- the VAE's factor -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("blocks", "factor"), [(1, 1), (2, 2), (3, 4), (4, 8)])
 def test_the_factor_is_what_the_blocks_make_it(tmp_path: Path, blocks: int, factor: int) -> None:
     network(tmp_path, config=json.dumps({"block_out_channels": [8] * blocks}))
@@ -186,15 +161,12 @@ def test_where_no_configuration_says_the_factor_is_unknown(tmp_path: Path) -> No
     assert files.vae_factor(Weights(hub="someone/vae", revision="a" * 40)) is None
 
 
-def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_path_that_looks_like_a_hub_id_is_told_how_one_is_written(working: Path) -> None:
     line = refusal(Path("stabilityai/sd-vae-ft-mse"))
     assert "{hub: stabilityai/sd-vae-ft-mse, revision: ...}" in line and "40 hex" in line
     name = "sd-vae-ft-mse"
     assert f"run `hf download stabilityai/{name} --local-dir models/{name}`" in line
     assert "run `hf download OWNER/vae --local-dir models/vae`" in refusal(Path("vae"))
-    (tmp_path / "models").mkdir()
-    for place in ("models/vae", f"{tmp_path}/models/none", "a/b/c", "vae.safetensors"):
+    (working / "models").mkdir()
+    for place in ("models/vae", f"{working}/models/none", "a/b/c", "vae.safetensors"):
         assert "hub" not in refusal(Path(place))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +76,6 @@ def pixels_of(facts: Facts, stem: str) -> list[np.ndarray]:
     return [np.asarray(sample.content) for sample in samples]
 
 
-# -- images ---------------------------------------------------------------------------------------
-
-
 TEXT = {"text": "models/micro/text_encoder", "unet": None}
 LAYOUTS = {
     "plain": {},
@@ -141,13 +137,6 @@ def test_a_damaged_image_is_named_and_the_others_are_shown(project: Path) -> Non
     assert "dog.png" in without and "cat.txt: is not UTF-8" in undecoded
 
 
-def test_a_system_that_tells_no_affinity_gets_its_report(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
-    assert all(item["picture"] for item in section(facts_of())["items"])
-
-
 def test_without_a_model_the_items_are_shown_and_it_is_said_why_no_tokens_are(
     project: Path,
 ) -> None:
@@ -199,9 +188,6 @@ def test_the_word_to_look_for_is_that_of_the_configuration(
     assert section(facts_of(dataset))["word"] == word
 
 
-# -- edits ----------------------------------------------------------------------------------------
-
-
 def test_items_are_compared_with_those_that_the_training_saw(project: Path) -> None:
     assert section(facts_of())["trained"] is False
     Path("runs/tiny").mkdir(parents=True)
@@ -226,9 +212,6 @@ def test_items_are_compared_with_those_that_the_training_saw(project: Path) -> N
         "fox": {"new": True},
     }
     assert found["notes"] == ["The training also saw gnu, which the dataset has no more."]
-
-
-# -- captions -------------------------------------------------------------------------------------
 
 
 def test_tokens_are_counted_and_what_is_cut_is_shown(project: Path) -> None:

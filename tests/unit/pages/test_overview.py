@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.pages.overview import running_builds, status_of
@@ -22,10 +21,7 @@ CONFIG = {
 }
 
 
-def test_status_names_the_bottleneck_of_past_jobs_once_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_status_names_the_bottleneck_of_past_jobs_once_a_model(working: Path) -> None:
     Path("data").mkdir()
     for ending in ("png", "txt"):
         Path(f"data/a.{ending}").write_text("a")
@@ -44,9 +40,8 @@ def test_status_names_the_bottleneck_of_past_jobs_once_a_model(
 
 
 def test_targets_of_running_builds_count_once_they_are_no_longer_what_was_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    working: Path,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("b").touch()
     os.utime("b", ns=(5, 5))
     orders = [written_order("latents", a=None, b="key@5", c=None), written_order("text", d=None)]

@@ -39,9 +39,7 @@ def lines(
     return [*fitting_lines(facts, make_plan(facts, ["first"]))]
 
 
-@pytest.fixture(autouse=True)
-def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("working")
 
 
 def test_enlarged_and_cut_pictures_are_counted_for_each_resolution() -> None:

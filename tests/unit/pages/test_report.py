@@ -16,10 +16,7 @@ from latentmake.runs.results import METRICS, Losses, Metrics, Result
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("working")
 
 
 def write(path: str, **tensors: tuple[int, ...]) -> str:

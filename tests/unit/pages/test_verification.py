@@ -139,9 +139,7 @@ def test_missing_files_are_listed_and_are_no_finding(caches: Caches) -> None:
     assert caches.verify(repair=True)[:2] == ([], [str(caches[0])])
 
 
-def test_a_cache_that_cannot_be_written_is_verified_and_repaired_by_nothing(
-    caches: Caches,
-) -> None:
+def test_a_cache_that_cannot_be_written_is_verified_and_repaired_by_nothing(caches: Caches) -> None:
     verify_world.flip_a_bit(caches[0])
     if subprocess.run(["mount", "--bind", "cache", "cache"], capture_output=True).returncode:
         pytest.skip("mounting needs the rights of root")
