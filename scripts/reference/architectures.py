@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from latentmake.config.architectures import (
-    ARCHITECTURES,
-    MUSUBI,
-    SDSCRIPTS,
-    WAN,
-    Architecture,
-    Encoder,
-    File,
-    Scripts,
-    Setting,
-    Strategies,
-)
+from latentmake.config.architectures import ARCHITECTURES, MUSUBI, SDSCRIPTS, WAN, Architecture
+from latentmake.config.makers import Encoder, File, Scripts, Setting, Strategies
 
 from reference.tables import table
 from reference.types import short

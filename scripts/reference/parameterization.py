@@ -5,13 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from latentmake.config.architectures import (
-    ARCHITECTURES,
-    MUSUBI,
-    WAN,
-    Architecture,
-    Setting,
-)
+from latentmake.config.architectures import ARCHITECTURES, MUSUBI, WAN, Architecture
+from latentmake.config.makers import Setting
 from latentmake.models import parameterization
 
 from reference.tables import table

@@ -32,6 +32,10 @@ FOLDERS = {
     "sd-scripts": "LATENTMAKE_SD_SCRIPTS",
     "ai-training": "LATENTMAKE_AI_TRAINING",
 }
+Find = Callable[[str, str], Installation]
+Make = Callable[[str], RealProject]
+Weights = Callable[[str], Path]
+"""Types of the fixtures `trainer`, `make_real` and `tiny_weights`."""
 PYTHON = os.environ.get("LATENTMAKE_TRAINERS_PYTHON", sys.executable)
 
 # Without CUDA these questions end a program; networks of real sizes take gigabytes. DIES_AFTER ends

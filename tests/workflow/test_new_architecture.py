@@ -10,7 +10,8 @@ from pathlib import Path
 import fast_tuner
 import named_weights
 import yaml
-from latentmake.config.architectures import MUSUBI, File, Script
+from latentmake.config.architectures import MUSUBI
+from latentmake.config.makers import File, Script
 from project import ROOT, Project
 from safetensors import safe_open
 
@@ -59,19 +60,21 @@ musubi_tuner: {path: musubi-tuner, venv: VENV}
 """
 
 
-NOVA = MUSUBI["z_image"]._replace(
-    suffix="nv2",
-    header="nova",
-    latents=Script("nova_cache_latents.py", (File("--vae", "vae"),), reads_controls=True),
-    text=Script(
-        "nova_cache_text_encoder_outputs.py",
-        (File("--qwen", "text"), File("--glyphs", "text.1")),
-        reads_controls=True,
-    ),
-    training=Script("nova_train_network.py", (File("--dit", "dit"),)),
-    network="networks.lora_nova",
-    tensors=("varlen_qwen_", "glyphs_"),
-    pixels=32,
+NOVA = MUSUBI["z_image"].model_copy(
+    update={
+        "suffix": "nv2",
+        "header": "nova",
+        "latents": Script("nova_cache_latents.py", (File("--vae", "vae"),), reads_controls=True),
+        "text": Script(
+            "nova_cache_text_encoder_outputs.py",
+            (File("--qwen", "text"), File("--glyphs", "text.1")),
+            reads_controls=True,
+        ),
+        "training": Script("nova_train_network.py", (File("--dit", "dit"),)),
+        "network": "networks.lora_nova",
+        "tensors": ("varlen_qwen_", "glyphs_"),
+        "pixels": 32,
+    }
 )
 """Scripts of a trainer's folder with these names."""
 
@@ -136,7 +139,7 @@ def test_init_needs_no_code_for_a_new_architecture(tmp_path: Path) -> None:
     add_row(project)
     fast_tuner.install(project / "musubi-tuner", NOVA)
     fast_tuner.write_pictures(project / "shapes", CAPTIONS, (1100, 1000))
-    qwen = named_weights.qwen_image(project / "models/tiny", Path())
+    qwen = named_weights.write_model("qwen_image", project / "models/tiny", Path())
     glyphs = {"shared.weight": (1472, 64), "encoder.block.0.layer.0.SelfAttention.q.weight": (1, 1)}
     named_weights.write(project / "models/tiny/text_encoders/glyphs.safetensors", glyphs)
     named_weights.write(qwen, {"nova_blocks.0.weight": (64, 64)})

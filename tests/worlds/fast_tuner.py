@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from latentmake.config.architectures import Script, Scripts
+from latentmake.config.makers import Script, Scripts
 from PIL import Image
 
 PACKAGE = "src/musubi_tuner"

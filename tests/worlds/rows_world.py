@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from latentmake.base import digest
-from latentmake.config.architectures import ARCHITECTURES, MUSUBI, WAN, Scripts
+from latentmake.config.architectures import ARCHITECTURES, MUSUBI, WAN
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.machines import ExternalProgram, Publish
+from latentmake.config.makers import Scripts
 from latentmake.config.models import Model
 from latentmake.trainers.launched.order import with_defaults
 from latentmake.trainers.musubi.order import MusubiOrder

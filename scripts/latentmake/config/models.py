@@ -15,9 +15,6 @@ from latentmake.config.architectures import (
     WAN,
     Architecture,
     ArchitectureName,
-    File,
-    Version,
-    options_in,
 )
 from latentmake.config.fields import (
     TEXT,
@@ -31,6 +28,7 @@ from latentmake.config.fields import (
     Shapes,
     shaped,
 )
+from latentmake.config.makers import File, Version, options_in
 from latentmake.config.weights import (
     NO_WEIGHTS,
     AiTraining,

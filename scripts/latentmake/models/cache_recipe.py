@@ -13,9 +13,9 @@ from pathlib import Path
 
 from latentmake.base import digest
 from latentmake.base.errors import ModelError
-from latentmake.config.architectures import Encoder, options_in
 from latentmake.config.datasets import Dataset
 from latentmake.config.fields import shaping
+from latentmake.config.makers import Encoder, options_in
 from latentmake.config.models import Model
 from latentmake.config.weights import NO_WEIGHTS, TextWeights, Weights
 from latentmake.layouts.layout import layout_of, released_clip

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from latentmake.base.errors import ConfigError, ModelError
 from latentmake.base.regular import read_text
-from latentmake.config.architectures import Script
+from latentmake.config.makers import Script
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights, download, fetching

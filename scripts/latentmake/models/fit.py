@@ -15,7 +15,8 @@ from pathlib import Path
 
 from latentmake.base.errors import ModelError
 from latentmake.base.regular import read_text
-from latentmake.config.architectures import TEXT_ENCODERS, Inputs
+from latentmake.config.architectures import TEXT_ENCODERS
+from latentmake.config.makers import Inputs
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.formats.safetensors import POINTER, Tensor, is_pointer

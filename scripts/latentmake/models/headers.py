@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from latentmake.base.regular import open_regular
-from latentmake.config.architectures import Vae
+from latentmake.config.makers import Vae
 from latentmake.config.weights import absence
 from latentmake.formats.safetensors import Tensor, read_head
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from latentmake.base.errors import ConfigError, ModelError
-from latentmake.config.architectures import MUSUBI, File, Vae
+from latentmake.config.architectures import MUSUBI
 from latentmake.config.datasets import BUCKET_STEPS
+from latentmake.config.makers import File, Vae
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Run, check_sides
 from latentmake.config.weights import Weights
@@ -267,11 +268,11 @@ def other_task(model: Model, tensors: Mapping[str, Tensor]) -> str:
 
     A DiT whose sizes are not those of any Wan model fits, too.
     """
-    scripts, own, task = model.spec.scripts, model.version, model.task
-    if scripts is None or not own.channels:
+    maker, own, task = model.spec.maker, model.version, model.task
+    if not own.channels:
         return ""
-    versions = scripts.versions.values()
-    weights = (name for name in tensors if re.search(scripts.sized_by, name))
+    versions = maker.versions.values()
+    weights = (name for name in tensors if re.search(maker.sized_by, name))
     shapes = (tensors[name].shape for name in weights)
     for width, channels, *_ in (shape for shape in shapes if len(shape) == 5):
         if channels != own.channels and channels in {version.channels for version in versions}:

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 from latentmake.base.errors import ModelError
 from latentmake.config import weights
-from latentmake.config.architectures import ROWS, Architecture, Version
+from latentmake.config.architectures import ROWS, Architecture
 from latentmake.config.fields import literal
+from latentmake.config.makers import Version
 from latentmake.config.weights import fetching
 from latentmake.data.folders import slug
 from latentmake.formats.safetensors import Tensor

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.base.errors import ConfigError, ModelError
-from latentmake.config.architectures import ARCHITECTURES, ROWS, TEXT_ENCODERS, File, Vae
+from latentmake.config.architectures import ARCHITECTURES, ROWS, TEXT_ENCODERS
 from latentmake.config.fields import literal
+from latentmake.config.makers import File, Vae
 from latentmake.config.weights import TextWeights
 from latentmake.models.files import tokenizer_files
 from latentmake.models.inspection import fault_of

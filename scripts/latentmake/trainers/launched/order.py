@@ -16,10 +16,10 @@ from pydantic import Field
 
 from latentmake.base.errors import ModelError
 from latentmake.base.paths import is_windows
-from latentmake.config.architectures import Setting
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer, flags_of
 from latentmake.config.machines import Publish
+from latentmake.config.makers import Setting
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Validation
 from latentmake.data.memo import Memo

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from latentmake.config.architectures import MUSUBI, Scripts
+from latentmake.config.architectures import MUSUBI
+from latentmake.config.makers import Scripts
 from latentmake.config.models import Model
 from latentmake.formats.safetensors import Tensor
 from latentmake.models.headers import LORA, kinds_of, one, weight_file

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from latentmake.config.architectures import Setting
+from latentmake.config.makers import Setting
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
 from latentmake.models.files import script_of

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from latentmake.base import digest
-from latentmake.config.architectures import Scripts, Setting
 from latentmake.config.external_trainers import MusubiTrainer, shaping_settings
 from latentmake.config.fields import resolution_name, shaping
 from latentmake.config.machines import ExternalProgram
+from latentmake.config.makers import Scripts, Setting
 from latentmake.config.models import Model
 from latentmake.data.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from latentmake.config.architectures import Call, Encoder, Network
+from latentmake.config.makers import Call, Encoder, Network
 from latentmake.config.models import Model
 from latentmake.encode.reading import stored_size
 from latentmake.formats import npz

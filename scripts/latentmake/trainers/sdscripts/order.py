@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from latentmake.base import digest
-from latentmake.config.architectures import ArchitectureName, Setting, Strategies
 from latentmake.config.external_trainers import (
     PREDICTING,
     SdScriptsTrainer,
@@ -20,6 +19,7 @@ from latentmake.config.external_trainers import (
 )
 from latentmake.config.fields import shaping
 from latentmake.config.machines import ExternalProgram
+from latentmake.config.makers import Setting, Strategies
 from latentmake.config.models import Model
 from latentmake.data.memo import Memo
 from latentmake.models.cache_recipe import encoder_of
@@ -130,7 +130,7 @@ class SdScriptsOrder(ExternalOrder):
         return needs | ({"deepspeed"} if self.trainer.deepspeed else set())
 
     @property
-    def architecture(self) -> ArchitectureName:
+    def architecture(self) -> str:
         """Architecture of the model."""
         assert self.model.architecture is not None
         return self.model.architecture
