@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from demo.__main__ import main
+from demo.shapes import draw_scene
 from demo.tiny_sd import write_tiny_sd
+from diffusers import StableDiffusionPipeline
 from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
@@ -96,6 +100,31 @@ def test_the_weights_are_those_that_caches_were_made_with() -> None:
     assert {path.suffix for path in files} == {".json", ".safetensors", ".txt"}
 
 
+def test_the_weights_are_float16_and_compute_in_float32() -> None:
+    stored = load_file(MODEL / "unet/diffusion_pytorch_model.safetensors")
+    assert {value.dtype for value in stored.values()} == {torch.float16}
+    pipeline = StableDiffusionPipeline.from_pretrained(MODEL)
+    assert pipeline.scheduler.config.prediction_type == "v_prediction"
+    for part in (pipeline.vae, pipeline.text_encoder, pipeline.unet):
+        assert {value.dtype for value in part.parameters()} == {torch.float32}
+
+
+def test_the_model_draws_what_a_prompt_says() -> None:
+    pipeline = StableDiffusionPipeline.from_pretrained(MODEL)
+    pipeline.set_progress_bar_config(disable=True)
+    prompts = ["a red square on a white background", "a yellow square on a blue background"]
+    first, second = pipeline(
+        prompts, num_inference_steps=12, width=64, height=64, guidance_scale=1.5,
+        generator=torch.Generator().manual_seed(0), output_type="np",
+    ).images  # fmt: skip
+    red, green, blue = first[28:36, 28:36].mean((0, 1))
+    assert red > green + 0.2 and red > blue + 0.2
+    assert first[:8, :8].mean() > 0.7
+    red, green, blue = second[28:36, 28:36].mean((0, 1))
+    assert red > blue + 0.2 and green > blue + 0.2
+    assert second[:8, :8, 2].mean() > second[:8, :8, 0].mean() + 0.2
+
+
 def test_the_clip_tokenizer_frames_pads_and_cuts_to_77_tokens() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL / "tokenizer")
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -118,6 +147,12 @@ def test_the_clip_tokenizer_encodes_any_text(text: str) -> None:
 
 
 class TestTraining:
+    def test_the_same_chance_gives_the_same_scene(self) -> None:
+        first, second = (draw_scene(random.Random(5), (70, 50)) for _ in range(2))
+        assert first[1] == second[1] and "background" in first[1]
+        assert (first[0].mode, first[0].size) == ("RGB", (70, 50))
+        assert first[0].tobytes() == second[0].tobytes()
+
     def test_the_same_seed_gives_the_same_bytes_in_the_shipped_files(self, tmp_path: Path) -> None:
         for name in ("first", "second"):
             write_tiny_sd(tmp_path / name, vae_steps=2, text_steps=2, unet_steps=2)

@@ -10,7 +10,10 @@ import numpy as np
 import torch
 from demo.motion import draw_motion
 from demo.tiny_wan import PaddedAttention, write_tiny_wan
-from diffusers import WanTransformer3DModel
+from diffusers import WanPipeline, WanTransformer3DModel
+from latentmake.config.weights import TextWeights, Weights
+from latentmake.encode.encoders.text import load_umt5
+from latentmake.encode.encoders.wan import load_wan_vae
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +52,35 @@ def test_water_moves_and_the_sky_stands_still() -> None:
     for path in (WAVES / "pictures").glob("*.png"):
         with Image.open(path) as image:
             assert image.size == SIZE
+
+
+def test_the_model_is_a_wan_pipeline_that_computes_in_float32() -> None:
+    pipeline = WanPipeline.from_pretrained(MODEL)
+    assert pipeline.scheduler.config.flow_shift == 2.0
+    for part in (pipeline.vae, pipeline.text_encoder, pipeline.transformer):
+        assert {value.dtype for value in part.parameters()} == {torch.float32}
+    pipeline.set_progress_bar_config(disable=True)
+    clip = pipeline(
+        "high blue waves", num_inference_steps=2, width=64, height=48, num_frames=5
+    ).frames
+    assert clip.shape == (1, 5, 48, 64, 3) and np.isfinite(clip).all()
+
+
+def test_the_vae_gives_back_clips_and_has_the_statistics_of_wans_own() -> None:
+    vae = load_wan_vae(Weights(path=str(MODEL / "vae")), torch.device("cpu"), torch.float32)
+    dice = random.Random(3)
+    clips = np.stack([draw_motion(dice, (96, 64), 9)[0] for _ in range(8)])
+    latents = vae.encode(torch.from_numpy(clips), torch.float32)
+    assert latents.shape == (8, 16, 3, 8, 12)
+    assert abs(latents.mean().item()) < 0.3
+    assert 0.8 < latents.std().item() < 1.2
+
+
+def test_the_text_encoder_tells_captions_apart() -> None:
+    weights = TextWeights(path=str(MODEL / "text_encoder"))
+    text = load_umt5(weights, torch.device("cpu"), torch.float32)
+    first, second = (each["hidden_state"] for each in text.encode(["a blue ring", "a teal ring"]))
+    assert first.shape[1] == 32 and not torch.equal(first, second)
 
 
 def test_the_same_chance_gives_the_same_scene_and_no_wave() -> None:
