@@ -100,3 +100,10 @@ def template(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Project:
         project.run("caches_tiny")
 
     return Project(made_once(tmp_path_factory, "template", make))
+
+
+@pytest.fixture
+def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new folder, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -11,8 +11,7 @@ import typer
 from latentmake import backends
 from latentmake.base.machine import free, human, shortages
 from latentmake.commands.project import coloured, plan_of, run_names
-from latentmake.pages.plan_report import counted, stopped_by
-from latentmake.pages.sizes import disk_needs, estimate_lines, to_make
+from latentmake.pages.plan_report import counted, disk_needs, estimate_lines, stopped_by, to_make
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import PartState
 from latentmake.plan.orders import Part

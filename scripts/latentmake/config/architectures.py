@@ -69,11 +69,7 @@ class Architecture(NamedTuple):
     scaling_factor: float | None = None
     shift_factor: float = 0.0
     maker: Maker = Maker()
-
-    @property
-    def encodes(self) -> bool:
-        """Whether Latentmake has encoders for it."""
-        return self.maker.encodes
+    encodes: bool = True  # whether Latentmake has encoders for it
 
     @property
     def scripts(self) -> Scripts:
@@ -160,7 +156,7 @@ SDSCRIPTS = {name: Strategies.model_validate(row) for name, row in _rows("sdscri
 
 _MAKERS: Mapping[str, Maker] = {**SDSCRIPTS, **MUSUBI}
 ROWS = {
-    name: _of_facts({"name": name, **row.facts})._replace(maker=row)
+    name: _of_facts({"name": name, **row.facts})._replace(maker=row, encodes=row.encodes)
     for name, row in _MAKERS.items()
 }
 """Name -> facts, for all architectures."""

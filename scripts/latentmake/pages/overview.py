@@ -84,7 +84,7 @@ def stale_items(plan: RunPlan) -> dict[tuple[str, str], list[str]]:
 def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
     rests: Mapping[tuple[str, str, str], Past] = {}
     if any(state.stale for state in plan.parts.values()):
-        from latentmake.pages.sizes import estimates, to_make
+        from latentmake.pages.plan_report import estimates, to_make
 
         rests = estimates(
             facts, to_make(plan.parts), lambda part: (part.dataset, part.model, row_of(part.name))

@@ -18,7 +18,7 @@ from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
-from latentmake.pages.sizes import bytes_of, disk_needs, estimate_lines, estimates, ordered
+from latentmake.pages.plan_report import bytes_of, disk_needs, estimate_lines, estimates, ordered
 from latentmake.plan.estimates import (
     Past,
     learn_job,
