@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,11 +21,14 @@ from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights, download, fetching
 from latentmake.formats.safetensors import read_head
+from latentmake.geometry.buckets import Size
+from latentmake.geometry.clips import Clip
 
 if TYPE_CHECKING:
     from latentmake.models.checkpoints import Checkpoint
 
 _Place = TypeVar("_Place", bound=Weights)
+_WAN = 8, 4  # pixels and frames that one latent of Wan's VAE stands for
 _CONFIGS = ("config.json", "scheduler_config.json")  # mark a folder as one part
 PARTS = {
     "vae": ("vae",),
@@ -437,3 +441,29 @@ def vae_factor(weights: Weights) -> int | None:
     except (KeyError, TypeError):
         what, hint = "this is not the configuration of an AutoencoderKL", "name the folder of a VAE"
         raise ModelError(what, where=config_file(weights) or "", hint=hint) from None
+
+
+def latents_numbers(model: Model, views: Iterable[tuple[Size | None, Clip | None]]) -> float | None:
+    """Return the count of numbers in the latents of views at their sizes; None if unknown."""
+    if (config := network_config(model.vae)) is None:
+        return None
+    channels = int(config.get("z_dim") or config.get("latent_channels", 4))
+    factor, span = _WAN if "z_dim" in config else (vae_factor(model.vae), 1)
+    total = 0.0
+    for size, clip in views:
+        if size is None or not factor:
+            return None
+        frames = ceil((clip.frames if clip else 1) / span)
+        total += channels * frames * size.width * size.height / factor**2
+    return total
+
+
+def texts_numbers(model: Model, count: int) -> float | None:
+    """Return the count of numbers in the embeddings of `count` texts; None if unknown."""
+    total = 0
+    for weights in model.text:
+        width, tokens = text_width(weights), text_tokens(weights)
+        if width is None or tokens is None or not tokens[1]:
+            return None
+        total += width * tokens[0]
+    return float(total * count)

@@ -13,18 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
-from math import ceil
 from typing import TypeVar
 
 from tabulate import tabulate
 
 from latentmake.base.errors import SourceError, UserError
 from latentmake.base.machine import Need, duration, human, shortages
-from latentmake.base.paths import is_remote
-from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import kind_of, resolution_of, row_of
-from latentmake.models.files import network_config, text_tokens, text_width, vae_factor
+from latentmake.models.files import latents_numbers, texts_numbers
 from latentmake.plan.estimates import Past, past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import REASONS, PartState
@@ -38,7 +35,6 @@ _LOOKED_AT = 1000  # most pictures of a dataset whose headers are read, because 
 _Group = TypeVar("_Group", bound=Hashable)
 _HEADER = 800  # least bytes of a cache file besides its tensors
 _BYTES = {"float32": 4}  # bytes of a number; other dtypes have 2
-_WAN = 8, 4  # pixels and frames that one latent of Wan's VAE stands for
 
 ToMake = Iterable[tuple[Part, Sequence[Target]]]
 """Targets that would be made, by part."""
@@ -254,7 +250,7 @@ def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
     for item in {work.item.stem: work.item for work in state.stale}.values():
         if item.media is not None:
             yield Size(item.media.width, item.media.height)
-        elif item.files and not is_remote(item.files[0].path):
+        elif item.files and not item.is_remote:
             unknown[item.files[0].path] = item.files[0]
     step = -(-len(unknown) // _LOOKED_AT) or 1
     if sample := [*islice(unknown.values(), 0, None, step)]:
@@ -343,35 +339,12 @@ def bytes_of(facts: Facts, part: Part, targets: Sequence[Target]) -> float:
     numbers: float | None = None
     with suppress(UserError, ValueError, TypeError, KeyError):  # other checks report a bad file
         if facts.config.encoding_program(model) is None:
-            numbers = _of_texts(model, len(targets)) if is_text else _of_latents(model, targets)
+            if is_text:
+                numbers = texts_numbers(model, len(targets))
+            else:
+                numbers = latents_numbers(model, [(t.size, t.clip) for t in targets])
     if numbers is None:
         return 0.0
     copies = 2 if not is_text and data is not None and data.flip_aug else 1
     recipe = facts.recipe(part.dataset, part.model, kind_of(part.name))
     return numbers * _BYTES.get(str(recipe.get("dtype")), 2) * copies + _HEADER * len(targets)
-
-
-def _of_latents(model: Model, targets: Iterable[Target]) -> float | None:
-    """Return the count of numbers in the latents of targets, at their requested sizes."""
-    if (config := network_config(model.vae)) is None:
-        return None
-    channels = int(config.get("z_dim") or config.get("latent_channels", 4))
-    factor, span = _WAN if "z_dim" in config else (vae_factor(model.vae), 1)
-    total = 0.0
-    for target in targets:
-        if target.size is None or not factor:
-            return None
-        frames = ceil((target.clip.frames if target.clip else 1) / span)
-        total += channels * frames * target.size.width * target.size.height / factor**2
-    return total
-
-
-def _of_texts(model: Model, count: int) -> float | None:
-    """Return the count of numbers in the embeddings of `count` texts."""
-    total = 0
-    for weights in model.text:
-        width, tokens = text_width(weights), text_tokens(weights)
-        if width is None or tokens is None or not tokens[1]:
-            return None
-        total += width * tokens[0]
-    return float(total * count)
