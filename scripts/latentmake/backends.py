@@ -39,7 +39,7 @@ BACKENDS = {
 _TRAINERS = "latentmake.trainers"
 _ENCODERS = {"musubi": "ScriptsEncoding", "sdscripts": "StrategiesEncoding"}
 """Encoder of a model, which is the name of the external program's package -> class of its jobs."""
-_EXTRAS = {"clips": "exchange.clip_files", "export": "exchange.export"}
+_TARGETS = {"clips": "exchange.clip_files", "export": "exchange.export"}
 """Word of a target -> module that plans it."""
 
 _WITHOUT_TRAINER = {"musubi": "musubi"}
@@ -99,7 +99,7 @@ def target_module(word: str) -> ModuleType:
     Its `plan_for(facts, run)` returns an order, and `reasons(facts, run, place)` says why the file
     at a place, or all files of the target, would be written.
     """
-    return import_module(f"{_TRAINERS}.{_EXTRAS[word]}")
+    return import_module(f"{_TRAINERS}.{_TARGETS[word]}")
 
 
 def programs(config: Config) -> dict[str, str]:

@@ -11,7 +11,14 @@ import typer
 from latentmake import backends
 from latentmake.base.machine import free, human, shortages
 from latentmake.commands.project import coloured, plan_of, run_names
-from latentmake.pages.plan_report import counted, disk_needs, estimate_lines, stopped_by, to_make
+from latentmake.pages.plan_report import (
+    by_work,
+    counted,
+    disk_needs,
+    estimate_lines,
+    stopped_by,
+    to_make,
+)
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import PartState
 from latentmake.plan.orders import Part
@@ -42,11 +49,12 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
     for part, state in sorted(plan.parts.items()):
         yield _of_part(part, state)
     yield from (Finding("caches", "warning", line) for line in plan.warnings)
-    for line in estimate_lines(facts, to_make(plan.parts)):
+    sums = by_work(facts, to_make(plan.parts))
+    for line in estimate_lines(facts, sums):
         yield Finding("to encode", "ok", line)
     if plan.forecast:
         yield Finding("training", "ok", plan.forecast)
-    if needs := [*disk_needs(facts, to_make(plan.parts)), *plan.needs]:
+    if needs := [*disk_needs(sums), *plan.needs]:
         errors = [Finding("disk", "failed", str(error)) for error in shortages(needs)]
         note = f"{human(free('cache'))} free; {human(sum(need.size for need in needs))} are needed"
         yield from errors or [Finding("disk", "ok", note)]

@@ -67,7 +67,7 @@ def _reasons(facts: Facts, word: str, run: str, place: str) -> list[Difference]:
     """Return the reasons why a build makes a run's target again; raises UserError."""
     backend = backends.of_run(facts.config, run)
     if word == "clips":
-        return _extra_reasons(facts, word, run, place)
+        return _reasons_of_target(facts, word, run, place)
     follows = word in ("generate", "evaluate")
     if follows:
         refuse_following(facts.config, run, word)
@@ -89,10 +89,10 @@ def _reasons(facts: Facts, word: str, run: str, place: str) -> list[Difference]:
     if reasons or word == "caches":
         return reasons
     if word == "export":
-        return _extra_reasons(facts, word, run, place)
+        return _reasons_of_target(facts, word, run, place)
     return backend.publication_reasons(facts, run) if backend else []
 
 
-def _extra_reasons(facts: Facts, word: str, run: str, place: str) -> list[Difference]:
+def _reasons_of_target(facts: Facts, word: str, run: str, place: str) -> list[Difference]:
     reasons: list[Difference] = backends.target_module(word).reasons(facts, run, place)
     return reasons

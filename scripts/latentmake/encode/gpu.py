@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from latentmake.base.atomic import Lock
 from latentmake.base.errors import StorageError
+from latentmake.base.machine import said
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Environment variables that choose GPUs."""
@@ -33,11 +33,16 @@ def visible() -> list[str]:
         if (named := os.environ.get(variable)) is not None:
             names = dict.fromkeys(name.strip() for name in named.split(","))
             return [name for name in names if name not in ("", "-1")]
+    return _installed()
+
+
+def _installed() -> list[str]:
+    """Return the ids of the GPUs that a driver of NVIDIA or AMD lists."""
     for command, beginning in (
         (["nvidia-smi", "-L"], "GPU "),
         (["rocm-smi", "--showid", "--csv"], "card"),
     ):
-        if output := output_of(command):
+        if output := said(*command):
             lines = [line for line in output.splitlines() if line.startswith(beginning)]
             return [str(number) for number in range(len(lines))]
     return []
@@ -50,7 +55,7 @@ def computes_bfloat16() -> bool | None:
     """
     if not visible():
         return None
-    output = output_of(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+    output = said("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
     generations = [int(major) for major in re.findall(r"^(\d+)\.\d", output, re.MULTILINE)]
     return min(generations) >= _BFLOAT16 if generations else None
 
@@ -58,14 +63,6 @@ def computes_bfloat16() -> bool | None:
 def chosen() -> dict[str, str]:
     """Return the environment variables of this process that choose GPUs."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
-
-
-def output_of(command: list[str]) -> str:
-    """Return a program's output, or "" if the program is missing or fails."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout
-    return ""
 
 
 # -- locks ----------------------------------------------------------------------------------------
@@ -99,7 +96,7 @@ def hold(count: int, about: str, say: Callable[[str], None]) -> Iterator[str | N
         StorageError: the folder of the locks belongs to another user.
     """
     ids = visible()
-    listed = dict(_LISTED.findall(output_of(["nvidia-smi", "-L"]))) if ids else {}
+    listed = dict(_LISTED.findall(said("nvidia-smi", "-L"))) if ids else {}
     # CUDA accepts the number of a GPU or the beginning of its UUID.
     uuids = {
         gpu: listed.get(gpu)

@@ -136,7 +136,7 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
         from latentmake.pages.explanation import recipe_changes
 
         yield from recipe_changes(facts, [plan])
-    for work in dict.fromkeys(f"{kind_of(part.name)} {part.model}" for part in plan.parts):
+    for work in dict.fromkeys(part.work for part in plan.parts):
         if past := past_jobs(facts.memo, work):
             speed, words = past.targets / past.seconds, f", {past.words}" if past.words else ""
             number = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"

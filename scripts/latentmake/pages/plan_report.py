@@ -174,7 +174,8 @@ def report(
 
         lines += recipe_changes(facts, runs)
     lines += dict.fromkeys(fitting_lines(facts, plan))
-    lines += estimate_lines(facts, ordered(orders))
+    sums = by_work(facts, ordered(orders))
+    lines += estimate_lines(facts, sums)
     lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
     lines += [line for run in training for line in (run.reason, run.note) if line]
     needs = (need for need in plan.needs if need.size)
@@ -186,7 +187,7 @@ def report(
     text = plan_table(plan, orders, lines, kinds=kinds)
     sys.stderr.write(f"{text}\n" if text else "")
     trainings = chain.from_iterable(run.needs for run in training)
-    for shortage in shortages([*disk_needs(facts, ordered(orders)), *plan.needs, *trainings]):
+    for shortage in shortages([*disk_needs(sums), *plan.needs, *trainings]):
         if not dry:
             raise shortage
         sys.stderr.write(f"warning: {shortage}\n")
@@ -284,11 +285,6 @@ def ordered(orders: Iterable[Order]) -> Iterator[tuple[Part, list[Target]]]:
             yield Part(order.dataset, order.model, name), targets
 
 
-def work_of(part: Part) -> str:
-    """Return kind and model of a part, see `Order.work`."""
-    return f"{kind_of(part.name)} {part.model}"
-
-
 def estimates(facts: Facts, made: ToMake, group: Callable[[Part], _Group]) -> dict[_Group, Past]:
     """Return sums over the targets that are encoded, not linked; `group` is the group of a part.
 
@@ -300,7 +296,7 @@ def estimates(facts: Facts, made: ToMake, group: Callable[[Part], _Group]) -> di
         targets = [target for target in several if not target.at_hand]
         if not targets:
             continue
-        past = past_jobs(facts.memo, work_of(part))
+        past = past_jobs(facts.memo, part.work)
         old, number = sums.get(name := group(part), Past()), len(targets)
         if past is None:
             seconds, size = 0.0, bytes_of(facts, part, targets)
@@ -314,9 +310,13 @@ def estimates(facts: Facts, made: ToMake, group: Callable[[Part], _Group]) -> di
     return sums
 
 
-def estimate_lines(facts: Facts, made: ToMake) -> Iterator[str]:
-    """Yield a line for each kind and model: estimated time and bytes, where they are known."""
-    sums = estimates(facts, made, work_of)
+def by_work(facts: Facts, made: ToMake) -> dict[str, Past]:
+    """Return the sums of `estimates` for each kind and model, see `Part.work`."""
+    return estimates(facts, made, lambda part: part.work)
+
+
+def estimate_lines(facts: Facts, sums: Mapping[str, Past]) -> Iterator[str]:
+    """Yield a line for each sum of `by_work`: estimated time and bytes, where they are known."""
     for work, rest in sums.items():
         what = work.replace(" ", " of ")
         if past := past_jobs(facts.memo, work):
@@ -326,10 +326,13 @@ def estimate_lines(facts: Facts, made: ToMake) -> Iterator[str]:
             yield f"{what}: about {human(rest.size)}"
 
 
-def disk_needs(facts: Facts, made: ToMake) -> list[Need]:
-    """Return the disk space that some targets need, as far as it is known."""
-    sums = {work: past.size for work, past in estimates(facts, made, work_of).items() if past.size}
-    return [Need(work.replace(" ", " of "), "cache", round(sums[work])) for work in sums]
+def disk_needs(sums: Mapping[str, Past]) -> list[Need]:
+    """Return the disk space that the targets of `by_work` need, as far as it is known."""
+    return [
+        Need(work.replace(" ", " of "), "cache", round(past.size))
+        for work, past in sums.items()
+        if past.size
+    ]
 
 
 def bytes_of(facts: Facts, part: Part, targets: Sequence[Target]) -> float:

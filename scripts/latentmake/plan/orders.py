@@ -45,6 +45,11 @@ class Part(NamedTuple):
     model: str
     name: str
 
+    @property
+    def work(self) -> str:
+        """Kind and model of its targets, as `Order.work` of the jobs that make them."""
+        return f"{kind_of(self.name)} {self.model}"
+
 
 class Target(NamedTuple):
     """One cache file.

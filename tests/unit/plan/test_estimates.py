@@ -18,7 +18,14 @@ from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
-from latentmake.pages.plan_report import bytes_of, disk_needs, estimate_lines, estimates, ordered
+from latentmake.pages.plan_report import (
+    by_work,
+    bytes_of,
+    disk_needs,
+    estimate_lines,
+    estimates,
+    ordered,
+)
 from latentmake.plan.estimates import (
     Past,
     learn_job,
@@ -70,11 +77,12 @@ def learnt(*receipts: dict[str, Any]) -> Memo:
 
 
 def lines(memo: Memo, orders: list[Order]) -> Iterator[str]:
-    return estimate_lines(Facts(parse(CONFIG), memo), ordered(orders))
+    facts = Facts(parse(CONFIG), memo)
+    return estimate_lines(facts, by_work(facts, ordered(orders)))
 
 
 def needs(memo: Memo, orders: list[Order]) -> list[Need]:
-    return disk_needs(Facts(parse(CONFIG), memo), ordered(orders))
+    return disk_needs(by_work(Facts(parse(CONFIG), memo), ordered(orders)))
 
 
 def test_each_job_counts_twice_as_much_as_the_one_before() -> None:

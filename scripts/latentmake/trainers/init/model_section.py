@@ -138,10 +138,11 @@ def _put(model: Model, file: File, name: str, pattern: str) -> None:
     # Some encoders of sd-scripts read neither folders nor shards.
     one_file = row.maker.insists
     takes_folder = file.form == "folder" or (row.encodes and not one_file)
+    sizes = _sizes(model, file, name)
     fitting = [
         part
         for part in (model.parts if file.kind == "VAE" else model.others)
-        if part.has(pattern) and _fits(file, _sizes(model, file, name), part)
+        if part.has(pattern) and _fits(file, sizes, part)
         if not (one_file and "-of-" in part.file.name)
     ]
     key, _, number = file.key.partition(".")
