@@ -17,8 +17,10 @@ ASKED = commandline.read()
 IS_MODULE = commandline.is_module(workflow)
 
 # A file of the user's own replaces the sample's, it does not add to it; a module is given values.
-if workflow.overwrite_configfiles or not workflow.modifier.skip_configfile:
-    check_files(workflow.overwrite_configfiles or ["config/config.yaml"])
+FILES = workflow.overwrite_configfiles
+if not FILES and not workflow.modifier.skip_configfile:
+    FILES = ["config/config.yaml"]
+check_files(FILES)
 if not workflow.overwrite_configfiles:
 
     configfile: "config/config.yaml"
@@ -39,7 +41,8 @@ if GPUS and "gpu" not in workflow.global_resources:
 
 REPORTS = ASKED.report is not None  # of what is there
 
-SESSION = commandline.session_of(workflow, ASKED, config, None if ON_CLUSTER else max(1, len(GPUS)))
+SIDE_BY_SIDE = None if ON_CLUSTER else max(1, len(GPUS))
+SESSION = commandline.session_of(workflow, ASKED, config, SIDE_BY_SIDE, FILES)
 GRAPH = SESSION.graph
 
 # Jobs on a cluster inherit it: which plan they carry out.

@@ -49,7 +49,11 @@ def read(arguments: Sequence[str] | None = None) -> Namespace:
 
 
 def session_of(
-    workflow: Any, options: Namespace, values: Mapping[str, object], side_by_side: int | None
+    workflow: Any,
+    options: Namespace,
+    values: Mapping[str, object],
+    side_by_side: int | None,
+    files: Iterable[str | Path] = (),
 ) -> Session:
     """Return the session of a workflow. A module that is used several times is planned once.
 
@@ -58,7 +62,11 @@ def session_of(
         options: options of its command line.
         values: the configuration.
         side_by_side: see `Session`.
+        files: files of the configuration, for the lines of mistakes.
     """
+    from snakemake.cli import parse_config
+
+    from latentmake.config.document import Places
     from latentmake.entry import exit_on_mistake
     from latentmake.session import Session
 
@@ -102,6 +110,7 @@ def session_of(
             deployed=bool(workflow.deployment_settings.deployment_method),
             allowed=allowed,
             side_by_side=side_by_side,
+            named=Places(files, parse_config(options.config)).named(),
         )
     return _SESSIONS[name]
 

@@ -50,6 +50,7 @@ class Session:
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
         side_by_side: number of jobs that encode at a time on this machine; None on a cluster.
+        named: context that adds files and lines to mistakes, see `Places`.
     """
 
     def __init__(
@@ -65,13 +66,15 @@ class Session:
         deployed: bool = False,
         allowed: Collection[str] = (),
         side_by_side: int | None = 1,
+        named: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:
         self._main = main
         self.memo: object = None
         self._build: Build | None = None
         self._sizes: dict[str, int] = {}  # log of an earlier job -> its bytes before this build
         self.began = self.interrupted = self.idle = False
-        with exit_on_mistake(), contextlib.ExitStack() as finally_:
+        named = named or contextlib.nullcontext()
+        with exit_on_mistake(), named, contextlib.ExitStack() as finally_:
             if main:
                 check_folder(home, dry=read_only)
             if main and not read_only:

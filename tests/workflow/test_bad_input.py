@@ -60,8 +60,15 @@ def _missing_model(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_misspelt, ["error: runs.tiny.resolution: ", "did you mean `resolutions`?"]),
-        (_missing_model, ["error: models.micro.vae: models/micro/vea: ", "correct its path"]),
+        (
+            _misspelt,
+            [
+                "error: config/config.yaml, line ",
+                ", runs.tiny.resolution: ",
+                "did you mean `resolutions`?",
+            ],
+        ),
+        (_missing_model, [", models.micro.vae: models/micro/vea: ", "correct its path"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -79,7 +86,7 @@ def test_an_empty_dataset_is_one_line_and_removes_nothing(built: Project) -> Non
     shutil.rmtree(built / "data/shapes")
     (built / "data/shapes").mkdir()
     before = built.snapshot()
-    _fails(built, "error: datasets.shapes.path: ", "holds no image", "put images there")
+    _fails(built, ", datasets.shapes.path: ", "holds no image", "put images there")
     assert built.changed(before) == NOTHING
 
 

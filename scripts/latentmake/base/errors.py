@@ -44,6 +44,18 @@ class ConfigError(UserError):
     """An invalid configuration."""
 
 
+class SeveralMistakesError(ConfigError):
+    """Several mistakes of one configuration."""
+
+    def __init__(self, mistakes: Iterable[ConfigError]) -> None:
+        self.mistakes = [*mistakes]
+        super().__init__("")
+
+    def __str__(self) -> str:
+        self.what = joined(map(str, self.mistakes))
+        return super().__str__()
+
+
 class DatasetError(UserError):
     """A dataset is missing, empty or unreadable."""
 

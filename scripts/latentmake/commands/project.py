@@ -21,7 +21,7 @@ from latentmake.base.machine import many_objects
 from latentmake.base.workspace import check_folder
 from latentmake.commands import completion
 from latentmake.commands.completion import DEFAULT
-from latentmake.config.document import check_file
+from latentmake.config.document import Places, check_file
 from latentmake.config.root import Config, parse
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
@@ -85,26 +85,27 @@ def opened(
         UserError: The configuration or the folder cannot be used.
     """
     files = [path.absolute() for path in configfile or ()]
-    values, default = _values(files, directory)
-    config = parse(values)
-    check_folder(HOME, dry=True)
-    needed = config.publish.caches if encoders is None else encoders
-    facts = backends.facts_of(config, encoders=needed, read_only=True)
-    for file in configfile or default:
-        facts.options += ("-c", str(file))
-    try:
-        yield facts
-    finally:
-        facts.memo.save()
+    values, default, places = _values(files, directory)
+    with places.named():
+        config = parse(values)
+        check_folder(HOME, dry=True)
+        needed = config.publish.caches if encoders is None else encoders
+        facts = backends.facts_of(config, encoders=needed, read_only=True)
+        for file in configfile or default:
+            facts.options += ("-c", str(file))
+        try:
+            yield facts
+        finally:
+            facts.memo.save()
 
 
 def _values(
     files: Sequence[Path], directory: Path | None
-) -> tuple[dict[str, object], Sequence[Path]]:
+) -> tuple[dict[str, object], Sequence[Path], Places]:
     """Return the configuration as Snakemake would read it, and change to the project's folder.
 
     The second value is the only configuration file of the folder, if no file is named and there is
-    no `config/config.yaml`. Otherwise it is empty.
+    no `config/config.yaml`. Otherwise it is empty. The third value finds the lines of keys.
     """
     # Snakemake's own functions, so that profiles and merged files have exactly the same result.
     from snakemake.cli import parse_config
@@ -129,11 +130,12 @@ def _values(
     if len(default) > 1:
         what = f"several configurations are here: {', '.join(map(str, default))}"
         raise ConfigError(what, where=Path.cwd(), hint=f"name one: -c {default[0]}")
-    for file in named or default or [DEFAULT]:
+    read, given = named or default or [DEFAULT], parse_config(options.config)
+    for file in read:
         check_file(file)
         update_config(values, load_configfile(file))
-    update_config(values, parse_config(options.config))
-    return values, default
+    update_config(values, given)
+    return values, default, Places(read, given)
 
 
 def configurations() -> dict[Path, Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Check configuration files as text, with one line and a hint for the first mistake.
+"""Check configuration files as text, and find the lines of keys for messages about mistakes.
 
 Snakemake reads these files too. But it names no line of a mistake, keeps the last of two equal
 keys, and runs Python code that a file contains. So this check comes first. The profile runs it for
@@ -10,20 +10,29 @@ profile.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from latentmake.base.errors import ConfigError, shortened
+from latentmake.base.errors import (
+    ConfigError,
+    SeveralMistakesError,
+    StorageError,
+    UserError,
+    shortened,
+)
 from latentmake.base.regular import read_regular
 
 _TOP = "write the sections datasets, models and runs; see config/README.md"
 _FILE = "name your configuration by --configfile FILE"
+_OPTION = "--config"
 _HINT = (
     "check brackets, quotes and indentation there; a text with `: `, or one that begins with a "
     "sign such as `*`, `@`, `{` or `|`, needs quotes"
@@ -55,8 +64,11 @@ def check_files(files: Iterable[str | Path]) -> None:
         sys.exit(f"error: {error}")
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path) -> yaml.MappingNode:
     """Check encoding, size, syntax and keys of a configuration file, and refuse templates.
+
+    Returns:
+        The file as a tree whose nodes have lines; merges (`<<`) are carried out.
 
     Raises:
         ConfigError: the first mistake, with its line.
@@ -75,20 +87,88 @@ def check_file(path: Path) -> None:
     except UnicodeDecodeError as error:
         what = f"the byte 0x{data[error.start]:02x} is not UTF-8"
         raise _mistake(path, data[: error.start].count(b"\n"), what, "save it in UTF-8") from None
-    values = _from_yaml(path, text)
-    if not isinstance(values, dict):
-        what = "is empty" if values is None else "has no sections"
+    node = _from_yaml(path, text)
+    if not isinstance(node, yaml.MappingNode):
+        what = "is empty" if node is None or not node.value else "has no sections"
         raise ConfigError(what, where=path, hint=_TOP)
+    return node
+
+
+class Places:
+    """Places where keys of the merged configuration are set.
+
+    Args:
+        files: configuration files; the keys of later ones win.
+        given: values of `--config`, which win over those of all files.
+    """
+
+    def __init__(
+        self, files: Iterable[str | Path] = (), given: Mapping[str, object] | None = None
+    ) -> None:
+        self._files = [Path(file) for file in files]
+        self._given = json.dumps(given or {}, default=str)
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Add file and line to the key of a mistake. The files are read only then."""
+        try:
+            yield
+        except StorageError:  # names a file
+            raise
+        except UserError as error:
+            mistakes = error.mistakes if isinstance(error, SeveralMistakesError) else [error]
+            for mistake in mistakes:
+                mistake.where = self.of(mistake.where)
+            raise
+
+    def of(self, key: str) -> str:
+        """Return `FILE, line N, KEY` for a key; the line of a missing key is its section's."""
+        given = yaml.SafeLoader(self._given).get_single_node()
+        trees = [(str(_relative(file)), check_file(file)) for file in self._files]
+        best, result = 0, key
+        for name, tree in [*trees, (_OPTION, given)]:
+            depth, line, missing = _search(tree, key)
+            # A missing key belongs to the first file that has its section.
+            if depth > best or (0 < depth == best and not missing):
+                place = name if name == _OPTION else f"{name}, line {line}"
+                best, result = depth, f"{place}, {key}"
+        return result
+
+
+def _relative(file: Path) -> Path:
+    """Return the path of a file, relative to the working folder if it is below that."""
+    path = file.absolute()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _search(node: yaml.Node | None, key: str) -> tuple[int, int, str]:
+    """Return how many parts of a key are set, the line of the last one, and the other parts."""
+    depth, line = 0, 0
+    while isinstance(node, yaml.CollectionNode):
+        if isinstance(node, yaml.SequenceNode):
+            parts = [(str(index), part, part) for index, part in enumerate(node.value)]
+        else:
+            parts = [(name.value, name, part) for name, part in node.value]
+        # Names may have dots. Keys of a merge (`<<`) stand before those that replace them.
+        matches = [part for part in parts if f"{key}.".startswith(f"{part[0]}.")]
+        if not matches:
+            break
+        name, place, node = max(reversed(matches), key=lambda part: len(part[0]))
+        depth, line, key = depth + 1, place.start_mark.line + 1, key[len(name) + 1 :]
+    return depth, line, key
 
 
 def _mistake(path: Path, line: int, what: str, hint: str) -> ConfigError:
     return ConfigError(what, where=f"{path}, line {line + 1}", hint=hint)
 
 
-def _from_yaml(path: Path, text: str) -> object:
+def _from_yaml(path: Path, text: str) -> yaml.Node | None:
     try:
         loader = _Loader(text)
-        return loader.get_single_data()
+        node = loader.get_single_node()
+        if node is not None:
+            loader.construct_document(node)
+        return node
     except yaml.reader.ReaderError as error:
         what = f"the character U+{error.character:04X} is not allowed"
         line = text[: error.position].count("\n")

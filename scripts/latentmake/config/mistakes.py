@@ -78,12 +78,10 @@ def foreign_words() -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
     return keys, answers
 
 
-def line_of(error: ErrorDetails, root: type[BaseModel]) -> str:
-    """Return the message, in one line, for an error of pydantic."""
+def mistake_of(error: ErrorDetails, root: type[BaseModel]) -> ConfigError:
+    """Return the mistake for an error of pydantic."""
     location, context, kind = error["loc"], error.get("ctx") or {}, error["type"]
     where = shown(location).removesuffix(".[key]")
-    if isinstance(context.get("error"), ConfigError):
-        return str(context["error"])
     key = {"missing": "", "union_tag_not_found": ".kind", "missing_key": f".{context.get('key')}"}
     if kind in key:
         what, where, hint = "this key is missing", where + key[kind], "add it"
@@ -99,7 +97,7 @@ def line_of(error: ErrorDetails, root: type[BaseModel]) -> str:
             if not isinstance(error["input"], str):
                 value = value.strip('"')  # JSON puts a date in quotes
             what = f"{shortened(value)} {what}"
-    return str(ConfigError(what, where=where, hint=hint))
+    return ConfigError(what, where=where, hint=hint)
 
 
 def _rule(error: ErrorDetails) -> tuple[str, str]:

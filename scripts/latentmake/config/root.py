@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, Union, get_args
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
-from latentmake.base.errors import ConfigError, first_line, joined, refuse_unknown
+from latentmake.base.errors import ConfigError, SeveralMistakesError, first_line, refuse_unknown
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import (
     OF_CAPTIONS,
@@ -565,15 +565,16 @@ def parse(values: Mapping[str, object]) -> Config:
     except ConfigError:
         raise
     except ValidationError as error:
-        from latentmake.config.mistakes import line_of
+        from latentmake.config.mistakes import mistake_of
 
-        mistakes = error.errors(include_url=False)
-        lines = [line_of(mistake, root) for mistake in mistakes]
-        if any(mistake["type"] == "extra_forbidden" for mistake in mistakes):
+        details = error.errors(include_url=False)
+        mistakes = [mistake_of(detail, root) for detail in details]
+        if any(detail["type"] == "extra_forbidden" for detail in details):
             # A misspelt key is also missing under its right name. One line about it is enough.
-            lines = [
-                line
-                for line, mistake in zip(lines, mistakes, strict=True)
-                if mistake["type"] != "missing" or f"`{mistake['loc'][-1]}`" not in " ".join(lines)
+            lines = " ".join(map(str, mistakes))
+            mistakes = [
+                mistake
+                for mistake, detail in zip(mistakes, details, strict=True)
+                if detail["type"] != "missing" or f"`{detail['loc'][-1]}`" not in lines
             ]
-        raise ConfigError(joined(lines)) from None
+        raise SeveralMistakesError(mistakes) from None

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from latentmake.base.errors import ConfigError
-from latentmake.config.document import check_command, check_file, check_files
+from latentmake.commands.project import opened
+from latentmake.config.document import Places, check_command, check_file, check_files
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -124,3 +125,57 @@ def test_a_file_that_cannot_be_read_is_named_with_what_to_do(working: Path) -> N
     check_command(["-n", "train_cats", "--config", "a=1", "-c", "1"])
     with pytest.raises(SystemExit, match="name your configuration by --configfile FILE"):
         check_files(["config/config.yaml"])
+
+
+FIRST = """\
+fill: &fill {fit: crop, enlarge: 2}
+datasets:
+  cats:
+    <<: *fill
+    path: cats
+    fit: pad
+runs:
+  v1.5: {model: flux}
+  v1:
+    model: flux
+    resolutions: [512,
+      513]
+"""
+SECOND = """{"runs": {"v1": {
+  "model": "sdxl"}}}
+"""
+PLACES = {
+    "runs.v1.resolutions.1": "first.yaml, line 12",
+    "runs.v1.resolutions": "first.yaml, line 11",
+    "runs.v1.model": "more/second.json, line 2",
+    "runs.v1.missing": "first.yaml, line 9",
+    "runs.v1.5.missing.path": "first.yaml, line 8",
+    "datasets.cats.fit": "first.yaml, line 6",
+    "datasets.cats.enlarge": "first.yaml, line 1",
+    "runs.v1.trainer.kind": "--config",
+}
+
+
+def test_a_key_has_the_line_of_the_last_place_that_sets_it(working: Path) -> None:
+    Path("more").mkdir()
+    Path("first.yaml").write_text(FIRST)
+    Path("more/second.json").write_text(SECOND)
+    files = [working / "first.yaml", "more/second.json"]
+    places = Places(files, {"runs": {"v1": {"trainer": {"rank": 4}}}})
+    assert {key: places.of(key) for key in PLACES} == {
+        key: f"{place}, {key}" for key, place in PLACES.items()
+    }
+    assert places.of("data/cats/a.png") == "data/cats/a.png"
+    assert Places().of("runs.v1") == "runs.v1"
+
+
+def test_each_of_several_mistakes_has_its_line(working: Path) -> None:
+    file = working / "mine.yaml"
+    file.write_text(
+        "datasets: {cats: {path: cats}}\nmodels: {tiny: {vae: x, text: x}}\nruns:\n  a:\n    b: 1\n"
+    )
+    with pytest.raises(ConfigError) as caught, opened([file], None):
+        pass
+    lines = [line.partition(": ")[0] for line in str(caught.value).split(" | ")]
+    assert "mine.yaml, line 4, runs.a.model" in lines
+    assert "mine.yaml, line 5, runs.a.b" in lines
