@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import re
-import threading
 from array import array
 from collections.abc import Callable
 from functools import lru_cache
@@ -84,8 +83,8 @@ class TokenCache:
     """Cache of the tokens of captions; any number of threads may use it.
 
     The cache keeps complete captions and cuts them afterwards. As with `truncation=True`, the first
-    tokens of the text are kept, between BOS and EOS. transformers would change the settings of the
-    tokenizer by the arguments of a call, which fails while another thread encodes ("Already
+    tokens of the text are kept, between BOS and EOS. All calls have the same arguments: other ones
+    change the settings of the tokenizer, which fails while another thread encodes ("Already
     borrowed").
 
     Args:
@@ -101,7 +100,6 @@ class TokenCache:
         self, tokenizer: PreTrainedTokenizerBase, cleaned: Callable[[str], str] = str
     ) -> None:
         self.tokenizer, self._cleaned = tokenizer, cleaned
-        self._lock = threading.Lock()
         bare = list(tokenizer("a", add_special_tokens=False)["input_ids"])
         ids = list(tokenizer("a")["input_ids"])
         places = range(len(ids) - len(bare) + 1)
@@ -111,8 +109,7 @@ class TokenCache:
         self._uncut = lru_cache(_REMEMBERED)(self._tokenized)
 
     def _tokenized(self, caption: str) -> array[int]:
-        with self._lock:
-            encoding = self.tokenizer(self._cleaned(caption), truncation=False, verbose=False)
+        encoding = self.tokenizer(self._cleaned(caption), truncation=False, verbose=False)
         return array("i", encoding["input_ids"])
 
     def ids(self, caption: str, longest: int | None = None) -> list[int]:
