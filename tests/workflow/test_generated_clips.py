@@ -141,7 +141,7 @@ def test_a_prompt_of_the_command_line_is_drawn_as_it_is_written(built: Project) 
     assert built.run(*command).idle
     assert lora(built) == weights
     result = built.run("generate_waves", "--config", "prompt=", check=False)
-    result.one_line("error: prompt: ", "empty prompt")
+    result.one_line("error: --config, prompt: ", "empty prompt")
 
 
 def test_a_run_without_a_trainer_generates_nothing(built: Project) -> None:

@@ -123,6 +123,8 @@ class Places:
 
     def of(self, key: str) -> str:
         """Return `FILE, line N, KEY` for a key; the line of a missing key is its section's."""
+        from latentmake.config.root import Config
+
         given = yaml.SafeLoader(self._given).get_single_node()
         trees = [(str(_relative(file)), check_file(file)) for file in self._files]
         best, result = 0, key
@@ -132,6 +134,8 @@ class Places:
             if depth > best or (0 < depth == best and not missing):
                 place = name if name == _OPTION else f"{name}, line {line}"
                 best, result = depth, f"{place}, {key}"
+        if not best and trees and key.partition(".")[0] in Config.model_fields:
+            return f"{trees[0][0]}, {key}"  # no file has the section
         return result
 
 

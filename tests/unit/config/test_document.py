@@ -165,6 +165,7 @@ def test_a_key_has_the_line_of_the_last_place_that_sets_it(working: Path) -> Non
     assert {key: places.of(key) for key in PLACES} == {
         key: f"{place}, {key}" for key, place in PLACES.items()
     }
+    assert places.of("models.flux.vae") == "first.yaml, models.flux.vae"
     assert places.of("data/cats/a.png") == "data/cats/a.png"
     assert Places().of("runs.v1") == "runs.v1"
 
