@@ -42,7 +42,8 @@ def put(*names: str) -> None:
     [
         ("64/red_arow.latents", "no item has a cache file of this name; check the names of"),
         ("text.7/blue.text", "no item has a cache file of this name; check the names of"),
-        ("63/blue.latents", "63 pixels are not a multiple of the VAE's factor 8; use 56 or 64"),
+        ("63/blue.latents", "63/blue.latents.safetensors: 63 pixels are not a multiple"),
+        ("99999/blue.latents", "99999/blue.latents.safetensors: there is no such resolution"),
         ("096/blue.latents", "is no name of a resolution; write `96`"),
         ("64/silent.latents", "data/silent.png: has no caption file; write data/silent.txt"),
     ],
@@ -58,9 +59,10 @@ def test_cache_files_by_name_are_made_together_at_any_resolution() -> None:
     put("blue.png", "blue.txt", "red.png", "red.txt")
     latents = [f"cache/cats/tiny/{x}.latents.safetensors" for x in ("64/blue", "64/red", "96/red")]
     text = "cache/cats/tiny/text/red.text.safetensors"
-    facts = facts_of(CONFIG)
+    facts = facts_of({**CONFIG, "datasets": {"cats": {"path": "data", "on_error": "skip"}}})
     plan = make_plan(facts, [], files=[*latents, text])
     assert [sorted(order.paths) for order in plan.orders] == [latents, [text]]
+    assert not any(order.skips for order in plan.orders)
     graph = Graph(facts.config, plan, {})
     graph.declare(facts)
     receipts = {order.kind: str(order.receipt) for order in plan.orders}
@@ -173,7 +175,7 @@ def test_a_new_prompt_of_clips_leaves_those_of_the_training_as_they_are() -> Non
     assert trainer is not None
     plan.lock = "the lock of a finished training"
     assert plan.awaited(trainer.prompts)
-    assert plan.awaited(["a boat"])
+    assert [*map(str, plan.awaited(["a boat"]))] == ["prompts are to be encoded"]
     assert not plan.awaited(["a car"])
 
 
