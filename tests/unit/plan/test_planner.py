@@ -101,11 +101,17 @@ def test_faulty_items_are_told_in_place_of_the_number_that_is_held_out(captioned
         make_plan(facts_of(skipped), ["first"])
 
 
-def test_a_lock_that_was_deleted_is_the_reason_and_no_image_moved() -> None:
+def test_a_plan_counts_its_stale_targets_and_orphans_and_says_that_a_lock_was_deleted() -> None:
     put("a.png", "a.txt")
+    half = Path(f"cache/cats/tiny/64/.b{TEMPORARY_SUFFIX}")
+    half.parent.mkdir(parents=True)
+    half.touch()
     reasons = make_plan(facts_of(CONFIG), ["first"]).runs["first"].outdated
-    assert [x.name for x in reasons if "targets" not in x.name and " of cats: " not in x.name] == [
-        "there is no lock of the dataset yet"
+    assert [x.name for x in reasons] == [
+        "1 of 1 latents of cats: new",
+        "1 of 1 texts of cats: new",
+        "there is no lock of the dataset yet",
+        "cache files without an item: 1",
     ]
 
 
