@@ -295,7 +295,7 @@ def test_what_is_no_list_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     for name, what in (
         ("none.jsonl", "cannot be read (No such file"),
-        ("empty.jsonl", "has no row"),
+        ("empty.jsonl", "has no row; write an object a line"),
     ):
         with pytest.raises(DatasetError, match=r"^datasets\.d\.path: ") as caught:
             find(tmp_path / name)

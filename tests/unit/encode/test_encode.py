@@ -428,6 +428,8 @@ def test_what_an_order_has_made_is_linked_for_the_next() -> None:
     Path("data/c.png").write_bytes(Path("data/b.png").read_bytes())
     assert sorted(carry_all(orders).stems) == ["a", "b", "d"]
     assert read_receipt(orders[1].receipt).counts["linked"] == 1
+    # The time until something is encoded is no start of a process that has encoded before.
+    assert [read_receipt(each.receipt).starting is None for each in orders] == [False, True]
     first, second = (list(read_receipt(each.receipt).targets) for each in orders)
     assert any(Path(one).samefile(other) for one in first for other in second)
 
