@@ -23,6 +23,7 @@ from latentmake.encode.encoders.device import encoder
 from latentmake.encode.job import Job
 from latentmake.encode.pipeline import Pipeline
 from latentmake.encode.reading import Loaded, Sample
+from latentmake.formats.safetensors import parse_head
 from latentmake.plan.orders import Order
 from latentmake.plan.receipts import Receipt
 from order_world import Encoded, Encoder, carry_out, order, put_image, silent, target
@@ -171,6 +172,8 @@ def test_wans_features_on_the_cpu_change_no_byte(tmp_path: Path) -> None:
     clip = np.random.default_rng(5).integers(0, 256, (9, 24, 320, 3), dtype=np.uint8)
     film = sample(0)._replace(content=clip, clip=True)
     expected = made(loaded, [film])
+    said_size = {"width": "320", "height": "24", "frame_count": "9"}
+    assert said_size.items() <= parse_head(*expected.values()).metadata.items()
     with memory_for(lambda _: bool(tried.append(1)) or len(tried) not in (2, 4)) as failed:
         found = encode(job_of(loaded, said.append), loaded, [film])
     assert len(failed) == 2 and len(tried) == 2 + 2 + 3  # again from the first of three chunks

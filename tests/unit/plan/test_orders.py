@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from item_world import work_of
+from item_world import inputs_of, work_of
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import MusubiTuner
 from latentmake.config.models import Model
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip, Media, Span
 from latentmake.plan.batches import jobs_of
-from latentmake.plan.orders import EncodingJob, Order, Target, Work
+from latentmake.plan.orders import EncodingJob, Order, Target, Work, place_of
 from latentmake.plan.receipts import Receipt
 from order_world import order
 
@@ -89,6 +89,12 @@ def test_whatever_an_order_asks_for_or_found_is_in_its_name() -> None:
     ]
     names = {work_order(**change).name for change in [{}, *changes]}
     assert len(names) == len(changes) + 1 and work_order().name in names
+
+
+def test_a_place_tells_spans_and_rows_of_one_file_apart() -> None:
+    values: list[dict[str, Any]] = [{}, {"span": Span(8)}, {"row": {"x": 1}}]
+    places = [place_of(inputs_of("a", "a.mp4", **each), work_order().layout) for each in values]
+    assert places[0] == "a.mp4" and len({*places}) == 3
 
 
 def test_a_written_order_is_newer_than_all_it_found() -> None:
