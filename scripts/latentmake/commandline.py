@@ -11,6 +11,7 @@ import io
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +65,6 @@ def session_of(
         side_by_side: see `Session`.
         files: files of the configuration, for the lines of mistakes.
     """
-    from snakemake.cli import parse_config
-
-    from latentmake.config.document import Places
     from latentmake.entry import exit_on_mistake
     from latentmake.session import Session
 
@@ -93,8 +91,8 @@ def session_of(
             rename = workflow.modifier.modify_rulename
             targets = own_targets(targets, rename, values.get("runs"))
             allowed = own_rules(allowed, rename)
-            files = [target for target in forced if target.startswith(_OURS)]
-            forced = [*own_rules(forced, rename), *files]
+            caches = [target for target in forced if target.startswith(_OURS)]
+            forced = [*own_rules(forced, rename), *caches]
         forced += [f"--{name}" for name in ("forceall", "force") if getattr(options, name)]
         settings = map(str, options.config or [])
         prompts = [text[7:] for text in settings if text.startswith("prompt=")]
@@ -110,9 +108,18 @@ def session_of(
             deployed=bool(workflow.deployment_settings.deployment_method),
             allowed=allowed,
             side_by_side=side_by_side,
-            named=Places(files, parse_config(options.config)).named(),
+            add_places=partial(add_places, files, options),
         )
     return _SESSIONS[name]
+
+
+def add_places(files: Iterable[str | Path], options: Namespace, error: Exception) -> None:
+    """Add to a mistake where the configuration sets its key, see `Places.add_to`."""
+    from snakemake.cli import parse_config
+
+    from latentmake.config.places import Places
+
+    Places(files, parse_config(options.config)).add_to(error)
 
 
 def is_remote(options: Namespace) -> bool:

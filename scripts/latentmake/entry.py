@@ -53,11 +53,13 @@ def logged(log: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextlib.contextmanager
-def exit_on_mistake() -> Iterator[None]:
+def exit_on_mistake(add_places: Callable[[Exception], None] | None = None) -> Iterator[None]:
     """End the program with one line at a user's mistake, or if the system refuses a call."""
     try:
         yield
     except Exception as error:
+        if add_places is not None:
+            add_places(error)  # names file and line of the mistake
         if mistake := mistake_of(error):
             sys.exit(f"error: {mistake}")
         raise

@@ -50,7 +50,7 @@ class Session:
         deployed: whether Snakemake makes environments for jobs.
         allowed: in a process that Snakemake starts, the rules that it may run.
         side_by_side: number of jobs that encode at a time on this machine; None on a cluster.
-        named: context that adds files and lines to mistakes, see `Places`.
+        add_places: adds files and lines to a mistake, see `Places.add_to`.
     """
 
     def __init__(
@@ -66,15 +66,14 @@ class Session:
         deployed: bool = False,
         allowed: Collection[str] = (),
         side_by_side: int | None = 1,
-        named: contextlib.AbstractContextManager[None] | None = None,
+        add_places: Callable[[Exception], None] | None = None,
     ) -> None:
         self._main = main
         self.memo: object = None
         self._build: Build | None = None
         self._sizes: dict[str, int] = {}  # log of an earlier job -> its bytes before this build
         self.began = self.interrupted = self.idle = False
-        named = named or contextlib.nullcontext()
-        with exit_on_mistake(), named, contextlib.ExitStack() as finally_:
+        with exit_on_mistake(add_places), contextlib.ExitStack() as finally_:
             if main:
                 check_folder(home, dry=read_only)
             if main and not read_only:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ import typer
 from tabulate import tabulate
 
 from latentmake import backends, commandline
-from latentmake.base.errors import ConfigError, nearest
+from latentmake.base.errors import ConfigError, UserError, nearest
 from latentmake.base.machine import many_objects
 from latentmake.base.workspace import check_folder
 from latentmake.commands import completion
 from latentmake.commands.completion import DEFAULT
-from latentmake.config.document import Places, check_file
+from latentmake.config.document import check_file
 from latentmake.config.root import Config, parse
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
@@ -85,8 +86,8 @@ def opened(
         UserError: The configuration or the folder cannot be used.
     """
     files = [path.absolute() for path in configfile or ()]
-    values, default, places = _values(files, directory)
-    with places.named():
+    values, default, add_places = _values(files, directory)
+    try:
         config = parse(values)
         check_folder(HOME, dry=True)
         needed = config.publish.caches if encoders is None else encoders
@@ -97,15 +98,18 @@ def opened(
             yield facts
         finally:
             facts.memo.save()
+    except UserError as error:
+        add_places(error)
+        raise
 
 
 def _values(
     files: Sequence[Path], directory: Path | None
-) -> tuple[dict[str, object], Sequence[Path], Places]:
+) -> tuple[dict[str, object], Sequence[Path], Callable[[Exception], None]]:
     """Return the configuration as Snakemake would read it, and change to the project's folder.
 
     The second value is the only configuration file of the folder, if no file is named and there is
-    no `config/config.yaml`. Otherwise it is empty. The third value finds the lines of keys.
+    no `config/config.yaml`. Otherwise it is empty. The third adds places to mistakes.
     """
     # Snakemake's own functions, so that profiles and merged files have exactly the same result.
     from snakemake.cli import parse_config
@@ -130,12 +134,12 @@ def _values(
     if len(default) > 1:
         what = f"several configurations are here: {', '.join(map(str, default))}"
         raise ConfigError(what, where=Path.cwd(), hint=f"name one: -c {default[0]}")
-    read, given = named or default or [DEFAULT], parse_config(options.config)
+    read = named or default or [DEFAULT]
     for file in read:
         check_file(file)
         update_config(values, load_configfile(file))
-    update_config(values, given)
-    return values, default, Places(read, given)
+    update_config(values, parse_config(options.config))
+    return values, default, partial(commandline.add_places, read, options)
 
 
 def configurations() -> dict[Path, Mapping[str, Any]]:

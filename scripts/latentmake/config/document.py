@@ -1,4 +1,4 @@
-"""Check configuration files as text, and find the lines of keys for messages about mistakes.
+"""Check configuration files as text, with one line and a hint for the first mistake.
 
 Snakemake reads these files too. But it names no line of a mistake, keeps the last of two equal
 keys, and runs Python code that a file contains. So this check comes first. The profile runs it for
@@ -10,29 +10,20 @@ profile.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from latentmake.base.errors import (
-    ConfigError,
-    SeveralMistakesError,
-    StorageError,
-    UserError,
-    shortened,
-)
+from latentmake.base.errors import ConfigError, shortened
 from latentmake.base.regular import read_regular
 
 _TOP = "write the sections datasets, models and runs; see config/README.md"
 _FILE = "name your configuration by --configfile FILE"
-_OPTION = "--config"
 _HINT = (
     "check brackets, quotes and indentation there; a text with `: `, or one that begins with a "
     "sign such as `*`, `@`, `{` or `|`, needs quotes"
@@ -92,74 +83,6 @@ def check_file(path: Path) -> yaml.MappingNode:
         what = "is empty" if node is None or not node.value else "has no sections"
         raise ConfigError(what, where=path, hint=_TOP)
     return node
-
-
-class Places:
-    """Places where keys of the merged configuration are set.
-
-    Args:
-        files: configuration files; the keys of later ones win.
-        given: values of `--config`, which win over those of all files.
-    """
-
-    def __init__(
-        self, files: Iterable[str | Path] = (), given: Mapping[str, object] | None = None
-    ) -> None:
-        self._files = [Path(file) for file in files]
-        self._given = json.dumps(given or {}, default=str)
-
-    @contextlib.contextmanager
-    def named(self) -> Iterator[None]:
-        """Add file and line to the key of a mistake. The files are read only then."""
-        try:
-            yield
-        except StorageError:  # names a file
-            raise
-        except UserError as error:
-            mistakes = error.mistakes if isinstance(error, SeveralMistakesError) else [error]
-            for mistake in mistakes:
-                mistake.where = self.of(mistake.where)
-            raise
-
-    def of(self, key: str) -> str:
-        """Return `FILE, line N, KEY` for a key; the line of a missing key is its section's."""
-        from latentmake.config.root import Config
-
-        given = yaml.SafeLoader(self._given).get_single_node()
-        trees = [(str(_relative(file)), check_file(file)) for file in self._files]
-        best, result = 0, key
-        for name, tree in [*trees, (_OPTION, given)]:
-            depth, line, missing = _search(tree, key)
-            # A missing key belongs to the first file that has its section.
-            if depth > best or (0 < depth == best and not missing):
-                place = name if name == _OPTION else f"{name}, line {line}"
-                best, result = depth, f"{place}, {key}"
-        if not best and trees and key.partition(".")[0] in Config.model_fields:
-            return f"{trees[0][0]}, {key}"  # no file has the section
-        return result
-
-
-def _relative(file: Path) -> Path:
-    """Return the path of a file, relative to the working folder if it is below that."""
-    path = file.absolute()
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-def _search(node: yaml.Node | None, key: str) -> tuple[int, int, str]:
-    """Return how many parts of a key are set, the line of the last one, and the other parts."""
-    depth, line = 0, 0
-    while isinstance(node, yaml.CollectionNode):
-        if isinstance(node, yaml.SequenceNode):
-            parts = [(str(index), part, part) for index, part in enumerate(node.value)]
-        else:
-            parts = [(name.value, name, part) for name, part in node.value]
-        # Names may have dots. Keys of a merge (`<<`) stand before those that replace them.
-        matches = [part for part in parts if f"{key}.".startswith(f"{part[0]}.")]
-        if not matches:
-            break
-        name, place, node = max(reversed(matches), key=lambda part: len(part[0]))
-        depth, line, key = depth + 1, place.start_mark.line + 1, key[len(name) + 1 :]
-    return depth, line, key
 
 
 def _mistake(path: Path, line: int, what: str, hint: str) -> ConfigError:

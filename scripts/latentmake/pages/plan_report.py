@@ -174,8 +174,10 @@ def report(
 
         lines += recipe_changes(facts, runs)
     lines += dict.fromkeys(fitting_lines(facts, plan))
-    sums = by_work(facts, ordered(orders))
-    lines += estimate_lines(facts, sums)
+    sums: Mapping[str, Past] = {}
+    if orders:
+        sums = by_work(facts, ordered(orders))
+        lines += estimate_lines(facts, sums)
     lines += [f"training of {run.name}: {run.forecast}" for run in training if run.forecast]
     lines += [line for run in training for line in (run.reason, run.note) if line]
     needs = (need for need in plan.needs if need.size)

@@ -236,9 +236,12 @@ def write_manifest(
         trained=trained,
         is_reg=order.is_reg,
     )
+    # Keys without a value are left out, so that the lock is the one that earlier releases wrote.
+    values = {key: value for key, value in vars(lock).items() if value or key not in _OPTIONAL}
+    text = f"{json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)}\n"
     # The lock has the manifest's digest, so it is written last.
     atomic.write(folder / "manifest.jsonl", listed)
-    atomic.write(folder / "dataset.lock", _bytes_of(lock))
+    atomic.write(folder / "dataset.lock", text.encode())
     return lock
 
 
@@ -296,12 +299,6 @@ def _keys_of(member: Member, made: Mapping[str, str], layout: Layout) -> _Keys:
 
 def _digests(keys: _Keys) -> dict[str, str]:
     return {part: keys_digest(pairs) for part, pairs in keys.items()}
-
-
-def _bytes_of(lock: Lock) -> bytes:
-    # Keys without a value are left out, so that the lock is the one that earlier releases wrote.
-    values = {key: value for key, value in vars(lock).items() if value or key not in _OPTIONAL}
-    return f"{json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
 
 
 def _refuse_faulty(

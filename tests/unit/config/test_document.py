@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from latentmake.base.errors import ConfigError
 from latentmake.commands.project import opened
-from latentmake.config.document import Places, check_command, check_file, check_files
+from latentmake.config.document import check_command, check_file, check_files
+from latentmake.config.places import Places
 
 ROOT = Path(__file__).resolve().parents[3]
 
