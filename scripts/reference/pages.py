@@ -22,6 +22,7 @@ from latentmake.config.machines import (
     ClusterJob,
     Export,
     ExternalProgram,
+    History,
     MusubiTuner,
     PathMap,
     Publish,
@@ -139,6 +140,7 @@ PAGES = (
     Page("publish", Publish, "publish", (Part("Names of a folder", PathMap, "`path_maps.{}`"),)),
     Page("export", Export, "export"),
     Page("store", Store, "store"),
+    Page("history", History, "history"),
 )
 
 

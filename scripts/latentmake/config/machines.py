@@ -69,6 +69,14 @@ class PathMap(Closed, shapes=PUBLICATION):
         return self
 
 
+class History(Closed, shapes=MACHINE):
+    """Memory of a run's trainings: their items, settings, losses, and a picture of samples."""
+
+    keep: Number = Field(50, ge=1)
+    """Number of trainings of a run to remember, in `runs/{run}/history`. A training whose weights
+    are in the run's folder is always remembered."""
+
+
 class Publish(Closed, shapes=PUBLICATION):
     """Folders that `publish_{run}` makes for another machine."""
 

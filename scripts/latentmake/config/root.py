@@ -40,6 +40,7 @@ from latentmake.config.machines import (
     Cluster,
     Export,
     ExternalProgram,
+    History,
     MusubiTuner,
     Publish,
     Store,
@@ -425,6 +426,8 @@ class Config(Closed):
     models."""
     sd_scripts: ExternalProgram | None = None
     """[Installation of sd-scripts](sd_scripts.md), which trains models with `layout: sdscripts`."""
+    history: History = History()
+    """[Memory of trainings](history.md), for `latentmake explain`, `uses`, `diff` and `runs`."""
     publish: Publish = Publish()
     """[Content and place](publish.md) of the folders that `publish_{run}` makes."""
     export: Export = Export()

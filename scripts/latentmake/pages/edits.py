@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
-from latentmake.base.errors import TrainingError
 from latentmake.data.contents import Contents
 from latentmake.data.item import Item
 from latentmake.pages.captions import Card
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import read_lock, result_folder, run_folder
-from latentmake.runs.order import parts_in
-from latentmake.runs.seen import SeenItem, read_seen, seen_items
+from latentmake.plan.manifest import result_folder
+from latentmake.runs.history import RosterItem, items_of
 
 
 def edits(
-    facts: Facts, run: str, seen: Mapping[tuple[str, str], SeenItem], cards: Sequence[Card]
+    facts: Facts, run: str, seen: Mapping[tuple[str, str], RosterItem], cards: Sequence[Card]
 ) -> list[dict[str, list[str] | bool]]:
     """Return the edits of each card's item since the last training of a run.
 
@@ -62,18 +59,7 @@ def edits(
     return [of(card) if seen else {} for card in cards]
 
 
-def items_seen(run: str) -> dict[tuple[str, str], SeenItem]:
-    """Return dataset and stem -> item of a run's last finished training; empty if unknown.
-
-    Results of earlier releases have no file of the items. Their items are read from the manifest,
-    as long as the lock is the one of that training.
-    """
-    folder = result_folder(run)
-    items = read_seen(folder)
-    if items is None:
-        parts = parts_in(folder / "training.json")
-        if parts is None or parts.get("dataset") != read_lock(run).data:
-            return {}
-        with suppress(TrainingError):
-            items = [*seen_items(run_folder(run) / "manifest.jsonl")]
+def items_seen(run: str) -> dict[tuple[str, str], RosterItem]:
+    """Return dataset and stem -> item of a run's last finished training; empty if unknown."""
+    items = items_of(result_folder(run))
     return {(item.dataset, item.stem): item for item in items or ()}

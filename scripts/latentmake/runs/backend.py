@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentmake.plan.manifest import run_folder
 from latentmake.plan.product import Difference
-from latentmake.runs.order import RunFiles
+from latentmake.runs.order import RunFiles, RunOrder
 
 if TYPE_CHECKING:
     from latentmake.config.root import Config
@@ -77,6 +77,15 @@ class Backend(ABC):
             processes: how many devices train together.
             threads: CPU threads of the trainer.
         """
+
+    def write(self, order: RunOrder) -> None:
+        """Write the order of a training; results of earlier releases get a history before."""
+        files = RunFiles(order)
+        if files.record.is_file() and not files.history.exists():
+            from latentmake.runs.history import keep_earlier  # once, after an update
+
+            keep_earlier(order.run)
+        order.write()
 
     def outputs(self, order: Any, word: str, *, finished: bool) -> dict[Path, str]:
         """Return the files that `train`, `generate` or `evaluate` makes, with their captions.

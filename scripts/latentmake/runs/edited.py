@@ -18,7 +18,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
 from latentmake.plan.product import Difference
 from latentmake.plan.run_plan import RunPlan
-from latentmake.runs.seen import SeenItem, read_seen
+from latentmake.runs.history import RosterItem, items_of
 
 _FROM_ITEMS = (
     r"caches of {0}/.*|\d+ of \d+ (latents|texts) of {0}: (new|edited|reusable)|"
@@ -36,7 +36,7 @@ def count_items(facts: Facts, plan: RunPlan) -> None:
     datasets = facts.config.runs[plan.name].datasets
     if not any(_follows(reason, name) for name in datasets for reason in plan.reasons):
         return
-    if not (seen := read_seen(result_folder(plan.name))):
+    if not (seen := items_of(result_folder(plan.name))):
         return
     for name in datasets:
         own = {item.stem: item for item in seen if item.dataset == name}
@@ -50,7 +50,9 @@ def _follows(reason: Difference, dataset: str) -> bool:
     return bool(re.fullmatch(_FROM_ITEMS.format(re.escape(dataset)), reason.name))
 
 
-def _counted(facts: Facts, dataset: str, model: str, seen: Mapping[str, SeenItem]) -> Iterator[str]:
+def _counted(
+    facts: Facts, dataset: str, model: str, seen: Mapping[str, RosterItem]
+) -> Iterator[str]:
     """Yield `3 added`, `1 removed` and `1 edited`; a number that is 0 is left out."""
     items, layout = facts.wanted_items(dataset, model), facts.layout(model)
     kept = [item for item in items if item.stem in seen]

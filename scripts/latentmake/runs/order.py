@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import to_json
 
 from latentmake.base import atomic, digest, state_file
 from latentmake.base.errors import CacheError, TrainingError, storage_error
@@ -24,7 +23,7 @@ from latentmake.base.machine import duration
 from latentmake.base.state_file import is_damaged
 from latentmake.formats.safetensors import read_head
 from latentmake.plan.estimates import Amount
-from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN, Lock, read_lock, run_folder
+from latentmake.plan.manifest import LEAVING, PREVIOUS, Lock, read_lock, run_folder
 from latentmake.plan.orders import run_order
 from latentmake.plan.product import Difference, Made, Parts, Product, judge, text_of
 
@@ -32,6 +31,7 @@ TrainedParts: TypeAlias = Parts
 """Parts of trained weights: digests of dataset, settings and network, and `VERSION`."""
 VERSION = "version of the trainer"
 """Part of trained weights: version of the trainer."""
+RECORD = "training.json"
 _RECEIPT = "trained.json"
 _FOLDERS = {"generate": "generated", "evaluate": "evaluation"}
 _PAGES = ("report", "captions", "compare", "evaluate")
@@ -57,6 +57,12 @@ class Record(Made):
         loss_end: the same error after the training.
         seconds: time spent on steps, without steps that a killed training lost.
         mixed_precision: precision of the training; "" in records of earlier releases.
+        roster: digest of the roster, see `runs.history`; "" in records of earlier releases.
+        began: Unix time of the first start, in seconds.
+        ended: why the training has not finished; "" if it has.
+        device: name of the device; "" if the trainer does not report it.
+        memory: peak of the device's memory in bytes; 0 if unknown.
+        held_out: mean loss of the held-out items after the training; None if there are none.
         files: path of each file of trained weights below the run's folder -> its SHA-256; empty in
             records of earlier releases.
     """
@@ -66,6 +72,12 @@ class Record(Made):
     loss_end: float | None = None
     seconds: Amount
     mixed_precision: str = ""
+    roster: str = ""
+    began: Amount = 0
+    ended: str = ""
+    device: str = ""
+    memory: Amount = 0
+    held_out: float | None = None
     files: dict[str, str] = Field({})
 
     @classmethod
@@ -111,6 +123,7 @@ class RunOrder(BaseModel, ABC):
         planned: time of the plan in nanoseconds; because of it, Snakemake takes no two orders for
             the same file.
         forced: whether the run is trained from the start even if its weights are up to date.
+        keep: number of trainings in the run's history.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -121,6 +134,7 @@ class RunOrder(BaseModel, ABC):
     output: str
     planned: int = 0
     forced: bool = False
+    keep: int = 50
 
     @property
     @abstractmethod
@@ -231,7 +245,7 @@ class RunOrder(BaseModel, ABC):
         return self.path
 
 
-def run_values(run: str) -> dict[str, Any]:
+def run_values(run: str, keep: int = 50) -> dict[str, Any]:
     """Return the fields of a `RunOrder` that is planned now, except its kind."""
     folder = run_folder(run)
     return {
@@ -240,6 +254,7 @@ def run_values(run: str) -> dict[str, Any]:
         "lock": str(folder / "dataset.lock"),
         "output": str(folder),
         "planned": time.time_ns(),
+        "keep": keep,
     }
 
 
@@ -312,7 +327,7 @@ class RunFiles:
         self.names = order.results
         self.results = [self.output / name for name in self.names]
         self.weights = self.results[0]
-        self.record = self.output / "training.json"  # a `Record`
+        self.record = self.output / RECORD  # a `Record`
         self.receipt = self.output / _RECEIPT  # the build's receipt, written last
         self.logs = self.output / "logs"  # TensorBoard's files
         self.samples = self.output / "samples"  # sample pictures and their index
@@ -327,6 +342,7 @@ class RunFiles:
         self.progress = self.work / "wanted.json"  # a `States`
         self.resumed = self.work / "resumed"  # states from which a training was resumed
         self.previous = self.output / PREVIOUS  # the previous result, see `training.previous`
+        self.history = self.output / "history"  # see `runs.history`
         self.forced = self.output / "forced.json"  # a `Forced`
 
     def at(self, folder: Path) -> RunFiles:
@@ -385,7 +401,7 @@ class RunFiles:
         if finished and word == "train":
             recorded = Record.read(self.record)
             made += [self.output / name for name in (recorded.files if recorded else ())]
-            made += [self.grid, self.curves, self.prompts, self.output / SEEN]
+            made += [self.grid, self.curves, self.prompts]
             for folder in (self.samples, self.logs, self.saved, self.checkpoints, self.work):
                 made += sorted(folder.rglob("*"))
         elif finished and word == "pages":
@@ -403,7 +419,7 @@ def last_place(path: Path) -> Path:
     """Return the present path of a result's file, which may have been moved to `previous`."""
     if path.exists():
         return path
-    runs = (folder for folder in path.parents if (folder / PREVIOUS / "training.json").is_file())
+    runs = (folder for folder in path.parents if (folder / PREVIOUS / RECORD).is_file())
     moved = (folder / PREVIOUS / path.relative_to(folder) for folder in runs)
     return next((place for place in moved if place.exists()), path)
 
@@ -413,24 +429,9 @@ def trained_files(run: str) -> tuple[Path, dict[str, str]]:
 
     The files are a dictionary: path below the run's folder -> digest.
     """
-    path = run_folder(run) / "training.json"
+    path = run_folder(run) / RECORD
     record = Record.read(path)
     return path, {} if record is None else record.files
-
-
-def finish(order: RunOrder, record: Record, receipt: Path, **more: object) -> None:
-    """Write the items that the weights were trained on, and the receipt.
-
-    The receipt has the content of the record, and `more`.
-    """
-    from latentmake.runs.seen import write_seen  # plans write no results
-
-    files = RunFiles(order)
-    write_seen(Path(order.manifest), files.output)
-    content: dict[str, Any] = {"run": order.run, "weights": str(files.weights)}
-    content |= record.model_dump(exclude_defaults=True)
-    atomic.write(receipt, to_json(content | more, indent=2) + b"\n")
-    files.forced.unlink(missing_ok=True)
 
 
 def write_trained(
@@ -459,10 +460,14 @@ def write_trained(
         raise storage_error(error, files.output) or error from None
     finally:
         shutil.rmtree(new, ignore_errors=True)
+    record.model_copy(update={"files": digests_in(files.output, names)}).write(files.record)
+
+
+def digests_in(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return path below a folder -> digest, of all files in it with these names or below them."""
     digests = {}
-    for place in (files.output / name for name in sorted(names)):
+    for place in (folder / name for name in sorted(names)):
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if path.is_file():
-                name = path.relative_to(files.output).as_posix()
-                digests[name] = digest.of_file(path, quiet=True)
-    record.model_copy(update={"files": digests}).write(files.record)
+                digests[path.relative_to(folder).as_posix()] = digest.of_file(path, quiet=True)
+    return digests

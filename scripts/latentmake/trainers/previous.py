@@ -23,11 +23,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from latentmake.base import atomic
-from latentmake.base.errors import storage_error
+from latentmake.base.errors import UserError, first_line, storage_error
 from latentmake.plan.earlier import BASIS
 from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN
 from latentmake.plan.product import Parts
-from latentmake.runs.order import COPIED, Forced, Record, RunFiles, parts_in
+from latentmake.runs import history
+from latentmake.runs.order import COPIED, Forced, Record, RunFiles, RunOrder, parts_in
 
 _RETURNING = f".returning{atomic.TEMPORARY_SUFFIX}"
 _UNFINISHED = "unfinished"
@@ -54,18 +55,37 @@ def _moving(files: RunFiles) -> Iterator[None]:
 
 
 def begin(
-    files: RunFiles, want: Parts, weights: Collection[str], continued: Collection[Parts] = ()
-) -> None:
-    """Prepare a run's folder for a training with the parts `want`.
+    order: RunOrder, record: Record, weights: Collection[str], continued: Collection[Parts] = ()
+) -> Record:
+    """Prepare a run's folder for a training, and return its record with the roster's digest.
 
     Results of other trainings are moved away.
 
     Args:
-        files: files of the run.
-        want: parts of the training that begins.
+        order: order of the training.
+        record: record of the training that begins, with its parts.
         weights: names of all files and folders that may hold its trained weights.
         continued: parts of other trainings whose samples and logs this training continues.
     """
+    files = RunFiles(order)
+    make_room(files, record.parts, weights, continued)
+    return history.begin(order.run, history.roster_of(Path(order.manifest)), record)
+
+
+@contextmanager
+def noted(order: RunOrder, record: Record) -> Iterator[None]:
+    """Note in the run's history why a training that has begun does not finish."""
+    try:
+        yield
+    except (KeyboardInterrupt, UserError) as error:
+        history.note_end(order.run, record, first_line(error))
+        raise
+
+
+def make_room(
+    files: RunFiles, want: Parts, weights: Collection[str], continued: Collection[Parts] = ()
+) -> None:
+    """Move results of other trainings than `want` away; see `begin`."""
     kept, unfinished = (want, *continued), files.at(files.output / _UNFINISHED)
     with _moving(files):
         _leave_to(want, files, weights)

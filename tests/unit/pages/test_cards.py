@@ -21,8 +21,9 @@ from latentmake.pages import cards
 from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
 from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import SEEN
 from latentmake.plan.orders import Order, Target, Work
-from latentmake.runs.seen import SEEN, SeenItem
+from latentmake.runs.history import RosterItem
 from picture_world import clouds
 from PIL import Image
 from video_world import turn, write_video
@@ -191,12 +192,12 @@ def test_the_word_to_look_for_is_that_of_the_configuration(
 def test_items_are_compared_with_those_that_the_training_saw(project: Path) -> None:
     assert section(facts_of())["trained"] is False
     Path("runs/tiny").mkdir(parents=True)
-    Path("runs/tiny/training.json").write_text("{}")
+    Path("runs/tiny/training.json").write_text(json.dumps({"parts": {}, "seconds": 1}))
     lines = ""
     for stem, caption in (world.CAPTIONS | {"gnu": "gone"}).items():
         picture = Path(f"data/shapes/{stem}.png")
         source = digest.of_file(picture) if picture.exists() else ""
-        item = SeenItem(dataset="shapes", stem=stem, source=source, texts=[caption])
+        item = RosterItem(dataset="shapes", stem=stem, source=source, texts=[caption])
         lines += f"{item.model_dump_json()}\n" if stem != "fox" else ""
     Path("runs/tiny", SEEN).write_text(lines)
     Path("data/shapes/ant.txt").write_text("a red ring")

@@ -103,7 +103,7 @@ def killed_at(number: int, action: Callable[[], object]) -> bool:
 
 def begin(name: str, *continued: str) -> Callable[[RunFiles], object]:
     kept = [want(each) for each in continued]
-    return lambda files: previous.begin(files, want(name), WEIGHTS, kept)
+    return lambda files: previous.make_room(files, want(name), WEIGHTS, kept)
 
 
 def anew(name: str) -> Callable[[RunFiles], object]:

@@ -9,11 +9,11 @@ from latentmake.config.fields import Real
 from latentmake.config.trainers import Trainer
 from latentmake.runs.backend import Backend
 from latentmake.runs.findings import Finding
+from latentmake.runs.history import finish
 from latentmake.runs.order import (
     Record,
     RunFiles,
     RunOrder,
-    finish,
     lock_of,
     read_order,
     run_values,
@@ -61,7 +61,7 @@ class Average(Backend):
         order, forced = order.force(facts.forced)
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.read_only:
-            order.write()
+            self.write(order)
         outdated = [] if plan.lock else plan.outdated
         plan.reasons = [*forced, *outdated, *order.reasons(plan.lock)]
 

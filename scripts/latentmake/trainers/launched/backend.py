@@ -20,6 +20,7 @@ from latentmake.runs.findings import (
     failed,
     gpu_findings,
     model_finding,
+    passed,
     refuse_failed,
 )
 from latentmake.runs.order import RunFiles, read_order, taken_back
@@ -60,6 +61,10 @@ class Launched(Backend, Generic[Order]):
     def data_findings(self, order: Order) -> Iterable[Finding]:
         """Check the items and caches of an up-to-date manifest."""
 
+    def pass_checks(self, order: Order, say: Say) -> None:
+        """Check everything that a training needs, and say the findings; raises TrainingError."""
+        passed([*self.data_findings(order), *self.preflight(order)], say)
+
     def program_findings(
         self, order: Order, program: Installation, models: Sequence[ModelFile]
     ) -> Iterable[Finding]:
@@ -85,7 +90,7 @@ class Launched(Backend, Generic[Order]):
                 unread = str(error)  # a reason of the plan; the checklist reports it, too
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.read_only:
-            order.write()
+            self.write(order)
         if order.trained:
             outdated = [] if plan.lock else plan.outdated
             plan.reasons = [*forced, *outdated, *order.reasons(plan.lock, unread)]

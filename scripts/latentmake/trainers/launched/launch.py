@@ -32,13 +32,13 @@ from latentmake.base.regular import read_regular
 from latentmake.encode import gpu
 from latentmake.formats.integrity import not_finite
 from latentmake.formats.safetensors import read_head
-from latentmake.runs.findings import passed
+from latentmake.runs import history
 from latentmake.runs.order import (
     Record,
     RunFiles,
     States,
     TrainedParts,
-    finish,
+    digests_in,
     lock_of,
     read_order,
     taken_back,
@@ -192,7 +192,7 @@ def train(
     log.open("wb").close()  # emptied, not replaced: processes that hold it open go on writing to it
     say = partial(process.say, log)
     # The checks come before the digest of the networks, which takes a while to compute.
-    passed([*trainer.data_findings(order), *trainer.preflight(order)], say)
+    trainer.pass_checks(order, say)
     if not order.weights:
         order = order.with_weights(digest.of_file)
     data = lock_of(order.lock).data
@@ -208,7 +208,7 @@ def train(
     if record is None:
         record = _Training(trainer, order, want, log).run(processes, threads)
         previous.settle(files)
-    finish(order, record, receipt)
+    history.finish(order, record, receipt)
 
 
 def _trained(order: ExternalOrder, data: str) -> Record | None:
@@ -226,12 +226,13 @@ class _Training:
         self.trainer, self.order, self.wanted, self.log = trainer, order, want, log
         self.files, self.resume = RunFiles(order), Resume()
         self.say = partial(process.say, log)
+        self.record = Record.of(order.product(want), seconds=0)
 
     def run(self, processes: int, threads: int) -> Record:
         """Train from the start or from a state; return the record of the result."""
         trainer, order, files, settings = self.trainer, self.order, self.files, self.order.trainer
         program = order.find()
-        previous.begin(files, self.wanted, files.names)
+        self.record = previous.begin(order, self.record, files.names)
         progress = States.read(files.progress)
         if progress and progress.parts == self.wanted and not _fault(files.last):
             self.say(f"{order.run}: all epochs were done before")
@@ -249,7 +250,8 @@ class _Training:
         launcher += process.accelerate_arguments(
             settings.mixed_precision, processes=processes, config=config
         )
-        with gpu.hold(processes, f"run {order.run}", self.say):
+        noted = previous.noted(order, self.record)
+        with noted, gpu.hold(processes, f"run {order.run}", self.say):
             started = time.monotonic()
             try:
                 status, output = process.run_program(
@@ -264,12 +266,12 @@ class _Training:
                     self.say("")  # ends the line of a progress bar
                     error.said = f"run {order.run}: {self._kept()}"
                 raise
-        seconds = time.monotonic() - started
-        if not output.endswith("\n"):
-            self.say("")  # ends the line of a progress bar
-        if status != 0:
-            _remove_partial(files)
-            raise self._failure(output, status)
+            seconds = time.monotonic() - started
+            if not output.endswith("\n"):
+                self.say("")  # ends the line of a progress bar
+            if status != 0:
+                _remove_partial(files)
+                raise self._failure(output, status)
         return self._accept(output, seconds)
 
     def _accept(self, output: str, seconds: float) -> Record:
@@ -288,11 +290,8 @@ class _Training:
             )
         atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
         atomic.link(files.last, files.weights)
-        record = Record.of(
-            self.order.product(self.wanted),
-            seconds=round(seconds, 3),
-            files={files.weights.name: digest.of_file(files.weights)},
-        )
+        written = digests_in(files.output, [files.weights.name])
+        record = self.record.model_copy(update={"seconds": round(seconds, 3), "files": written})
         record.write(files.record)
         if progress := States.read(files.progress):
             _number_through(files, progress.epochs)

@@ -10,7 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from latentmake.base.errors import TrainingError
-from latentmake.runs.order import RunFiles, caption_in, finish, lock_of, read_order, taken_back
+from latentmake.runs import history
+from latentmake.runs.order import RunFiles, caption_in, lock_of, read_order, taken_back
 from latentmake.runs.rows import rows_of
 from latentmake.trainers import previous
 from latentmake.trainers.loop.checkpoint import as_begun, resumable
@@ -85,7 +86,7 @@ def train(
             hint=f"see {log}, and run the same command again",
         )
     grid = str(files.grid) if files.grid.is_file() else None
-    finish(order, record, receipt, samples=grid)
+    history.finish(order, record, receipt, samples=grid)
 
 
 def follow(path: Path, word: str, *, log: Path, threads: int) -> Path:

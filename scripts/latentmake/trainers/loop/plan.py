@@ -51,7 +51,7 @@ class LoopBackend(Backend):
             order = as_begun(order, plan.lock)
         plan.trainer, plan.trainer_order = order, order.path
         if not facts.read_only:
-            order.write()
+            self.write(order)
         trained = Record.read(RunFiles(order).finished.record)
         outdated = plan.outdated if trained and not plan.lock else []
         plan.reasons = [*forced, *outdated, *order.reasons(plan.lock)]
@@ -140,7 +140,7 @@ def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any
     text = partial(prompt_path, facts.config, run.model)
     guided = trainer.draws and samples.guidance_scale > 1
     return {
-        **run_values(name),
+        **run_values(name, facts.config.history.keep),
         "model": facts.config.models[run.model],
         "prompts": [Prompt(prompt=prompt, text=text(prompt)) for prompt in samples.prompts],
         "negative": text(samples.negative_prompt) if guided else None,

@@ -139,6 +139,8 @@ class Training:
         self.interrupted = False
         self.loss_start = 0.0
         self.seconds = 0.0
+        self.held_out_loss: float | None = None
+        self.record = Record.of(order.product(self.wanted), seconds=0)
 
     def run(self) -> None:
         """Train from the newest checkpoint that fits, or from the start.
@@ -157,7 +159,8 @@ class Training:
             say(f"loss at the start: {self.loss_start:.4f}")
         self.accelerator.wait_for_everyone()  # all processes have read the files that move now
         if self.main:
-            previous.begin(self.files, self.wanted, self.recipe.results, kept)
+            results = self.recipe.results
+            self.record = previous.begin(self.order, self.record, results, kept)
             if not kept:
                 shutil.rmtree(self.files.logs, ignore_errors=True)
             self.samples = Samples(self.order, self.wanted, kept)
@@ -165,7 +168,8 @@ class Training:
         if self.main and not kept and self.step in steps_with_samples:
             self._draw_samples()
         self.accelerator.wait_for_everyone()
-        with signals_call(self._stop):
+        noted = previous.noted(self.order, self.record) if self.main else nullcontext()
+        with signals_call(self._stop), noted:
             self._steps(steps_with_samples)
             self.accelerator.wait_for_everyone()
             if self.main and self.saved != self.step:
@@ -434,6 +438,7 @@ class Training:
                 lambda: self.painter.held_out_losses(held_out, self._pause)
             )
             _add_scalars(writer, self.step, means)
+            self.held_out_loss = means["validation_loss"]
 
     def _probe(self) -> float:
         """Return the mean loss over a fixed set of examples, with the network as it is now."""
@@ -493,13 +498,19 @@ class Training:
         self.samples.show()
         loss_end = self._probe()
         say(f"loss at the end: {loss_end:.4f}, {self.loss_start:.4f} at the start")
-        record = Record.of(
-            self.order.product(self.wanted),
-            steps=self.steps,
-            loss_start=self.loss_start,
-            loss_end=loss_end,
-            seconds=round(self.seconds, 3),
-            mixed_precision=self.settings.mixed_precision,
-        )
+        device = self.accelerator.device
+        figures: dict[str, object] = {
+            "steps": self.steps,
+            "loss_start": self.loss_start,
+            "loss_end": loss_end,
+            "seconds": round(self.seconds, 3),
+            "mixed_precision": self.settings.mixed_precision,
+            "held_out": self.held_out_loss,
+            "device": device.type,
+        }
+        if device.type == "cuda":
+            figures["device"] = torch.cuda.get_device_name(device)
+            figures["memory"] = torch.cuda.max_memory_allocated(device)
+        record = self.record.model_copy(update=figures)
         write_trained(self._write, record, self.files, self.recipe.results)
         prune(self.files.checkpoints, self.wanted, 1, others=True)

@@ -1,0 +1,299 @@
+"""History of a run: what each of its trainings saw, and how it went.
+
+A training has a folder `runs/{run}/history/{digest}`. Its name is a digest of parts and roster:
+
+| file | content |
+|---|---|
+| `roster.jsonl.gz` | one line an item: texts as encoded, digest of the picture, repeats, sizes |
+| `training.json` | parts, losses, time and device: the record beside the weights, see `Record` |
+| `samples.webp` | small copy of the sample pictures |
+
+Captions, pictures and cache files may change afterwards. Pages, and the reasons to train, compare
+today's items with a roster. The roster and the record are written when a training begins, so that a
+training that was killed is in the history too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from latentmake.base import atomic, digest
+from latentmake.base.errors import SourceError, TrainingError
+from latentmake.base.state_file import read_state
+from latentmake.data.contents import read_caption
+from latentmake.formats.cachefile import header_of
+from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN, read_lock, run_folder
+from latentmake.plan.product import Parts
+from latentmake.runs.order import RECORD, Record, RunFiles, RunOrder
+from latentmake.runs.rows import Row, rows_of
+
+ROSTER = "roster.jsonl.gz"
+SAMPLES = "samples.webp"
+UNKNOWN_END = "it was killed, or is still running"
+"""End of a training whose process has not noted another one."""
+_SAMPLES = 8  # most sample pictures of a launched trainer that are kept
+_SIDE = 1024  # longest side of the small copy, in pixels
+
+
+class RosterItem(BaseModel, extra="ignore", frozen=True):
+    """One item that a training saw.
+
+    Attributes:
+        source: digest of its picture or video, with its controls; "" if no cache file has it.
+        texts: texts of the item, as they were encoded.
+        repeats: how often an epoch shows it.
+        size: width and height of the picture in pixels, before it was scaled and cropped; None if
+            its cache files do not record them.
+        resolutions: names of the resolutions that it was trained at.
+        view: settings that scaled and cropped it, as canonical JSON; "" for the defaults.
+        validation: whether it was held out: evaluated, but not trained on.
+        is_reg: whether it was a regularisation image.
+    """
+
+    dataset: str
+    stem: str
+    source: str = ""
+    texts: list[str] = []
+    repeats: int = 1
+    size: tuple[int, int] | None = None
+    resolutions: list[str] = []
+    view: str = ""
+    validation: bool = False
+    is_reg: bool = False
+
+
+def roster_of(manifest: Path) -> bytes:
+    """Return the roster of the items in a manifest, with the texts in today's cache files.
+
+    Raises:
+        TrainingError: the manifest is missing or damaged.
+    """
+    return _lines(manifest_items(manifest))
+
+
+def history_folder(run: str, parts: Parts, roster: str) -> Path:
+    """Return the folder of a training with these parts and the digest of its roster."""
+    return run_folder(run) / "history" / digest.of_value([parts, roster])[:16]
+
+
+def begin(run: str, roster: bytes, record: Record) -> Record:
+    """Write the folder of a training that begins, and return its record with the roster's digest.
+
+    A training that is resumed keeps the time of its first start.
+    """
+    name = digest.of_bytes(roster)
+    earlier = Record.read(history_folder(run, record.parts, name) / RECORD)
+    began = earlier.began if earlier and earlier.ended else round(time.time(), 3)
+    record = record.model_copy(update={"roster": name, "began": began})
+    _write(run, roster, record.model_copy(update={"ended": UNKNOWN_END}))
+    return record
+
+
+def finish(order: RunOrder, record: Record, receipt: Path, **more: object) -> None:
+    """Complete the folder of a training that has finished, and write the receipt.
+
+    Results without a roster get a folder if the manifest is that of their training. Folders of old
+    trainings are removed, unless their weights are in the run's folder. The receipt has the content
+    of the record, and `more`.
+    """
+    files, run = RunFiles(order), order.run
+    roster = roster_of(Path(order.manifest))
+    if not record.roster:
+        keep_earlier(run)
+    elif digest.of_bytes(roster) == record.roster:
+        folder = _write(run, roster, record)
+        drawn = sorted((files.work / "sample").glob("*.png"), key=lambda path: path.stat().st_mtime)
+        grid = [files.grid] if files.grid.is_file() else drawn[-_SAMPLES:]
+        if grid and not (folder / SAMPLES).is_file():
+            atomic.write(folder / SAMPLES, _small(grid))
+    for folder, old in trainings(run)[order.keep :]:
+        if folder.parent == files.history and not weights_of(run, old):
+            atomic.remove(folder)
+    content: dict[str, Any] = {"run": run, "weights": str(files.weights)}
+    content |= record.model_dump(exclude_defaults=True)
+    atomic.write(receipt, to_json(content | more, indent=2) + b"\n")
+    files.forced.unlink(missing_ok=True)
+
+
+def keep_earlier(run: str) -> None:
+    """Write folders for results of releases without history, as far as their items are known.
+
+    It is called before caches and the run's manifest change.
+    """
+    for folder, record in _results(run):
+        if not record.roster and (items := items_of(folder)):
+            roster = _lines(items)
+            began = round(max(0.0, (folder / RECORD).stat().st_mtime - record.seconds), 3)
+            more = {"roster": digest.of_bytes(roster), "began": began}
+            _write(run, roster, record.model_copy(update=more))
+
+
+def note_end(run: str, record: Record, reason: str) -> None:
+    """Note in the folder of a training that has begun why it did not finish."""
+    place = history_folder(run, record.parts, record.roster) / RECORD
+    record.model_copy(update={"ended": reason}).write(place)
+
+
+def trainings(run: str) -> list[tuple[Path, Record]]:
+    """Return folder and record of each known training of a run, newest first.
+
+    Results of releases without history are among them; their folder is that of the weights.
+    """
+    folders = (run_folder(run) / "history").glob("*")
+    noted = [(folder, record) for folder in folders if (record := Record.read(folder / RECORD))]
+    present = [record.parts for _, record in noted]
+    earlier = [
+        (folder, record)
+        for folder, record in _results(run)
+        if not record.roster and record.parts not in present
+    ]
+
+    def age(training: tuple[Path, Record]) -> tuple[float, str]:
+        folder, record = training
+        return record.began or (folder / RECORD).stat().st_mtime, folder.name
+
+    return sorted((*noted, *earlier), key=age, reverse=True)
+
+
+def weights_of(run: str, record: Record) -> list[Path]:
+    """Return the present paths of a training's weights, below the run's folder."""
+    return [
+        folder / name
+        for folder, result in _results(run)
+        if result.parts == record.parts and result.roster in ("", record.roster)
+        for name in result.files
+        if (folder / name).is_file()
+    ]
+
+
+def items_of(folder: Path) -> list[RosterItem] | None:
+    """Return the items that a training saw; None if they are unknown.
+
+    Results of earlier releases have a file of their items, or none. Then the items are those of the
+    run's manifest, as long as the lock is the one of that training.
+
+    Args:
+        folder: a training's folder in the history, or a folder with a result and its record.
+    """
+    if (items := read_state(folder / ROSTER, _unpacked)) is not None:
+        return items
+    if (record := Record.read(folder / RECORD)) is None:
+        return None
+    place = Path(*folder.parts[: len(run_folder("x").parts)])  # the run's folder
+    if record.roster:
+        kept = history_folder(place.name, record.parts, record.roster)
+        return None if kept == folder else items_of(kept)
+    if (items := read_state(folder / SEEN, _parsed)) is not None:
+        return items
+    if record.dataset == read_lock(place.name).data:
+        with suppress(TrainingError):
+            return [*manifest_items(place / "manifest.jsonl")]
+    return None
+
+
+def manifest_items(manifest: Path) -> Iterator[RosterItem]:
+    """Yield the items of a manifest, with the texts and digests in today's cache files.
+
+    Raises:
+        TrainingError: the manifest is missing or damaged.
+    """
+    for row in rows_of(manifest):
+        values: dict[str, Any] = {
+            "dataset": row.dataset,
+            "stem": row.stem,
+            "texts": [*_texts(row)],
+            "repeats": row.repeats,
+            "resolutions": [*row.latents],
+            "validation": row.validation,
+            "is_reg": row.is_reg,
+        }
+        latents = next((path for size in row.latents for path in row.latents_at(size)), None)
+        if latents and (header := header_of(Path(latents))):
+            size = header.picture[:2] if header.picture else None
+            values |= {"source": header.source, "size": size, "view": header.view}
+        yield RosterItem(**values)
+
+
+def _texts(row: Row) -> Iterator[str]:
+    """Yield the texts of a row. If the row has none, they are in the headers of its embeddings."""
+    if row.texts is not None:
+        yield from row.texts
+        return
+    embeddings = next((paths for size in (*row.latents, "") if (paths := row.texts_at(size))), [])
+    headers = [header_of(Path(path)) for path in embeddings]
+    captions = [header.caption for header in headers if header and header.caption is not None]
+    if not captions and row.caption:  # a trainer that encodes captions itself reads the file
+        with suppress(SourceError):
+            captions = [read_caption(row.caption)]
+    yield from captions or [""]
+
+
+def _lines(items: Iterable[RosterItem]) -> bytes:
+    return "".join(f"{item.model_dump_json(exclude_defaults=True)}\n" for item in items).encode()
+
+
+def _parsed(lines: bytes) -> list[RosterItem]:
+    return [RosterItem.model_validate_json(line) for line in lines.splitlines()]
+
+
+def _unpacked(data: bytes) -> list[RosterItem]:
+    try:
+        return _parsed(gzip.decompress(data))
+    except (OSError, EOFError, zlib.error):
+        raise ValueError("is cut short, or no gzip file") from None
+
+
+def _results(run: str) -> Iterator[tuple[Path, Record]]:
+    """Yield folder and record of the run's result and of the results before it."""
+    folder = run_folder(run)
+    places: Iterable[Path] = (folder, folder / LEAVING)
+    while folder.is_dir():
+        folder /= PREVIOUS
+        places = (*places, folder)
+    for place in places:
+        if record := Record.read(place / RECORD):
+            yield place, record
+
+
+def _write(run: str, roster: bytes, record: Record) -> Path:
+    """Write roster and record of a training, unless they are there; return their folder."""
+    folder = history_folder(run, record.parts, record.roster)
+    if not _is_equal(folder / ROSTER, packed := gzip.compress(roster, mtime=0)):
+        atomic.write(folder / ROSTER, packed)
+    if Record.read(folder / RECORD) != record:
+        record.write(folder / RECORD)
+    return folder
+
+
+def _is_equal(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except FileNotFoundError:
+        return False
+
+
+def _small(pictures: Sequence[Path]) -> bytes:
+    """Return a WebP picture of sample pictures, side by side, that are scaled down."""
+    from PIL import Image
+
+    opened = [Image.open(path).convert("RGB") for path in pictures]
+    height = max(picture.height for picture in opened)
+    row = Image.new("RGB", (sum(picture.width for picture in opened), height))
+    left = 0
+    for picture in opened:
+        row.paste(picture, (left, 0))
+        left += picture.width
+    row.thumbnail((_SIDE, _SIDE))
+    file = io.BytesIO()
+    row.save(file, "WEBP", quality=75)
+    return file.getvalue()
