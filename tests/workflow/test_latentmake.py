@@ -26,6 +26,7 @@ ASKING = [
     ("report", "tiny"),
     ("report", "tiny", "--json"),
     ("prune", "--json"),
+    ("uses", "data/shapes/ant.png"),
     ("doctor", "--json"),
 ]
 

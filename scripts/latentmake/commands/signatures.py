@@ -247,6 +247,20 @@ def compare(
     """Write a page with the sample pictures and clips of runs; nothing is trained."""
 
 
+@_in("commands.uses", project=True)
+def uses(
+    paths: Annotated[
+        list[str] | None,
+        _argument("PATH...", "Pictures, captions or folders, also deleted ones.", show_default=""),
+    ] = None,
+    digests: Annotated[
+        list[str] | None,
+        _option("SHA-256 of a picture, in place of a path; repeatable.", "--digest"),
+    ] = None,
+) -> None:
+    """Name all caches, trainings, publications and exports that contain a picture or caption."""
+
+
 @_in("commands.doctor")
 def doctor(
     as_json: Json = False, configfile: ConfigFiles = None, directory: Directory = None

@@ -19,7 +19,7 @@ import gzip
 import io
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from latentmake.data.contents import read_caption
 from latentmake.formats.cachefile import header_of
 from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN, read_lock, run_folder
 from latentmake.plan.product import Parts
-from latentmake.runs.order import RECORD, Record, RunFiles, RunOrder
+from latentmake.runs.order import COPIED, RECORD, Record, RunFiles, RunOrder, parts_in
 from latentmake.runs.rows import Row, rows_of
 
 ROSTER = "roster.jsonl.gz"
@@ -174,6 +174,27 @@ def weights_of(run: str, record: Record) -> list[Path]:
         for name in result.files
         if (folder / name).is_file()
     ]
+
+
+def trainings_with(contains: Callable[[RosterItem], bool]) -> Iterator[dict[str, Any]]:
+    """Yield each training of the project that saw one of some items, newest first of each run.
+
+    A training is a dictionary: run, Unix time of its start, why it did not end, the items, and the
+    weights and saved steps that are still there.
+    """
+    for folder in sorted(Path("runs").glob("*")):
+        saved = [(parts_in(copy / COPIED), copy) for copy in folder.rglob("saved/step-*")]
+        for place, record in trainings(folder.name):
+            items = filter(contains, items_of(place) or ())
+            if names := [f"{item.dataset}/{item.stem}" for item in items]:
+                yield {
+                    "run": folder.name,
+                    "began": record.began,
+                    "ended": record.ended,
+                    "items": names,
+                    "weights": [*map(str, weights_of(folder.name, record))],
+                    "saved": [str(copy) for parts, copy in saved if parts == record.parts],
+                }
 
 
 def items_of(folder: Path) -> list[RosterItem] | None:

@@ -1,0 +1,247 @@
+"""`latentmake uses`: name everything that contains a picture, a caption or a folder, by content.
+
+Contents are compared, not names: a picture is found in caches, trainings, publications and exports
+after it was renamed or deleted. Rosters of former trainings say what is in their weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from latentmake.base.errors import ConfigError, SourceError
+from latentmake.base.paths import is_remote
+from latentmake.commands.project import printable
+from latentmake.data.contents import Contents, read_caption
+from latentmake.data.item import CAPTION, TAGS, Item
+from latentmake.formats.cachefile import header_of
+from latentmake.formats.endings import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import PREVIOUS, run_folder
+from latentmake.plan.product import some
+from latentmake.plan.store import STORE
+from latentmake.runs import history
+
+_MEDIA = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
+_TEXT = ".txt"
+_SHOWN = 5  # most files of a kind that are listed
+
+_Contains = Callable[[str, Sequence[str]], bool]
+"""Function that says whether a digest of a picture, or any of some texts, is looked for."""
+
+
+def uses(
+    facts: Facts, paths: Sequence[str] | None, digests: Sequence[str] | None, as_json: bool
+) -> None:
+    """Name all caches, trainings, publications and exports that contain a picture or caption."""
+    if not (paths or digests):
+        hint = "name a picture, a caption or a folder, or use --digest SHA-256"
+        raise ConfigError("nothing is named", where="latentmake uses", hint=hint)
+    sources, texts = contents_of(facts, paths or ())
+    sources |= {value.lower() for value in digests or ()}
+
+    def contains(source: str, captions: Sequence[str]) -> bool:
+        return source in sources or not texts.isdisjoint(captions)
+
+    datasets = facts.config.datasets
+    files = {
+        kind: [*files_with(facts, folders, contains)] for kind, folders in _folders(facts).items()
+    }
+    trained = [*history.trainings_with(lambda item: contains(item.source, item.texts))]
+    for file in [file for file in files["files"] if Path(file).suffix.lower() in _MEDIA]:
+        captions = {Path(file).with_suffix(data.caption_extension) for data in datasets.values()}
+        files["files"] += [str(caption) for caption in captions if caption.is_file()]
+    if as_json:
+        values = {"sources": sorted(sources), "texts": sorted(texts), "files": files}
+        typer.echo(json.dumps({**values, "trainings": trained}, indent=1))
+    else:
+        for line in _lines(files, trained, [*sorted(sources), *map(repr, sorted(texts))]):
+            typer.echo(printable(line))
+    if any(training["weights"] or training["saved"] for training in trained):
+        raise typer.Exit(1)
+
+
+def contents_of(facts: Facts, paths: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return the digests of the pictures, and the texts, that files and folders hold.
+
+    A picture with control images counts together with them, as in its latents. For a file that no
+    longer exists, the items of its name are looked up in the rosters.
+
+    Raises:
+        SourceError: a file does not exist, and no training saw an item of its name.
+    """
+    sources, texts = set[str](), set[str]()
+    for path in paths:
+        own_sources, own_texts = _of_items(facts, path)
+        if not (own_sources or own_texts):
+            own_sources, own_texts = _of_files(facts, path)
+        if not (own_sources or own_texts):
+            own_sources, own_texts = _of_rosters(facts, path)
+        if not (own_sources or own_texts):
+            what = "is in no dataset, and no training saw it under this name"
+            raise SourceError(what, where=path, hint="check the path, or use --digest SHA-256")
+        sources |= own_sources
+        texts |= own_texts
+    return sources, texts
+
+
+def files_with(facts: Facts, folders: Iterable[Path], contains: _Contains) -> Iterator[str]:
+    """Yield the files below folders that contain a picture or text."""
+    for folder in folders:
+        for place, folders_below, names in os.walk(folder):
+            folders_below.sort()
+            for name in sorted(names):
+                path = Path(place, name)
+                if _has(facts, path, contains):
+                    yield str(path)
+
+
+# -- contents of files ----------------------------------------------------------------------------
+
+
+def _items(facts: Facts) -> Iterator[tuple[str, str, list[Item]]]:
+    """Yield dataset, model and items of each dataset that a run uses."""
+    pairs = {(dataset, run.model) for run in facts.config.runs.values() for dataset in run.datasets}
+    for dataset, model in sorted(pairs):
+        yield dataset, model, facts.items(dataset, model)[0]
+
+
+def _of_items(facts: Facts, path: str) -> tuple[set[str], set[str]]:
+    """Return the contents of today's items that a path names: one of their files, or a folder."""
+    sources, texts = set[str](), set[str]()
+    below = f"{_absolute(path)}{os.sep}"
+    for dataset, model, items in _items(facts):
+        named = [
+            (item, roles)
+            for item in items
+            if (roles := {role for role, file, _ in item.files if _is_below(file, below)})
+        ]
+        files = (file for item, _ in named for file in item.files)
+        contents = Contents(files, facts.memo, facts.config.datasets[dataset])
+        for item, roles in named:
+            if roles - {CAPTION, TAGS}:
+                inputs = item.inputs("latents", facts.layout(model))
+                own = contents.of(inputs), facts.digest_of(item.image)
+                sources.update(filter(None, own))
+            elif roles:
+                texts.update(item.texts or [contents.text(item)])
+    return sources, texts
+
+
+def _is_below(file: str, folder: str) -> bool:
+    """Whether a local file is the one with this path, or in this folder; both end in a slash."""
+    return not is_remote(file) and f"{_absolute(file)}{os.sep}".startswith(folder)
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path)  # noqa: PTH100 -- links stay, and it is much faster
+
+
+def _of_files(facts: Facts, path: str) -> tuple[set[str], set[str]]:
+    """Return the contents of files that belong to no item."""
+    place = Path(path)
+    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    sources = {facts.digest_of(file) for file in files if file.suffix.lower() in _MEDIA}
+    texts = {read_caption(str(file)) for file in files if file.suffix.lower() == _TEXT}
+    return {source for source in sources if source}, texts
+
+
+def _of_rosters(facts: Facts, path: str) -> tuple[set[str], set[str]]:
+    """Return what trainings saw under the name of a file that is gone."""
+    stems = dict[str, str]()
+    for dataset, settings in facts.config.datasets.items():
+        place = os.path.relpath(path, settings.path)
+        if not place.startswith(os.pardir):
+            stems[dataset] = str(Path(place).with_suffix(""))
+    is_text = path.lower().endswith(_TEXT)
+    sources, texts = set[str](), set[str]()
+    for folder in Path("runs").glob("*"):
+        for training, _ in history.trainings(folder.name):
+            for item in history.items_of(training) or ():
+                stem = stems.get(item.dataset)
+                if stem is not None and f"{item.stem}/".startswith(f"{stem}/"):
+                    if is_text:
+                        texts.update(item.texts)
+                    elif item.source:
+                        sources.add(item.source)
+    return sources, texts
+
+
+def _has(facts: Facts, path: Path, contains: _Contains) -> bool:
+    """Whether a file is a picture, a caption or a cache file with a content."""
+    ending = path.suffix.lower()
+    if ending in _MEDIA:
+        return contains(facts.digest_of(path) or "", ())
+    if ending == _TEXT:
+        with suppress(SourceError):
+            return contains("", [read_caption(str(path))])
+        return False
+    header = header_of(path)
+    if header is None:
+        return False
+    captions = [header.caption] if header.caption is not None else []
+    return contains(header.source, captions)
+
+
+def _folders(facts: Facts) -> dict[str, list[Path]]:
+    """Return kind of files -> folders of such files. Exports may lie beside the images."""
+    config = facts.config
+    places = (Path(dataset.path) for dataset in config.datasets.values())
+    folders = {
+        "files": [place if place.is_dir() else place.parent for place in places if place.exists()],
+        "cache": [Path("cache")],
+        "store": [STORE],
+        "published": [Path(config.publish.path)],
+    }
+    return folders | ({"exported": [Path(config.export.folder)]} if config.export.folder else {})
+
+
+# -- output ---------------------------------------------------------------------------------------
+
+
+def _lines(
+    files: dict[str, list[str]], trained: Sequence[dict[str, Any]], contents: Sequence[str]
+) -> Iterator[str]:
+    """Yield what contains the contents, and what to do to train without them."""
+    for content in contents[:_SHOWN]:
+        yield f"{'content':12}{content}"
+    if len(contents) > _SHOWN:
+        yield f"{'':12}and {len(contents) - _SHOWN} more"
+    for kind, places in files.items():
+        for place in places[:_SHOWN]:
+            yield f"{kind:12}{place}"
+        if len(places) > _SHOWN:
+            yield f"{'':12}and {len(places) - _SHOWN} more"
+    for training in trained:
+        began = datetime.fromtimestamp(training["began"]).astimezone()
+        items = some(training["items"])
+        yield f"{'training':12}{training['run']}, {began:%Y-%m-%d %H:%M}, as {items}"
+        copies = [*training["weights"], *training["saved"]]
+        gone = "its weights are not here any more"
+        yield f"{'':12}{f'weights: {some(copies)}' if copies else gone}"
+    yield from _advice(trained, files["files"])
+
+
+def _advice(trained: Sequence[dict[str, Any]], present: Sequence[str]) -> Iterator[str]:
+    """Yield what to do to have no weights that contain the contents; `present` are their files."""
+    copies = [path for training in trained for path in (*training["weights"], *training["saved"])]
+    runs = dict.fromkeys(training["run"] for training in trained if training["weights"])
+    if not copies:
+        yield "no weights here contain it"
+        return
+    earlier = [str(run_folder(run) / PREVIOUS) for run in runs]
+    if all(PREVIOUS in Path(path).parts for path in copies):
+        yield f"only earlier weights contain it: delete {some(earlier)}"
+        return
+    first = f"delete {some(present)}, then run" if present else "run"
+    targets = " ".join(f"train_{run}" for run in runs)
+    yield f"weights of {some([*runs])} contain it"
+    yield f"to train without it, {first} `snakemake {targets}`"
+    yield f"then delete the earlier weights: {some(earlier)}"
