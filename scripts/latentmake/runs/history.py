@@ -107,15 +107,18 @@ def finish(order: RunOrder, record: Record, receipt: Path, **more: object) -> No
     of the record, and `more`.
     """
     files, run = RunFiles(order), order.run
-    roster = roster_of(Path(order.manifest))
     if not record.roster:
         keep_earlier(run)
-    elif digest.of_bytes(roster) == record.roster:
-        folder = _write(run, roster, record)
+    else:
+        folder = history_folder(run, record.parts, record.roster)
+        if (folder / ROSTER).is_file():
+            _write_record(folder, record)
+        elif digest.of_bytes(roster := roster_of(Path(order.manifest))) == record.roster:
+            _write(run, roster, record)
         drawn = sorted((files.work / "sample").glob("*.png"), key=lambda path: path.stat().st_mtime)
-        grid = [files.grid] if files.grid.is_file() else drawn[-_SAMPLES:]
-        if grid and not (folder / SAMPLES).is_file():
-            atomic.write(folder / SAMPLES, _small(grid))
+        pictures = [files.grid] if files.grid.is_file() else drawn[-_SAMPLES:]
+        if pictures and folder.is_dir() and not (folder / SAMPLES).is_file():
+            atomic.write(folder / SAMPLES, _small(pictures))
     for folder, old in trainings(run)[order.keep :]:
         if folder.parent == files.history and not weights_of(run, old):
             atomic.remove(folder)
@@ -291,9 +294,13 @@ def _write(run: str, roster: bytes, record: Record) -> Path:
     folder = history_folder(run, record.parts, record.roster)
     if not _is_equal(folder / ROSTER, packed := gzip.compress(roster, mtime=0)):
         atomic.write(folder / ROSTER, packed)
+    _write_record(folder, record)
+    return folder
+
+
+def _write_record(folder: Path, record: Record) -> None:
     if Record.read(folder / RECORD) != record:
         record.write(folder / RECORD)
-    return folder
 
 
 def _is_equal(path: Path, content: bytes) -> bool:
