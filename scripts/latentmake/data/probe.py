@@ -8,7 +8,7 @@ opened only if its stat is new, and usually only its header is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from latentmake.base.errors import SourceError
 from latentmake.base.progress import Progress
@@ -22,6 +22,9 @@ from latentmake.formats.readers import probe_videos
 from latentmake.geometry.buckets import Size, control_size, refuse_odd
 from latentmake.geometry.clips import WAN_FPS, Clip, Media, SourceFps, Span, Timing, kept_indices
 from latentmake.layouts.layout import Layout
+
+LOOKED_AT = 1000
+"""Most files of a dataset that are read for an estimate, because disks are slow."""
 
 _GRACE = 0.1  # seconds by which a row may end after its video
 
@@ -259,6 +262,31 @@ def probed(files: Sequence[File], memo: Memo, *, video: bool) -> Mapping[str, Me
         if not isinstance(media, SourceError):
             memo.learn_media(path, stats[path], media)
     return results
+
+
+def sizes_of(items: Iterable[Item], memo: Memo) -> dict[str, Size]:
+    """Return stem -> size of the image or video of items, as far as it is known or can be read.
+
+    At most `LOOKED_AT` headers are read.
+    """
+    several = {item.stem: item for item in items}
+    sizes = {
+        stem: Size(item.media.width, item.media.height)
+        for stem, item in several.items()
+        if item.media is not None
+    }
+    unread = [
+        (stem, item.files[0])
+        for stem, item in several.items()
+        if item.media is None and item.files and not item.is_remote
+    ]
+    sample = unread[:: -(-len(unread) // LOOKED_AT) or 1]
+    results = probed([file for _, file in sample], memo, video=False)
+    for stem, file in sample:
+        media = results[file.path]
+        if not isinstance(media, SourceError):
+            sizes[stem] = Size(media.width, media.height)
+    return sizes
 
 
 def _image(path: str) -> Media | SourceError:

@@ -12,6 +12,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from latentmake.base.atomic import Lock
@@ -46,6 +47,15 @@ def _installed() -> list[str]:
             lines = [line for line in output.splitlines() if line.startswith(beginning)]
             return [str(number) for number in range(len(lines))]
     return []
+
+
+@cache
+def device() -> str:
+    """Return the name of the first GPU that this process may use, or `cpu` without one."""
+    if not (ids := visible()):
+        return "cpu"
+    output = said("nvidia-smi", f"--id={ids[0]}", "--query-gpu=name", "--format=csv,noheader")
+    return output or "GPU"
 
 
 def computes_bfloat16() -> bool | None:

@@ -245,12 +245,16 @@ class Job:
         self.refused[key] = (source, what, hint)
         self.fail(item, source, SourceError(what, hint=hint))
 
-    def leave_receipt(self, seconds: float, starting: float | None, bottleneck: str) -> None:
+    def leave_receipt(
+        self, seconds: float, starting: float | None, bottleneck: str, device: str
+    ) -> None:
         """Write the receipt of the job."""
         work = self.order.work if self.loaded is not None else ""
         results = self.sources, self.targets, self.faults, self.counts
         size = sum(target.pixels for target in self.order.targets if target.path in self.targets)
-        Receipt(*results, seconds, starting, work, bottleneck, size).write(self.order.receipt)
+        device = f"{device} {self.order.recipe.get('dtype', '')}".rstrip() if work else ""
+        receipt = Receipt(*results, seconds, starting, work, bottleneck, size, device)
+        receipt.write(self.order.receipt)
 
     def outcome(self, bottleneck: str) -> str:
         """Return a line with the counts, and with the bottleneck if it is known."""

@@ -20,6 +20,7 @@ from latentmake.base import atomic
 from latentmake.base.errors import DeviceError, SourceError, joined
 from latentmake.base.progress import Progress
 from latentmake.data.texts import marked
+from latentmake.encode import gpu
 from latentmake.encode.job import ExternalEncoder, Job, Say
 from latentmake.encode.pipeline import Pipeline
 from latentmake.encode.reading import Loaded
@@ -166,7 +167,8 @@ class _Runner:
             now, starting = time.monotonic(), None if self.has_encoded else 0.0
             if job.loaded is not None and not self.has_encoded:
                 starting, self.has_encoded = job.loaded - self.clock, True
-            job.leave_receipt(now - self.clock, starting, self.pipeline.bottleneck)
+            words, device = self.pipeline.bottleneck, gpu.device()
+            job.leave_receipt(now - self.clock, starting, words, device)
         self.clock = time.monotonic()
 
 

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable
 from itertools import chain
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,14 +20,11 @@ from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights, download, fetching
 from latentmake.formats.safetensors import read_head
-from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Clip
 
 if TYPE_CHECKING:
     from latentmake.models.checkpoints import Checkpoint
 
 _Place = TypeVar("_Place", bound=Weights)
-_WAN = 8, 4  # pixels and frames that one latent of Wan's VAE stands for
 _CONFIGS = ("config.json", "scheduler_config.json")  # mark a folder as one part
 PARTS = {
     "vae": ("vae",),
@@ -323,7 +319,7 @@ def network_config(weights: Weights) -> dict[str, Any] | None:
 def text_width(weights: TextWeights) -> int | None:
     """Return the width of an encoder's embeddings; None if no file says it; raises ModelError."""
     if weights.projection is None:
-        if (config := _of_text(weights)) is None:
+        if (config := text_config(weights)) is None:
             return None
         return int(config.get("hidden_size") or config.get("d_model") or 512)
     if weights.trust_remote_code:  # custom code may return any width
@@ -352,7 +348,7 @@ def text_tokens(weights: TextWeights) -> tuple[int, bool] | None:
     Raises:
         ModelError: the configuration cannot be read.
     """
-    config = _of_text(weights)
+    config = text_config(weights)
     if config is None:
         return None
     if not str(config.get("model_type", "")).startswith("clip"):
@@ -361,7 +357,7 @@ def text_tokens(weights: TextWeights) -> tuple[int, bool] | None:
     return min(weights.max_length or limit, limit), True
 
 
-def _of_text(weights: TextWeights) -> dict[str, Any] | None:
+def text_config(weights: TextWeights) -> dict[str, Any] | None:
     """Return the configuration of a text encoder; for a complete CLIP, of its text half."""
     config = network_config(weights)
     return None if config is None else {**config, **(config.get("text_config") or {})}
@@ -441,29 +437,3 @@ def vae_factor(weights: Weights) -> int | None:
     except (KeyError, TypeError):
         what, hint = "this is not the configuration of an AutoencoderKL", "name the folder of a VAE"
         raise ModelError(what, where=config_file(weights) or "", hint=hint) from None
-
-
-def latents_numbers(model: Model, views: Iterable[tuple[Size | None, Clip | None]]) -> float | None:
-    """Return the count of numbers in the latents of views at their sizes; None if unknown."""
-    if (config := network_config(model.vae)) is None:
-        return None
-    channels = int(config.get("z_dim") or config.get("latent_channels", 4))
-    factor, span = _WAN if "z_dim" in config else (vae_factor(model.vae), 1)
-    total = 0.0
-    for size, clip in views:
-        if size is None or not factor:
-            return None
-        frames = ceil((clip.frames if clip else 1) / span)
-        total += channels * frames * size.width * size.height / factor**2
-    return total
-
-
-def texts_numbers(model: Model, count: int) -> float | None:
-    """Return the count of numbers in the embeddings of `count` texts; None if unknown."""
-    total = 0
-    for weights in model.text:
-        width, tokens = text_width(weights), text_tokens(weights)
-        if width is None or tokens is None or not tokens[1]:
-            return None
-        total += width * tokens[0]
-    return float(total * count)

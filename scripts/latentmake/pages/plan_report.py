@@ -1,8 +1,6 @@
 """Report of a plan: its table, estimates of time and size, changed pictures, disks without space.
 
-Before the first job, the encoders' configuration files give the shapes of latents and embeddings.
-The size stays unknown until a job has run in three cases: the files are not on this disk, another
-program encodes, or the number of tokens depends on the caption (T5).
+Before the first job, sizes follow from the encoders' files and the items, see `cache_bytes`.
 """
 
 from __future__ import annotations
@@ -10,34 +8,32 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import chain, islice
-from typing import TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
 
 from tabulate import tabulate
 
-from latentmake.base.errors import SourceError, UserError
+from latentmake.base.errors import SourceError
 from latentmake.base.machine import Need, duration, human, shortages
-from latentmake.geometry.buckets import Size
+from latentmake.data.item import Item
 from latentmake.layouts.layout import kind_of, resolution_of, row_of
-from latentmake.models.files import latents_numbers, texts_numbers
 from latentmake.plan.estimates import Past, past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import REASONS, PartState
 from latentmake.plan.orders import Order, Part, Target
 from latentmake.plan.run_plan import Plan, RunPlan, faulty_items
 
+if TYPE_CHECKING:
+    from latentmake.pages.cache_bytes import Pairs
+
 _ENLARGED = 1.01  # scale factor; smaller ones come from rounding the sides
 _WIDTH = 80  # characters of a line in a terminal
 _HEADS = {"changed recipe": "recipe"}  # reason -> shorter head of its column
-_LOOKED_AT = 1000  # most pictures of a dataset whose headers are read, because disks are slow
 _Group = TypeVar("_Group", bound=Hashable)
-_HEADER = 800  # least bytes of a cache file besides its tensors
-_BYTES = {"float32": 4}  # bytes of a number; other dtypes have 2
 
-ToMake = Iterable[tuple[Part, Sequence[Target]]]
-"""Targets that would be made, by part."""
+ToMake = Iterable[tuple[Part, "Pairs"]]
+"""Targets that would be made with their inputs, by part."""
 
 
 def plan_table(
@@ -226,7 +222,9 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
         settings, layout = facts.config.datasets[part.dataset], facts.layout(part.model)
         if not layout.external and settings.exif_rotation and len(set(resolution)) > 1:
             continue  # EXIF may rotate an image, and the size in its header does not show this
-        sizes = Counter(_sizes(facts, part.dataset, state))
+        from latentmake.data.probe import sizes_of  # most plans make no latents
+
+        sizes = Counter(sizes_of((work.item for work in state.stale), facts.memo).values())
         enlarged, cut, most = 0, 0, 0.0
         for size, count in sizes.items():
             try:
@@ -247,23 +245,6 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
             yield f"{part.dataset} at {part.name}: of {items}, {', '.join(changes)}"
 
 
-def _sizes(facts: Facts, dataset: str, state: PartState) -> Iterator[Size]:
-    """Yield the sizes of the items to be encoded, as far as they are known."""
-    unknown = {}
-    for item in {work.item.stem: work.item for work in state.stale}.values():
-        if item.media is not None:
-            yield Size(item.media.width, item.media.height)
-        elif item.files and not item.is_remote:
-            unknown[item.files[0].path] = item.files[0]
-    step = -(-len(unknown) // _LOOKED_AT) or 1
-    if sample := [*islice(unknown.values(), 0, None, step)]:
-        from latentmake.data.probe import probed
-
-        results = probed(sample, facts.memo, video=False).values()
-        readable = (media for media in results if not isinstance(media, SourceError))
-        yield from (Size(media.width, media.height) for media in readable)
-
-
 def _are(count: int) -> str:
     return f"{count} {'is' if count == 1 else 'are'}"
 
@@ -271,43 +252,55 @@ def _are(count: int) -> str:
 # -- estimates ------------------------------------------------------------------------------------
 
 
-def to_make(parts: Mapping[Part, PartState]) -> Iterator[tuple[Part, list[Target]]]:
+def to_make(parts: Mapping[Part, PartState]) -> Iterator[tuple[Part, Pairs]]:
     """Yield the stale targets of parts."""
     for part, state in parts.items():
-        yield part, state.to_make
+        yield part, [(work.item, target) for work in state.stale for target in work.targets]
 
 
-def ordered(orders: Iterable[Order]) -> Iterator[tuple[Part, list[Target]]]:
+def ordered(orders: Iterable[Order]) -> Iterator[tuple[Part, Pairs]]:
     """Yield the targets of orders, by part."""
     for order in orders:
-        parts = dict[str, list[Target]]()
-        for target in order.targets:
-            parts.setdefault(target.part, []).append(target)
-        for name, targets in parts.items():
-            yield Part(order.dataset, order.model, name), targets
+        parts = dict[str, list[tuple[Item, Target]]]()
+        for work in order.items:
+            for target in work.targets:
+                parts.setdefault(target.part, []).append((work.item, target))
+        for name, pairs in parts.items():
+            yield Part(order.dataset, order.model, name), pairs
 
 
-def estimates(facts: Facts, made: ToMake, group: Callable[[Part], _Group]) -> dict[_Group, Past]:
-    """Return sums over the targets that are encoded, not linked; `group` is the group of a part.
+def estimates(
+    facts: Facts, made: ToMake, group: Callable[[Part], _Group], *, computed: bool = False
+) -> dict[_Group, Past]:
+    """Return sums over the targets that are encoded, not linked; unknown values are 0.
 
-    Seconds are estimated from past jobs. Bytes are estimated from past jobs, or else from the
-    shapes of latents and embeddings. Unknown values are 0.
+    Args:
+        facts: facts about the configuration.
+        made: targets.
+        group: function that returns the group of a part.
+        computed: whether bytes follow from the encoders' files and the items, which must be read.
+            By default they are estimated from past jobs of the same recipe, as seconds are.
     """
     sums: dict[_Group, Past] = {}
+    seen: set[str] = set()
     for part, several in made:
-        targets = [target for target in several if not target.at_hand]
-        if not targets:
+        pairs = [(item, target) for item, target in several if not target.at_hand]
+        if not pairs:
             continue
         past = past_jobs(facts.memo, part.work)
-        old, number = sums.get(name := group(part), Past()), len(targets)
-        if past is None:
-            seconds, size = 0.0, bytes_of(facts, part, targets)
-        else:
+        old, number = sums.get(name := group(part), Past()), len(pairs)
+        seconds, size = 0.0, 0.0
+        if past is not None:
             # The ratio of these targets to the past jobs: of pixels if known, else of numbers.
-            share, amount = number / (past.targets or 1), sum(t.pixels for t in targets)
+            share, amount = number / (past.targets or 1), sum(t.pixels for _, t in pairs)
             if amount and past.pixels:
                 share = amount / past.pixels
             seconds, size = share * past.seconds, share * past.size
+        is_other = past is None or pairs[0][1].reason == "changed recipe"
+        if computed or is_other:
+            from latentmake.pages.cache_bytes import bytes_of  # most plans have past jobs
+
+            size = bytes_of(facts, part, pairs, seen) or (0.0 if is_other else size)
         sums[name] = Past(old.targets + number, old.seconds + seconds, old.size + size)
     return sums
 
@@ -335,21 +328,3 @@ def disk_needs(sums: Mapping[str, Past]) -> list[Need]:
         for work, past in sums.items()
         if past.size
     ]
-
-
-def bytes_of(facts: Facts, part: Part, targets: Sequence[Target]) -> float:
-    """Return the bytes of some targets of a part; 0 if unknown."""
-    model, data = facts.config.models[part.model], facts.config.datasets.get(part.dataset)
-    is_text = kind_of(part.name) == "text"
-    numbers: float | None = None
-    with suppress(UserError, ValueError, TypeError, KeyError):  # other checks report a bad file
-        if facts.config.encoding_program(model) is None:
-            if is_text:
-                numbers = texts_numbers(model, len(targets))
-            else:
-                numbers = latents_numbers(model, [(t.size, t.clip) for t in targets])
-    if numbers is None:
-        return 0.0
-    copies = 2 if not is_text and data is not None and data.flip_aug else 1
-    recipe = facts.recipe(part.dataset, part.model, kind_of(part.name))
-    return numbers * _BYTES.get(str(recipe.get("dtype")), 2) * copies + _HEADER * len(targets)

@@ -27,6 +27,8 @@ class Past(NamedTuple):
     starting: Amount = 0.0  # seconds from the start of the last job to its first encoded item
     words: str = ""  # text on the bottleneck of the last job that was not short
     pixels: Amount = 0.0  # pixels of the files; 0 for texts and for jobs of releases before 0.4
+    device: str = ""  # device and dtype of the jobs: `cpu float32`; "" before release 0.5
+    jobs: Amount = 0.0  # number of the jobs
 
     def time(self, targets: float) -> float:
         """Return the seconds that a number of targets takes, without the start of the job."""
@@ -45,9 +47,14 @@ def past_jobs(memo: Memo, work: str) -> Past | None:
 
 
 def learn_job(memo: Memo, work: str, job: Past) -> None:
-    """Remember a job of a kind and model; ignore it if it encoded no targets."""
+    """Remember a job of a kind and model; ignore it if it encoded no targets.
+
+    The sums begin anew with another device or dtype.
+    """
     if job.targets > 0 and job.seconds > 0:
         old = past_jobs(memo, work) or Past()
+        if old.device != job.device:
+            old = Past()
         new = Past(
             old.targets / 2 + job.targets,
             old.seconds / 2 + job.seconds,
@@ -55,6 +62,8 @@ def learn_job(memo: Memo, work: str, job: Past) -> None:
             job.starting or old.starting,
             job.words or old.words,
             (old.pixels or old.targets * job.pixels / job.targets) / 2 + job.pixels,
+            job.device,
+            old.jobs + 1,
         )
         memo.rates.learn(work, None, json.dumps(new._asdict()))
 

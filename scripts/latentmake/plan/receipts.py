@@ -73,6 +73,7 @@ class Receipt:
     work: str = ""  # `Order.work`; "" if nothing was encoded
     words: str = ""  # text on the job's bottleneck; "" for a short job
     pixels: Amount = 0.0  # pixels of all targets; 0 for texts
+    device: str = ""  # see `Past`
 
     @property
     def result(self) -> Past:
@@ -86,6 +87,7 @@ class Receipt:
             starting=self.starting or 0.0,
             words=self.words,
             pixels=done * self.pixels / number,
+            device=self.device,
         )
 
     def write(self, path: Path) -> None:

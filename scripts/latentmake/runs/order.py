@@ -60,7 +60,7 @@ class Record(Made):
         roster: digest of the roster, see `runs.history`; "" in records of earlier releases.
         began: Unix time of the first start, in seconds.
         ended: why the training has not finished; "" if it has.
-        device: name of the device; "" if the trainer does not report it.
+        device: name of the device, such as `cpu`; "" in records of earlier releases.
         memory: peak of the device's memory in bytes; 0 if unknown.
         held_out: mean loss of the held-out items after the training; None if there are none.
         files: path of each file of trained weights below the run's folder -> its SHA-256; empty in

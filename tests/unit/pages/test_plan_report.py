@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from latentmake.config.root import parse
+from latentmake.data import probe
 from latentmake.data.item import Fault, Item
 from latentmake.data.memo import Memo
-from latentmake.pages import plan_report
 from latentmake.pages.plan_report import fitting_lines, plan_table
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import PartState
@@ -75,7 +75,7 @@ def test_an_unreadable_image_is_left_out() -> None:
 
 
 def test_of_a_large_dataset_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_report, "_LOOKED_AT", 3)
+    monkeypatch.setattr(probe, "LOOKED_AT", 3)
     (line,) = lines({f"{number}": (400, 400) for number in range(8)}, PLAIN)
     assert line == "cats at 512: of 3 pictures, 3 are enlarged (up to 1.28 times)"
 

@@ -20,7 +20,6 @@ from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Clip
 from latentmake.pages.plan_report import (
     by_work,
-    bytes_of,
     disk_needs,
     estimate_lines,
     estimates,
@@ -33,7 +32,7 @@ from latentmake.plan.estimates import (
     resources_of,
 )
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Order, Part, Target
+from latentmake.plan.orders import Order, Target
 from latentmake.plan.planner import make_plan
 from latentmake.plan.receipts import Receipt, learn_receipts
 
@@ -90,7 +89,11 @@ def test_each_job_counts_twice_as_much_as_the_one_before() -> None:
     learn_job(memo, "text tiny", Past(100, 10.0, 1000.0, 8.0, "bottleneck: reading"))
     learn_job(memo, "text tiny", Past(0, 5.0, 9.0, 99.0))  # it encoded nothing
     learn_job(memo, "text tiny", Past(100, 40.0, 4000.0))  # short, and in a process that had begun
-    assert past_jobs(memo, "text tiny") == Past(150, 45.0, 4500.0, 8.0, "bottleneck: reading")
+    sums = Past(150, 45.0, 4500.0, 8.0, "bottleneck: reading", jobs=2)
+    assert past_jobs(memo, "text tiny") == sums
+    other = Past(10, 1.0, 100.0, device="cpu float32")  # of another device, so the sums begin anew
+    learn_job(memo, "text tiny", other)
+    assert past_jobs(memo, "text tiny") == other._replace(jobs=1)
     assert past_jobs(memo, "latents tiny") is None
 
 
@@ -127,28 +130,38 @@ def test_latents_are_estimated_by_their_pixels() -> None:
     ]
 
 
-def test_bytes_are_known_by_the_encoders_configuration_before_any_job(
+def test_bytes_are_known_before_any_job_where_the_files_of_the_encoders_say_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recipe = {"dtype": "float32"}
-    monkeypatch.setattr(Facts, "recipe", lambda *_: recipe)
-    facts, part = Facts(parse(CONFIG), Memo(None)), Part("cats", "tiny", "64x96")
+    """tests/unit/pages/test_cache_bytes.py compares them with written files."""
+    monkeypatch.setattr(Facts, "recipe", lambda *_: {"dtype": "float32"})
+    order, texts = order_of(), order_of("text", 2)
+    assert not [*lines(Memo(None), [order])]
     Path("vae").mkdir()
     Path("vae/config.json").write_text(json.dumps(VAE))
-    order = order_of()
-    assert bytes_of(facts, part, order.items[0].targets) == 4 * 48 * 32 * 4 + 800
     assert [*lines(Memo(None), [order])] == ["latents of tiny: about 2.5 MB"]
-    recipe["dtype"] = "float16"
-    assert bytes_of(facts, part, order.items[0].targets) == 4 * 48 * 32 * 2 + 800
-    assert bytes_of(facts, part._replace(name="text"), order.items[0].targets) == 0.0
-    recipe["dtype"] = "float32"
     Path("text").mkdir()
     clip = {"model_type": "clip_text_model", "hidden_size": 768, "max_position_embeddings": 77}
     Path("text/config.json").write_text(json.dumps(clip))
-    texts = order_of("text", 2)
-    assert [*lines(Memo(None), [texts])] == ["text of tiny: about 0.5 MB"]
+    assert [*lines(Memo(None), [texts])] == ["text of tiny: about 0.2 MB"]  # equal captions
     Path("text/config.json").write_text(json.dumps({"model_type": "t5", "d_model": 4096}))
-    assert not [*lines(Memo(None), [texts])]
+    assert not [*lines(Memo(None), [texts])]  # a T5 without a tokenizer
+
+
+def test_bytes_of_another_recipe_do_not_follow_from_past_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Facts, "recipe", lambda *_: {"dtype": "float32"})
+    memo, order = Memo(None), order_of()
+    learn_job(memo, order.work, Past(100, 60.0, 1e9, pixels=100 * 96 * 64))
+    assert needs(memo, [order])[0].size == 1_000_000_000
+    Path("vae").mkdir()
+    Path("vae/config.json").write_text(json.dumps(VAE))
+    works = [
+        work._replace(targets=tuple(t._replace(reason="changed recipe") for t in work.targets))
+        for work in order.items
+    ]
+    assert needs(memo, [replace(order, items=tuple(works))])[0].size < 3_000_000
 
 
 def test_a_job_on_a_cluster_gets_twice_the_expected_time() -> None:

@@ -290,8 +290,12 @@ class _Training:
             )
         atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
         atomic.link(files.last, files.weights)
-        written = digests_in(files.output, [files.weights.name])
-        record = self.record.model_copy(update={"seconds": round(seconds, 3), "files": written})
+        figures: dict[str, object] = {
+            "seconds": round(seconds, 3),
+            "device": gpu.device(),
+            "files": digests_in(files.output, [files.weights.name]),
+        }
+        record = self.record.model_copy(update=figures)
         record.write(files.record)
         if progress := States.read(files.progress):
             _number_through(files, progress.epochs)

@@ -33,6 +33,7 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError
 from latentmake.base.progress import say
 from latentmake.config.trainers import LoopTrainer
+from latentmake.encode import gpu
 from latentmake.encode.encoders.device import attempt, pick_device
 from latentmake.formats.video import write_mp4
 from latentmake.trainers.loop.caches import Batch, CacheFile, Caches, CacheTensors, copied
@@ -484,6 +485,11 @@ class Recipe:
 
     def __init__(self, order: Any) -> None:
         self.order = order
+
+    @property
+    def device(self) -> str:
+        """Name of the device, for the record."""
+        return gpu.device()
 
     def place(self, network: Network, device: torch.device, *, lend: bool = False) -> None:
         """Move a network to a device. If `lend`, it may leave the device to make room for a VAE."""

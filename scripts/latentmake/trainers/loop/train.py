@@ -506,10 +506,9 @@ class Training:
             "seconds": round(self.seconds, 3),
             "mixed_precision": self.settings.mixed_precision,
             "held_out": self.held_out_loss,
-            "device": device.type,
+            "device": self.recipe.device,
         }
         if device.type == "cuda":
-            figures["device"] = torch.cuda.get_device_name(device)
             figures["memory"] = torch.cuda.max_memory_allocated(device)
         record = self.record.model_copy(update=figures)
         write_trained(self._write, record, self.files, self.recipe.results)

@@ -1,0 +1,325 @@
+"""Bytes of cache files before they are made, from the files of the encoders.
+
+`latents_tensors` and `text_tensors` name the tensors of a file with their shapes, as the encoders
+write them (`encode.encoders`), and `file_bytes` adds the header. No encoder is loaded. The length
+of some embeddings depends on the caption, so `lengths` counts its tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latentmake.config.models import Model
+from latentmake.config.weights import TextWeights, Weights
+from latentmake.formats.cachefile import head_of
+from latentmake.formats.safetensors import DTYPES, filled
+from latentmake.geometry.buckets import Size
+from latentmake.layouts.layout import Layout, layout_of
+from latentmake.layouts.names import array_name, encoder_name, hidden_state, latents_key
+from latentmake.models.checkpoints import vae_config
+from latentmake.models.files import (
+    T5_LENGTH,
+    network_config,
+    text_config,
+    text_tokens,
+    text_width,
+    tokenizer_files,
+)
+from latentmake.models.headers import contents_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+"""Name of a tensor -> its dtype, as torch names it, and its shape."""
+
+_BYTES = {"bool": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "int64": 8, "float64": 8}
+_NUMBER = 4  # bytes of a number of other dtypes
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_WAN = 16, 8, 4  # channels of Wan's latents; pixels and frames of a latent
+_MASK_CHANNELS = 4  # more channels in the condition of image-to-video
+_VISION = 257, 1280  # tokens and width of ViT-huge, which Wan's image-to-video reads
+_UMT5 = 4096  # width of umT5-xxl, whose weights may be a torch file
+_CHUNK = 75  # tokens of a caption that CLIP sees at once
+_T5_SPECIAL = 1  # EOS
+# Bytes of an npz file: of its end, and of a member besides its data and two copies of its name.
+_NPZ_END, _NPZ_MEMBER = 22, 30 + 46 + 128
+
+
+# -- latents --------------------------------------------------------------------------------------
+
+
+def latents_tensors(
+    model: Model,
+    size: Size,
+    frames: int = 1,
+    *,
+    flips: bool = False,
+    masks: bool = False,
+    controls: int = 0,
+) -> Tensors | None:
+    """Return the tensors of a file of latents; None if the size is unknown.
+
+    Args:
+        model: model with the paths of its parts.
+        size: size that the image or the frames are scaled and cropped to, in pixels.
+        frames: number of frames; 1 for an image.
+        flips: whether sd-scripts' file also has the latents of the mirrored image.
+        masks: whether sd-scripts' file also has the alpha channel.
+        controls: number of control images or videos.
+    """
+    if model.is_external or (vae := _vae(model)) is None:
+        return None
+    (channels, side, span), layout = vae, layout_of(model.layout_name)
+    dtype = model.vae_dtype or model.dtype
+    height, width = size.height // side, size.width // side
+    if layout.npz:
+        return _arrays(model, (channels, height, width), size, flips=flips, masks=masks)
+    if layout.encoding != "wan":
+        return {"latents": (dtype, (channels, height, width))}
+    sides = ((frames - 1) // span + 1, height, width)
+    shapes = {"latents": (channels, *sides)}
+    if model.image_to_video:
+        shapes["latents_image"] = (channels + _MASK_CHANNELS, *sides)
+    if controls:
+        shapes["latents_control"] = (channels, *sides)
+    tensors: Tensors = {
+        latents_key(kind, shape, dtype): (dtype, shape) for kind, shape in shapes.items()
+    }
+    if model.clip is not None:
+        tensors[f"clip_{dtype}"] = ("float16", _vision(model.clip))
+    return tensors
+
+
+def _arrays(
+    model: Model, shape: tuple[int, int, int], size: Size, *, flips: bool, masks: bool
+) -> Tensors:
+    """Return the arrays of a file of latents for sd-scripts."""
+    assert model.architecture is not None
+    arrays: Tensors = {
+        "latents": ("float32", shape),
+        "original_size": ("int64", (2,)),
+        "crop_ltrb": ("float64", (4,)),
+    }
+    if flips:
+        arrays["latents_flipped"] = arrays["latents"]
+    if masks:
+        arrays["alpha_mask"] = ("float32", (size.height, size.width))
+    return {
+        array_name(name, model.architecture, *shape[1:]): array for name, array in arrays.items()
+    }
+
+
+def _vae(model: Model) -> tuple[int, int, int] | None:
+    """Return the channels of a VAE's latents, and the pixels and the frames of a latent."""
+    if layout_of(model.layout_name).encoding == "wan":
+        return _WAN
+    path, config = Path(model.vae.path or ""), network_config(model.vae)
+    if config is None and path.is_file():
+        config = vae_config({name: row.shape for name, row in contents_of(path)[0].items()})
+    if config is None:
+        return None
+    return config.get("latent_channels", 4), 2 ** (len(config["block_out_channels"]) - 1), 1
+
+
+def _vision(weights: Weights) -> tuple[int, int]:
+    """Return the tokens and the width of a CLIP image encoder's output."""
+    if (config := network_config(weights)) is None:
+        return _VISION
+    config = {**config, **(config.get("vision_config") or {})}
+    return (config["image_size"] // config["patch_size"]) ** 2 + 1, config["hidden_size"]
+
+
+# -- embeddings -----------------------------------------------------------------------------------
+
+
+def text_tensors(model: Model, tokens: Sequence[int]) -> Tensors | None:
+    """Return the tensors of an embedding; None if the size is unknown.
+
+    `tokens` has the number of tokens of each text encoder, see `lengths`.
+    """
+    layout, dtype, tensors = layout_of(model.layout_name), model.caption_dtype, Tensors()
+    for number, (weights, count) in enumerate(zip(model.text, tokens, strict=True)):
+        if (width := _width(model, weights)) is None:
+            return None
+        name = encoder_name(number)
+        tensors[hidden_state(number)] = dtype, (count, width)
+        if pooled := _pooled_width(model, number):
+            tensors[f"{name}.pooled"] = dtype, (pooled,)
+        tensors[f"{name}.attention_mask"] = "int64", (count,)
+    if layout.encoding == "wan":
+        return {f"varlen_t5_{dtype}": tensors[hidden_state(0)]}
+    if layout.npz:
+        return _text_arrays(model, tensors)
+    if model.spec.text_encoders:
+        return tensors
+    return {name: row for name, row in tensors.items() if not name.endswith("attention_mask")}
+
+
+def _text_arrays(model: Model, tensors: Tensors) -> Tensors:
+    """Return the arrays of an embedding for sd-scripts, as `encoders.sdscripts.text_arrays`."""
+
+    def joined(part: str, count: int = 2) -> tuple[str, tuple[int, ...]]:
+        several = [tensors[f"{encoder_name(number)}.{part}"] for number in range(count)]
+        dtype, (*before, _) = several[0]
+        dtype = "float32" if dtype == "bfloat16" else dtype
+        return dtype, (*before, sum(shape[-1] for _, shape in several))
+
+    clips = len(model.spec.clips)
+    second = {name.replace("_2.", "."): row for name, row in tensors.items() if "_2." in name}
+    states, vector = joined("hidden_state", 1), "text_encoder.pooled"
+    if clips == len(model.text):
+        return {
+            "hidden_state1": states,
+            "hidden_state2": (states[0], second[hidden_state(0)][1]),
+            "pool2": (states[0], second[vector][1]),
+        }
+    mask = tensors[f"{encoder_name(clips)}.attention_mask"]
+    arrays: Tensors = {
+        "t5_out": (states[0], tensors[hidden_state(clips)][1]),
+        "t5_attn_mask": mask,
+        "apply_t5_attn_mask": ("bool", ()),
+    }
+    if clips == 1:
+        ids = "float32", (*mask[1], 3)
+        return arrays | {"l_pooled": (states[0], tensors[vector][1]), "txt_ids": ids}
+    own = tensors["text_encoder.attention_mask"]
+    return arrays | {
+        "lg_out": joined("hidden_state"),
+        "lg_pooled": joined("pooled"),
+        "clip_l_attn_mask": own,
+        "clip_g_attn_mask": own,
+        "apply_lg_attn_mask": ("bool", ()),
+    }
+
+
+def _width(model: Model, weights: TextWeights) -> int | None:
+    """Return the width of an encoder's embeddings; None if no file says it."""
+    width = text_width(weights)
+    if width is not None or layout_of(model.layout_name).encoding != "wan":
+        return width
+    path = Path(weights.path or "")
+    tensors = contents_of(path)[0] if path.suffix == ".safetensors" else {}
+    names = ("shared.weight", "token_embedding.weight", "encoder.embed_tokens.weight")
+    return next((tensors[name].shape[1] for name in names if name in tensors), _UMT5)
+
+
+def _pooled_width(model: Model, number: int) -> int:
+    """Return the width of the caption's vector that a text encoder's cache keeps; 0 for none."""
+    config, clips = text_config(model.text[number]) or {}, model.spec.clips
+    projects = "CLIPTextModelWithProjection" in (config.get("architectures") or ())
+    if number < len(clips):
+        pooled = clips[number].pooled
+        projects = pooled != "bare" and (clips[number].projects or projects)
+    else:
+        is_clip = "clip" in str(config.get("model_type"))
+        pooled = "own" if is_clip and not model.spec.text_encoders else None
+    return _vector(config, projects=projects) if pooled else 0
+
+
+def _vector(config: Mapping[str, Any], *, projects: bool) -> int:
+    return int(config["projection_dim"] if projects else config["hidden_size"])
+
+
+# -- tokens ---------------------------------------------------------------------------------------
+
+
+def lengths(model: Model, captions: Sequence[str]) -> list[tuple[int, ...]] | None:
+    """Return the number of tokens in the embedding of each caption, for each text encoder.
+
+    Special tokens and padding are included. The result is None if a tokenizer is needed, and no
+    `tokenizer.json` of it is on this disk.
+    """
+    if model.is_external:
+        return None
+    kinds, pads = model.spec.text_encoders, layout_of(model.layout_name).like_sdscripts
+    columns = list[Sequence[int]]()
+    chunks: Sequence[int] | None = None
+    for number, weights in enumerate(model.text):
+        kind, limit = (kinds[number] if kinds else ""), weights.max_length or T5_LENGTH
+        if "CLIP" in kind:
+            chunks = chunks or _chunks(model, captions)
+            columns.append([_CHUNK * count + 2 for count in chunks])
+            continue
+        if not kind:
+            if (own := text_tokens(weights)) is None:
+                return None
+            limit, is_fixed = own
+        else:
+            limit, is_fixed = (limit, pads) if kind == "T5" else (min(limit, T5_LENGTH), False)
+        if is_fixed:
+            columns.append([limit] * len(captions))
+        else:
+            counts = counted_tokens(weights, captions, cleaned=model.spec.cleans_captions)
+            columns.append([min(count + _T5_SPECIAL, limit) for count in counts])
+    return [*zip(*columns, strict=True)]
+
+
+def _chunks(model: Model, captions: Sequence[str]) -> Sequence[int]:
+    """Return the number of CLIP's chunks of each caption."""
+    length = model.max_token_length
+    if isinstance(length, int):
+        return [max(1, math.ceil(length / _CHUNK))] * len(captions)
+    clips = (weights for weights, _ in zip(model.text, model.spec.clips, strict=False))
+    counts = [counted_tokens(weights, captions) for weights in clips]
+    return [max(1, math.ceil(max(several) / _CHUNK)) for several in zip(*counts, strict=True)]
+
+
+def counted_tokens(
+    weights: TextWeights, captions: Sequence[str], *, cleaned: bool = False
+) -> list[int]:
+    """Return the number of each caption's tokens, without special tokens and padding.
+
+    With `cleaned`, HTML and repeated space are removed first, as for umT5.
+
+    Raises:
+        ModelError: there is no tokenizer.
+        ValueError: the tokenizer is not on this disk, or has no `tokenizer.json`.
+    """
+    if weights.hub is not None or (weights.tokenizer is not None and weights.tokenizer.hub):
+        raise ValueError("the tokenizer is on the hub")
+    first = tokenizer_files(weights)[0]
+    if first.name != "tokenizer.json":
+        raise ValueError("there is no tokenizer.json")
+    texts = [" ".join(caption.split()) for caption in captions] if cleaned else [*captions]
+    encodings = _tokenizer(first).encode_batch(texts, add_special_tokens=False)
+    return [len(encoding.ids) for encoding in encodings]
+
+
+@lru_cache(4)
+def _tokenizer(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer  # loads in a twentieth of the time of transformers
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def file_bytes(layout: Layout, tensors: Tensors, metadata: Mapping[str, str]) -> int:
+    """Return the bytes of a cache file with some tensors and metadata."""
+    sizes = {
+        name: _BYTES.get(dtype, _NUMBER) * math.prod(shape)
+        for name, (dtype, shape) in tensors.items()
+    }
+    if layout.npz:
+        return sum(sizes.values()) + _npz_frame(tensors, metadata)
+    entries, end = dict[str, Any](), 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + sizes[name]
+        entries[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (start, end)}
+    return len(head_of(entries, metadata)) + end
+
+
+def _npz_frame(names: Collection[str], metadata: Mapping[str, str]) -> int:
+    """Return the bytes of an npz file besides its arrays."""
+    comment = json.dumps(filled(metadata, ()), separators=(",", ":"))
+    return sum(_NPZ_MEMBER + 2 * len(f"{name}.npy") for name in names) + _NPZ_END + len(comment)
