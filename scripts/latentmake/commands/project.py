@@ -92,6 +92,7 @@ def opened(
         check_folder(HOME, dry=True)
         needed = config.publish.caches if encoders is None else encoders
         facts = backends.facts_of(config, encoders=needed, read_only=True)
+        facts.values = values
         for file in configfile or default:
             facts.options += ("-c", str(file))
         try:

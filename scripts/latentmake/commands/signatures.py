@@ -261,6 +261,36 @@ def uses(
     """Name all caches, trainings, publications and exports that contain a picture or caption."""
 
 
+@_in("commands.cost", project=True)
+def cost(
+    runs: Annotated[list[str], _runs("RUN...", "Runs of the configuration.")],
+    changes: Annotated[
+        list[str] | None,
+        _option(
+            "Setting that is not written yet, such as runs.cats.resolutions=[1024]; repeat it "
+            "for several.",
+            "--set",
+            default="the configuration as it is",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    trial: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measure the time: encode N items of each size, which the next build uses, and "
+            "train 5 steps. No build may run meanwhile.",
+            show_default="no trial",
+            metavar="N",
+        ),
+    ] = None,
+    price: Annotated[
+        str | None, _option("Price of an hour, such as 1.2/h.", default="none", metavar="PRICE")
+    ] = None,
+) -> None:
+    """Say what a run costs before you build it: files and bytes, now and then, and the time."""
+
+
 @_in("commands.doctor")
 def doctor(
     as_json: Json = False, configfile: ConfigFiles = None, directory: Directory = None

@@ -38,6 +38,10 @@ class StatusRow(BaseModel, extra="forbid", frozen=True):
     rest_seconds: float | None  # estimated time; None if no job of the kind has run here
 
 
+CostRows = dict[tuple[str, str, str], dict[str, Any]]
+"""Dataset, model and kind -> values of a row of `latentmake cost`."""
+
+
 class Status(BaseModel, extra="forbid", frozen=True):
     """Status of a run."""
 
@@ -97,7 +101,7 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
     for name, own in parts.items():
         dataset, model, kind = name
         states, rest = [plan.parts[part] for part in own], rests.get(name, Past())
-        sizes = _sizes(facts, own, listings[dataset, model])
+        sizes = [*files_of(facts, own, listings[dataset, model]).values()]
         yield StatusRow(
             dataset=dataset,
             model=model,
@@ -113,18 +117,59 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
         )
 
 
-def _sizes(facts: Facts, parts: Sequence[Part], listing: Folder) -> list[tuple[int, int]]:
-    """Return inode and size of each cache file of these parts, which are of one kind."""
+def files_of(facts: Facts, parts: Sequence[Part], listing: Folder) -> dict[str, tuple[int, int]]:
+    """Return path -> inode and size of the cache files of these parts, which are of one kind.
+
+    `listing` is the folder of their dataset and model.
+    """
     layout, is_text = facts.layout(parts[0].model), kind_of(parts[0].name) == "text"
     ending = layout.text_ending if is_text else layout.latents_ending
     folders = tuple(f"{layout.folder(*part)}/" for part in parts)
-    return [
-        (inode, size)
+    return {
+        f"{folder}/{name}": (inode, size)
         for folder, block in listing.blocks
         if f"{folder}/".startswith(folders)  # not ==: a stem may contain sub-folders
         for name, size, _, inode in unpacked(block)
         if name.endswith(ending)
-    ]
+    }
+
+
+def cost_rows(facts: Facts, plan: RunPlan) -> CostRows:
+    """Return the files and the bytes of a run's caches, now and after a build.
+
+    A file with several names counts once. Unknown bytes are None.
+    """
+    from latentmake.pages.plan_report import estimates, to_make
+
+    parts = plan.parts
+
+    def row(part: Part) -> tuple[str, str, str]:
+        return (*part[:2], row_of(part.name))
+
+    sums = estimates(facts, to_make(parts), row, computed=True)
+    rows: CostRows = {}
+    for key in dict.fromkeys(map(row, parts)):
+        own = [part for part in parts if row(part) == key]
+        files = files_of(facts, own, Folder("/".join(("cache", *key[:2]))))
+        stale = [target for part in own for target in parts[part].to_make]
+        replaced = {target.path for target in stale}.union(*(parts[part].orphans for part in own))
+        kept = {inode: size for path, (inode, size) in files.items() if path not in replaced}
+        for target in stale:
+            for path in target.at_hand[:1]:
+                with contextlib.suppress(OSError):
+                    stat = Path(path).stat()
+                    kept[stat.st_ino] = stat.st_size
+        encoded = sums.get(key)
+        is_known = encoded is None or encoded.size
+        made = encoded.size if encoded else 0.0
+        rows[key] = {
+            "items": len(facts.wanted_items(*key[:2])),
+            "files": len(files),
+            "bytes": sum(dict(files.values()).values()),
+            "then files": len(files.keys() - replaced) + len({target.path for target in stale}),
+            "then bytes": round(sum(kept.values()) + made) if is_known else None,
+        }
+    return rows
 
 
 def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:

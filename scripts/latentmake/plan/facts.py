@@ -37,6 +37,7 @@ class Facts(Datasets):
         read_only: whether the command is read-only, so that its plans write no orders.
         runs_jobs: whether jobs run in this environment, not in one that Snakemake makes.
         options: command-line options that name this configuration, for messages.
+        values: the configuration as it is written; empty in a build.
         local: whether jobs run on this machine, not on a cluster.
         forced: targets that the command makes again although they are fresh: targets of a run
             (`text_cats`, `train_cats`), paths of cache files, and kinds (`text`), which stand for
@@ -64,6 +65,7 @@ class Facts(Datasets):
         self.read_only = read_only
         self.runs_jobs = runs_jobs
         self.options: tuple[str, ...] = ()
+        self.values: Mapping[str, object] = {}
         self.local = local
         self.forced: set[str] = set()
         self._program_digest = program_digest

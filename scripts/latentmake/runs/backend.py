@@ -87,6 +87,14 @@ class Backend(ABC):
             keep_earlier(order.run)
         order.write()
 
+    def trial(self, order: Any, folder: Path, steps: int) -> RunOrder | None:
+        """Return the order of a training of a few steps in a folder, to measure its time.
+
+        It draws no samples. Manifest and lock lie in the folder, too. The result is None if the
+        trainer makes no trials.
+        """
+        return None
+
     def outputs(self, order: Any, word: str, *, finished: bool) -> dict[Path, str]:
         """Return the files that `train`, `generate` or `evaluate` makes, with their captions.
 

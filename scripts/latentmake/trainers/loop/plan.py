@@ -63,6 +63,14 @@ class LoopBackend(Backend):
                 here, local = facts.runs_jobs, facts.local
                 refuse_failed(check_settings(order.trainer, here=here, local=local))
 
+    def trial(self, order: Any, folder: Path, steps: int) -> TrainingOrder:
+        """Return the order of a training of a few steps in a folder."""
+        values = {name: str(folder / name) for name in ("manifest", "lock")}
+        values["output"] = str(folder)
+        none = {"prompts": [], "captions": 0, "negative": None, "validates": None}
+        short: TrainingOrder = order.with_settings(steps=steps, epochs=None)
+        return short.model_copy(update={**values, **none, "forced": False})
+
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
         from latentmake.runs.findings import check_settings, gpu_findings
