@@ -73,5 +73,5 @@ def _parsed(values: Mapping[str, object]) -> Config:
     try:
         return parse(values)
     except ConfigError as error:
-        where = f"--set: {error.where}"
+        where = ": ".join(filter(None, ("--set", str(error.where))))
         raise ConfigError(error.what, where=where, hint=error.hint) from None

@@ -6,7 +6,6 @@ The types `Encoder` and `Loaded` are here too. Modules in `encoders` have functi
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections import deque
@@ -39,7 +38,7 @@ from latentmake.data.texts import MARKER
 from latentmake.formats import cachefile
 from latentmake.formats.media import check_image, probe_image, upright_size
 from latentmake.geometry.buckets import Placement, Size
-from latentmake.plan.orders import Order, Target, Work, view_of
+from latentmake.plan.orders import Order, Target, Work, placing_of, view_of
 
 _NO_SIZE = Size(0, 0)
 
@@ -195,22 +194,8 @@ def identify(order: Order, recipe: str, reading: Reading) -> None:
             reading.former[key] = [
                 cachefile.target_key(content, recipe, view) for content in before
             ]
-        if placing := placing_of(order, item, target, reading.size, view):
+        if placing := placing_of(order.layout, settings, item, target, reading.size, view):
             reading.placing[key] = placing
-
-
-def placing_of(order: Order, item: Item, target: Target, image: Size, view: str) -> str:
-    """Return the settings that placed an image, in the form of a header; see `view_of`.
-
-    It is empty if the default settings give the same view.
-    """
-    settings = order.dataset_settings
-    placing = settings.placing()
-    with contextlib.suppress(SourceError):
-        usual, _ = view_of(order.layout, settings.placed({}), item, target, image)
-        if not placing or view == usual:
-            return ""
-    return digest.canonical(placing)
 
 
 def _read(path: str, sources: dict[str, list[Any]], *, keep: bool) -> tuple[bytes, str]:

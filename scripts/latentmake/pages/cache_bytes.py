@@ -25,7 +25,7 @@ from latentmake.layouts.names import (
 )
 from latentmake.models.cache_sizes import file_bytes, latents_tensors, lengths, text_tensors
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import Part, Target
+from latentmake.plan.orders import Part, Target, placing_of, view_of
 
 _DIGEST = 64 * "0"
 
@@ -53,22 +53,20 @@ def bytes_of(facts: Facts, part: Part, pairs: Pairs, seen: set[str]) -> float:
     return 0.0
 
 
-def _latents(facts: Facts, part: Part, pairs: Pairs, _: Collection[str]) -> float:
+def _latents(facts: Facts, part: Part, pairs: Pairs, _seen: Collection[str]) -> float:
     """Return the bytes of latents; raises ValueError if they are unknown."""
     model, settings = facts.config.models[part.model], facts.config.datasets[part.dataset]
     layout, resolution = facts.layout(part.model), resolution_of(part.name)
     assert resolution is not None
     recipe = digest.canonical(facts.recipe(part.dataset, part.model, "latents"))
-    placing = digest.canonical(settings.placing()) if settings.placing() else ""
-    same = {"key": _DIGEST, "source": _DIGEST, "recipe": recipe, "view": placing}
     sizes, by_view, total = {}, dict[object, float](), 0.0
     if settings.fit == "bucket" or layout.external:
         sizes = sizes_of([item for item, _ in pairs], facts.memo)
     for item, target in pairs:
         image = sizes.get(item.stem, resolution)
         frames = target.clip.frames if target.clip else 1
-        view = image, frames, len(item.controls)
-        if view not in by_view:
+        view_key = image, frames, len(item.controls)
+        if view_key not in by_view:
             placed = layout.size(image, resolution, settings)
             tensors = latents_tensors(
                 model,
@@ -80,11 +78,14 @@ def _latents(facts: Facts, part: Part, pairs: Pairs, _: Collection[str]) -> floa
             )
             if tensors is None:
                 raise ValueError("its size is unknown")
+            view, _ = view_of(layout, settings, item, target, image)
+            placing = placing_of(layout, settings, item, target, image, view)
+            stamped = stamp(key=_DIGEST, source=_DIGEST, recipe=recipe, view=placing)
             metadata = {} if layout.npz else plain_latents_metadata(1.0, 0.0, image, placed)
             if layout.encoding == "wan":
                 metadata = musubi_latents_metadata(*image, frames)
-            by_view[view] = file_bytes(layout, tensors, metadata | stamp(**same))
-        total += by_view[view]
+            by_view[view_key] = file_bytes(layout, tensors, metadata | stamped)
+        total += by_view[view_key]
     return total
 
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel, PlainSerializer, TypeAdapter
 from pydantic_core import from_json
 
 from latentmake.base import atomic, digest
+from latentmake.base.errors import SourceError
 from latentmake.base.state_file import read_order, read_state
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram, MusubiTuner
@@ -198,6 +199,20 @@ def view_of(
         rotation=item.media.rotation if item.media else 0,
         controls=item.control_sizes,
     )
+
+
+def placing_of(
+    layout: Layout, settings: Dataset, item: Item, target: Target, image: Size, view: str
+) -> str:
+    """Return the settings that placed an image, in the form of a header; see `view_of`.
+
+    It is empty if the default settings give the same view.
+    """
+    placing = settings.placing()
+    with contextlib.suppress(SourceError):
+        if not placing or view == view_of(layout, settings.placed({}), item, target, image)[0]:
+            return ""
+    return digest.canonical(placing)
 
 
 def settings_digest(settings: Dataset) -> str:
