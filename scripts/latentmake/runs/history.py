@@ -143,6 +143,8 @@ def keep_earlier(run: str) -> None:
 
 def note_end(run: str, record: Record, reason: str) -> None:
     """Note in the folder of a training that has begun why it did not finish."""
+    if not record.roster:
+        return
     place = history_folder(run, record.parts, record.roster) / RECORD
     record.model_copy(update={"ended": reason}).write(place)
 

@@ -21,7 +21,6 @@ from latentmake.commands.file_origin import Explanation, explanations
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
-from latentmake.encode.reading import placing_of
 from latentmake.formats import cachefile
 from latentmake.formats.cachefile import read_header, target_key
 from latentmake.geometry.buckets import Size
@@ -31,7 +30,7 @@ from latentmake.pages.explanation import placing_differences, recipe_changes
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import Judge, State
-from latentmake.plan.orders import Order, Part, Target, Work, view_of
+from latentmake.plan.orders import Part, Target, Work, placing_of, view_of
 from latentmake.plan.planner import make_plan
 from order_world import MODEL
 from safetensors.torch import save_file
@@ -214,8 +213,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, says: bool = Tru
     settings, today = (Dataset(path="a", **each) for each in (before, now))
     item, target = inputs_of("x", "x.png"), Target("256", "x.safetensors", None, Size(256, 256))
     view, _ = view_of(layout, settings, item, target, SIZE)
-    order = Order("latents", "cats", "tiny", settings, MODEL, {}, ())
-    placing = placing_of(order, item, target, SIZE, view) if says else ""
+    placing = placing_of(layout, settings, item, target, SIZE, view) if says else ""
     key = target_key(content, digest.of_value(recipe), view)
     stamp = cachefile.stamp(key=key, source=content, recipe=recipe, view=placing)
     said = plain_latents_metadata(1.0, 0.0, SIZE, (256, 256))
