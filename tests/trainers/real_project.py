@@ -9,11 +9,15 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import real_models
 import torch
-from latentmake.backends import encoder_of
+from latentmake.backends import encoder_of, facts_of
+from latentmake.config.root import parse
 from latentmake.layouts.layout import layout_of
+from latentmake.pages.plan_report import by_work, to_make
 from latentmake.plan.orders import Order
+from latentmake.plan.planner import make_plan
 from latentmake.session import Session
 from order_world import carry_out
 from project import NOTHING, Changes, Project, Snapshot
@@ -62,6 +66,13 @@ class RealProject:
     def planned(self) -> set[str]:
         """Return the stale targets of a plan."""
         return {path for order in self.plan() for path in order.paths}
+
+    def foretold(self) -> float | None:
+        """Return the bytes of latents that a build would write; None if they are unknown."""
+        facts = facts_of(parse(self.project.config), read_only=True)
+        plan = make_plan(facts, ["real"]).runs["real"]
+        sums = by_work(facts, to_make(plan.parts))
+        return sums["latents tiny"].size or None
 
     def build(self) -> bool:
         """Bring all caches up to date; return whether there was anything to do."""
@@ -165,7 +176,10 @@ def check(real: RealProject) -> None:
     assert len(text) == len(STEMS)
     assert len(latents) == len(STEMS) * max(1, len(real.names("latents", {CAPTION})))
 
+    foretold = real.foretold()
     assert real.build()
+    written = sum((real.project / name).stat().st_size for name in latents)
+    assert foretold is None or foretold == pytest.approx(written, rel=0.02)
     assert {*real.project.cache_files()} == latents | text
     assert not real.build()
     assert not real.planned()

@@ -102,6 +102,9 @@ class Maker(BaseModel, frozen=True, extra="forbid"):
     title: str = ""  # name of the architecture for people
     network: str = ""  # module of the LoRA in the program; "" without a program
     pixels: int = 8  # pixels of the side of a latent
+    # Tensors in the files of its program; None and {} if they are unknown or depend on the caption.
+    cached_latents: tuple[str, int] | None = None  # dtype, unless `vae_dtype` is set, and channels
+    cached_text: Mapping[str, tuple[str | int, ...]] = {}  # tensor -> dtype and shape
     inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
     reads_scales: bool = False  # whether it reads a network in 8 bits with scales
     settings: Mapping[str, Setting] = {}  # values in the guide: the trainer's keys, further flags

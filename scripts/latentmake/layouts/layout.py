@@ -225,6 +225,10 @@ class Layout:
         size = self.size(image, resolution, settings)
         return cover(image, size, settings.max_image_pixels, path)
 
+    def controls(self, sizes: Iterable[Size], settings: Dataset) -> list[Size]:
+        """Return the sizes that control images of these sizes are scaled to."""
+        return [control_size(size, settings, self.bucket_side or 1) for size in sizes]
+
     def clips(self, media: Media, settings: Dataset, span: Span | None = None) -> list[Clip]:
         """Return the clips of a video or a span of it; with sections, only clips that have one."""
         cut = clips(media.frames, settings, span or Span(), media.timing, self.rate)

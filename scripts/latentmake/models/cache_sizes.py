@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,13 @@ from latentmake.formats.cachefile import head_of
 from latentmake.formats.safetensors import DTYPES, filled
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import Layout, layout_of
-from latentmake.layouts.names import array_name, encoder_name, hidden_state, latents_key
+from latentmake.layouts.names import (
+    array_name,
+    encoder_name,
+    frames_and_sides,
+    hidden_state,
+    latents_key,
+)
 from latentmake.models.checkpoints import vae_config
 from latentmake.models.files import (
     T5_LENGTH,
@@ -41,9 +48,11 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]
 _BYTES = {"bool": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "int64": 8, "float64": 8}
 _NUMBER = 4  # bytes of a number of other dtypes
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_CONTROL = "latents_control_"
 _WAN = 16, 8, 4  # channels of Wan's latents; pixels and frames of a latent
 _MASK_CHANNELS = 4  # more channels in the condition of image-to-video
 _VISION = 257, 1280  # tokens and width of ViT-huge, which Wan's image-to-video reads
+_VISION_PLACES = re.compile(r"(visual|vision_model)\.(.*\.)?pos(ition)?_embedding(\.weight)?$")
 _UMT5 = 4096  # width of umT5-xxl, whose weights may be a torch file
 _CHUNK = 75  # tokens of a caption that CLIP sees at once
 _T5_SPECIAL = 1  # EOS
@@ -61,7 +70,7 @@ def latents_tensors(
     *,
     flips: bool = False,
     masks: bool = False,
-    controls: int = 0,
+    controls: Sequence[Size] = (),
 ) -> Tensors | None:
     """Return the tensors of a file of latents; None if the size is unknown.
 
@@ -71,12 +80,14 @@ def latents_tensors(
         frames: number of frames; 1 for an image.
         flips: whether sd-scripts' file also has the latents of the mirrored image.
         masks: whether sd-scripts' file also has the alpha channel.
-        controls: number of control images or videos.
+        controls: sizes that the control images or videos are scaled to.
     """
-    if model.is_external or (vae := _vae(model)) is None:
+    layout = layout_of(model.layout_name)
+    if not (model.spec.encodes or layout.npz):
+        return _programs_latents(model, size, frames, controls)
+    if (vae := _vae(model)) is None:
         return None
-    (channels, side, span), layout = vae, layout_of(model.layout_name)
-    dtype = model.vae_dtype or model.dtype
+    (channels, side, span), dtype = vae, model.vae_dtype or model.dtype
     height, width = size.height // side, size.width // side
     if layout.npz:
         return _arrays(model, (channels, height, width), size, flips=flips, masks=masks)
@@ -93,6 +104,27 @@ def latents_tensors(
     }
     if model.clip is not None:
         tensors[f"clip_{dtype}"] = ("float16", _vision(model.clip))
+    return tensors
+
+
+def _programs_latents(
+    model: Model, size: Size, frames: int, controls: Sequence[Size]
+) -> Tensors | None:
+    """Return the tensors that a script of musubi-tuner writes for latents, if they are known."""
+    scripts, tensors = model.spec.scripts, Tensors()
+    others = {*model.version.tensors} - {_CONTROL}
+    if scripts.cached_latents is None or others or scripts.sections:
+        return None
+    dtype, channels = scripts.cached_latents
+    dtype = dtype if dtype == "bfloat16" else model.vae_dtype or dtype
+    several = {"latents": size}
+    if scripts.counts_controls:
+        several |= {f"{_CONTROL}{number}": control for number, control in enumerate(controls)}
+    for name, own in several.items():
+        count = (frames - 1) // scripts.frames + 1 if name == "latents" else 1
+        _, sides = frames_and_sides(model, own, None)
+        shape = (channels, count, *map(int, sides.split("x")))
+        tensors[latents_key(name, shape, dtype)] = dtype, shape
     return tensors
 
 
@@ -117,6 +149,9 @@ def _arrays(
 
 def _vae(model: Model) -> tuple[int, int, int] | None:
     """Return the channels of a VAE's latents, and the pixels and the frames of a latent."""
+    if not model.spec.encodes:
+        cached = model.spec.maker.cached_latents
+        return cached and (cached[1], model.spec.maker.pixels, 1)
     if layout_of(model.layout_name).encoding == "wan":
         return _WAN
     path, config = Path(model.vae.path or ""), network_config(model.vae)
@@ -130,9 +165,15 @@ def _vae(model: Model) -> tuple[int, int, int] | None:
 def _vision(weights: Weights) -> tuple[int, int]:
     """Return the tokens and the width of a CLIP image encoder's output."""
     if (config := network_config(weights)) is None:
-        return _VISION
+        return _vision_in(Path(weights.path or ""))
     config = {**config, **(config.get("vision_config") or {})}
     return (config["image_size"] // config["patch_size"]) ** 2 + 1, config["hidden_size"]
+
+
+def _vision_in(path: Path) -> tuple[int, int]:
+    tensors = contents_of(path)[0] if path.suffix == ".safetensors" else {}
+    shapes = (row.shape[-2:] for name, row in tensors.items() if _VISION_PLACES.match(name))
+    return next(((tokens, width) for tokens, width in shapes), _VISION)
 
 
 # -- embeddings -----------------------------------------------------------------------------------
@@ -143,6 +184,8 @@ def text_tensors(model: Model, tokens: Sequence[int]) -> Tensors | None:
 
     `tokens` has the number of tokens of each text encoder, see `lengths`.
     """
+    if not model.spec.encodes:
+        return _programs_text(model)
     layout, dtype, tensors = layout_of(model.layout_name), model.caption_dtype, Tensors()
     for number, (weights, count) in enumerate(zip(model.text, tokens, strict=True)):
         if (width := _width(model, weights)) is None:
@@ -159,6 +202,15 @@ def text_tensors(model: Model, tokens: Sequence[int]) -> Tensors | None:
     if model.spec.text_encoders:
         return tensors
     return {name: row for name, row in tensors.items() if not name.endswith("attention_mask")}
+
+
+def _programs_text(model: Model) -> Tensors | None:
+    """Return the tensors that a program writes for any caption, if they are known."""
+    if model.text_dtype or any("length" in argument for argument in model.text_arguments):
+        return None
+    cached = model.spec.maker.cached_text.items()
+    tensors = {name: (str(dtype), tuple(map(int, shape))) for name, (dtype, *shape) in cached}
+    return tensors or None
 
 
 def _text_arrays(model: Model, tensors: Tensors) -> Tensors:
@@ -235,8 +287,8 @@ def lengths(model: Model, captions: Sequence[str]) -> list[tuple[int, ...]] | No
     Special tokens and padding are included. The result is None if a tokenizer is needed, and no
     `tokenizer.json` of it is on this disk.
     """
-    if model.is_external:
-        return None
+    if not model.spec.encodes:
+        return [() for _ in captions]
     kinds, pads = model.spec.text_encoders, layout_of(model.layout_name).like_sdscripts
     columns = list[Sequence[int]]()
     chunks: Sequence[int] | None = None

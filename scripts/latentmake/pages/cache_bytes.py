@@ -64,8 +64,9 @@ def _latents(facts: Facts, part: Part, pairs: Pairs, _seen: Collection[str]) -> 
         sizes = sizes_of([item for item, _ in pairs], facts.memo)
     for item, target in pairs:
         image = sizes.get(item.stem, resolution)
-        frames = target.clip.frames if target.clip else 1
-        view_key = image, frames, len(item.controls)
+        # Layers are stored as frames.
+        frames = target.clip.frames if target.clip else 1 + 4 * len(item.layers)
+        view_key = image, frames, item.control_sizes, len(item.controls)
         if view_key not in by_view:
             placed = layout.size(image, resolution, settings)
             tensors = latents_tensors(
@@ -74,7 +75,8 @@ def _latents(facts: Facts, part: Part, pairs: Pairs, _seen: Collection[str]) -> 
                 frames,
                 flips=settings.flip_aug,
                 masks=settings.alpha_mask,
-                controls=len(item.controls),
+                controls=layout.controls(item.control_sizes, settings)
+                or [placed] * len(item.controls),
             )
             if tensors is None:
                 raise ValueError("its size is unknown")
