@@ -32,7 +32,6 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.judge import Judge, State
 from latentmake.plan.orders import Part, Target, Work, placing_of, view_of
 from latentmake.plan.planner import make_plan
-from order_world import MODEL
 from safetensors.torch import save_file
 
 TEXT = "cache/shapes/tiny/text/ant_lumina_te.npz"
