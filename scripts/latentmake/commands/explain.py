@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from latentmake import backends
 from latentmake.base.errors import ConfigError
+from latentmake.commands import completion, weights_origin
 from latentmake.commands.file_origin import Explanation, explanations
 from latentmake.commands.project import coloured, plan_of
 from latentmake.pages.following import outdated, refuse_following
@@ -34,12 +36,33 @@ _MADE = {
 
 def explain(facts: Facts, path: str, as_json: bool) -> None:
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
-    explained = _of_run(facts, path) or explanations(facts, path)
+    explained: Sequence[Explanation] = _of_run(facts, path)
+    of_run = next(iter(explained), None)
+    if weights_origin.is_weights(path, of_run=of_run is not None):
+        explained = [weights_origin.explained(facts, path, of_run)]
+    else:
+        explained = explained or explanations(facts, path)
+    _print(explained, as_json=as_json)
+
+
+def _print(explained: Sequence[Explanation], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([explanation.values() for explanation in explained], indent=1))
     else:
         lines = (line for explanation in explained for line in (*explanation.lines(coloured), ""))
         typer.echo("\n".join(lines), nl=False)
+
+
+def without_project(
+    path: str, as_json: bool, configfile: Sequence[Path] | None, directory: Path | None
+) -> bool:
+    """Explain a file of weights in a folder without a configuration, and return whether it did."""
+    if configfile or completion.files(directory or Path()):
+        return False
+    if not weights_origin.is_weights(path):
+        return False
+    _print([weights_origin.explained(None, path, None)], as_json=as_json)
+    return True
 
 
 def _of_run(facts: Facts, path: str) -> list[Explanation]:

@@ -57,18 +57,22 @@ def _options(
 
 
 def _in(
-    module: str, *, project: bool = False, encoders: bool | None = None
+    module: str, *, project: bool = False, encoders: bool | None = None, outside: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command to call the function of its name in a module of the package.
 
     With `project`, the command also has `_options`, and the function gets the facts of the opened
-    project in place of `configfile` and `directory`. For `encoders` see `project.opened`.
+    project in place of `configfile` and `directory`. For `encoders` see `project.opened`. With
+    `outside`, the function `without_project` of the module is asked first.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def call(**values: Any) -> None:
-            function = getattr(import_module(f"latentmake.{module}"), command.__name__)
+            imported = import_module(f"latentmake.{module}")
+            function = getattr(imported, command.__name__)
+            if outside and imported.without_project(**values):
+                return
             if not project:
                 function(**values)
                 return
@@ -188,14 +192,14 @@ def status(
     """Count fresh and stale caches of runs, and what is left to encode and train."""
 
 
-@_in("commands.explain", project=True, encoders=True)
+@_in("commands.explain", project=True, encoders=True, outside=True)
 def explain(
     path: Annotated[
         str,
         _argument(
             "PATH",
             "A cache file, an image or caption of a dataset, a file below runs/ or clips/, "
-            "or a target such as train_cats.",
+            "trained weights (.safetensors) anywhere, or a target such as train_cats.",
         ),
     ],
 ) -> None:

@@ -54,6 +54,22 @@ class Trainer(Closed, shapes=WEIGHTS):
     ours: ClassVar[bool] = False  # whether Latentmake trains: it can also draw and evaluate
     holds_out: ClassVar[bool] = False  # whether it computes the loss of held-out items
 
+    kind: str
+    """The trainer."""
+    title: str = shaped("", MACHINE)
+    """Title of the weights in their header; by default the name of the run."""
+    trigger: str = shaped("", MACHINE)
+    """Trigger phrase of the weights, for their header: the words that a prompt needs."""
+    author: str = shaped("", MACHINE)
+    """Author of the weights, for their header."""
+    license: str = shaped("", MACHINE)
+    """License of the weights, for their header, such as `CC-BY-4.0`."""
+    metadata: Literal["full", "standard", "none"] = shaped("standard", MACHINE)
+    """Metadata in the header of the weights, see [the guide](../guides/memory.md). `standard`:
+    training, settings, base model, and counts of the tags that at least 3 captions have; no
+    caption and no file name. `full`: also captions, file names, the date and a thumbnail. `none`:
+    only the values that programs need to load the weights."""
+
     @property
     def prompts(self) -> list[str]:
         """Texts besides captions whose embeddings it needs, without duplicates."""
@@ -120,8 +136,6 @@ class LoopTrainer(Trainer):
     # Defaults of earlier releases. Digests leave these values out, so that they stay the same.
     former_defaults: ClassVar[Mapping[str, object]] = {"mixed_precision": "no"}
 
-    kind: str
-    """The trainer."""
     rank: Rank = 8
     """Rank of the LoRA."""
     alpha: Alpha = None

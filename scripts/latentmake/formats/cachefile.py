@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latentmake.base import digest
+from latentmake.base import atomic, digest
 from latentmake.base.errors import CacheError
 from latentmake.base.regular import open_regular
 from latentmake.formats.safetensors import CHECKSUM, DTYPES, PLACEHOLDERS, filled, read_head, sealed
@@ -119,6 +120,22 @@ def head_of(entries: Mapping[str, object], metadata: Mapping[str, str], *body: m
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # safetensors aligns the tensors to 8 bytes
     return struct.pack("<Q", len(text)) + sealed(text)
+
+
+def describe_copy(path: Path, copy: Path, metadata: Mapping[str, str]) -> None:
+    """Write a copy of a safetensors file with other metadata; its tensors keep their bytes.
+
+    `copy` may be the path of the file itself.
+
+    Raises:
+        ValueError: the file is cut short, damaged, or no safetensors file.
+        OSError: a file cannot be read or written.
+    """
+    head = read_head(path)
+    with open_regular(path)[0] as file, atomic.replacing(copy) as new, new.open("wb") as written:
+        file.seek(len(head.data))
+        written.write(head_of(head.entries, metadata))
+        shutil.copyfileobj(file, written, 1 << 20)
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:

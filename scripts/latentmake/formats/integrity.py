@@ -147,3 +147,32 @@ def largest(dtype: str, data: bytes | memoryview) -> int | None:
     if highest(bits & exponent, initial=0) == exponent:
         return None
     return int(highest(bits, initial=0))
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a safetensors file is complete; a file that cannot be read may be."""
+    try:
+        read_head(path)
+    except OSError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
+def fault_of_weights(path: Path, beginning: str = "") -> str | None:
+    """Return why a file cannot be the result of a training; None if it is complete.
+
+    `beginning` is a prefix that some tensor's name must have.
+    """
+    try:
+        tensors = read_head(path).tensors
+    except FileNotFoundError:
+        return "is not there"
+    except (OSError, ValueError) as error:
+        return str(error)
+    if not tensors:
+        return "holds no tensor"
+    if not any(name.startswith(beginning) for name in tensors):
+        return f"holds no tensor {beginning}*"
+    return next((f"holds values that are not finite ({name})" for name in not_finite(path)), None)

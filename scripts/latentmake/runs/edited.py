@@ -9,7 +9,7 @@ the run is trained again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from latentmake.base.errors import SourceError
 from latentmake.data.contents import Contents
@@ -43,6 +43,15 @@ def count_items(facts: Facts, plan: RunPlan) -> None:
         if words := ", ".join(_counted(facts, name, facts.config.runs[plan.name].model, own)):
             others = [reason for reason in plan.reasons if not _follows(reason, name)]
             plan.reasons = [Difference(f"items of {name}: {words}"), *others]
+
+
+def item_differences(facts: Facts, run: str, seen: Iterable[RosterItem]) -> Iterator[Difference]:
+    """Yield the numbers of today's items that differ from those that a training saw."""
+    settings, items = facts.config.runs[run], [*seen]
+    for name in settings.datasets if items else ():
+        own = {item.stem: item for item in items if item.dataset == name}
+        if words := ", ".join(_counted(facts, name, settings.model, own)):
+            yield Difference(f"items of {name}: {words}")
 
 
 def _follows(reason: Difference, dataset: str) -> bool:

@@ -95,14 +95,17 @@ def lora_tensors(network: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def lora_bytes(network: Any, prefix: str) -> bytes:
+def lora_bytes(network: Any, prefix: str, metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the content of a file for a pipeline's `load_lora_weights`.
 
     The same LoRA gives the same bytes. Names and metadata are as diffusers'
     `LoraBaseMixin._save_lora_weights` writes them. Without the metadata, a loader takes the rank
     for alpha.
 
-    `prefix` is the pipeline's name for the network, `unet` or `transformer`.
+    Args:
+        network: network with the LoRA.
+        prefix: the pipeline's name for the network, `unet` or `transformer`.
+        metadata: further metadata of the file.
     """
     tensors, config = lora_tensors(network), network.peft_config[ADAPTER]
     named = {f"{prefix}.{name}": value.detach().cpu().float() for name, value in tensors.items()}
@@ -112,11 +115,11 @@ def lora_bytes(network: Any, prefix: str) -> bytes:
         f"{prefix}.lora_alpha": config.lora_alpha,
         f"{prefix}.target_modules": sorted(config.target_modules),
     }
-    metadata = {
+    own = {
         "format": "pt",
         LORA_ADAPTER_METADATA_KEY: json.dumps(described, indent=2, sort_keys=True),
     }
-    return cachefile.serialize(named, metadata)
+    return cachefile.serialize(named, {**(metadata or {}), **own})
 
 
 def kohya_bytes(

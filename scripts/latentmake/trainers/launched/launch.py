@@ -30,8 +30,7 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError
 from latentmake.base.regular import read_regular
 from latentmake.encode import gpu
-from latentmake.formats.integrity import not_finite
-from latentmake.formats.safetensors import read_head
+from latentmake.formats.integrity import fault_of_weights, is_complete
 from latentmake.runs import history
 from latentmake.runs.order import (
     Record,
@@ -50,6 +49,7 @@ from latentmake.trainers.launched.order import (
     absolute,
     prompt_lines,
 )
+from latentmake.trainers.weights_metadata import describe_copy
 
 _KEPT = 2  # states that are kept: the one to resume from, and a spare in case it is damaged
 
@@ -85,12 +85,8 @@ def _remove_partial(files: RunFiles) -> None:
     for path in _results(files):
         if path.is_dir() and not _is_complete(path):
             atomic.remove(path)
-        elif path.is_file():
-            try:
-                with contextlib.suppress(OSError):  # an unreadable file may be complete: keep it
-                    read_head(path)
-            except ValueError:
-                path.unlink()
+        elif path.is_file() and not is_complete(path):
+            path.unlink()
 
 
 def _results(files: RunFiles) -> list[Path]:
@@ -216,7 +212,7 @@ def _trained(order: ExternalOrder, data: str) -> Record | None:
     files = RunFiles(order)
     record = Record.read(files.record)
     is_same = record is not None and record.parts == order.wanted(data, [record.parts])
-    return record if is_same and not _fault(files.weights) else None
+    return record if is_same and not fault_of_weights(files.weights) else None
 
 
 class _Training:
@@ -234,7 +230,7 @@ class _Training:
         program = order.find()
         self.record = previous.begin(order, self.record, files.names)
         progress = States.read(files.progress)
-        if progress and progress.parts == self.wanted and not _fault(files.last):
+        if progress and progress.parts == self.wanted and not fault_of_weights(files.last):
             self.say(f"{order.run}: all epochs were done before")
             return self._accept("", 0.0)
         trainer.deploy(order)
@@ -281,7 +277,7 @@ class _Training:
         killed here finds the result or can resume.
         """
         files, run = self.files, self.order.run
-        if fault := _fault(files.last, self.order.beginning):
+        if fault := fault_of_weights(files.last, self.order.beginning):
             last = [line.strip() for line in re.split(r"[\r\n]+", output) if line.strip()][-1:]
             raise TrainingError(
                 f"run {run}: the trainer ended without an error, but wrote no weights "
@@ -290,10 +286,11 @@ class _Training:
             )
         atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
         atomic.link(files.last, files.weights)
+        described = describe_copy(self.order, self.record)
         figures: dict[str, object] = {
             "seconds": round(seconds, 3),
             "device": gpu.device(),
-            "files": digests_in(files.output, [files.weights.name]),
+            "files": digests_in(files.output, [files.weights.name, described]),
         }
         record = self.record.model_copy(update=figures)
         record.write(files.record)
@@ -328,21 +325,3 @@ class _Training:
         if self.resume.state is not None:
             hints.insert(0, f"if the state {self.resume.state} is damaged, delete it")
         return TrainingError(f"run {self.order.run}: {reason}", hint="; ".join(hints))
-
-
-def _fault(path: Path, beginning: str = "") -> str | None:
-    """Return why a file cannot be the result of a training; None if it is complete.
-
-    `beginning` is a prefix that some tensor's name must have.
-    """
-    try:
-        tensors = read_head(path).tensors
-    except FileNotFoundError:
-        return "is not there"
-    except (OSError, ValueError) as error:
-        return str(error)
-    if not tensors:
-        return "holds no tensor"
-    if not any(name.startswith(beginning) for name in tensors):
-        return f"holds no tensor {beginning}*"
-    return next((f"holds values that are not finite ({name})" for name in not_finite(path)), None)

@@ -36,9 +36,11 @@ from latentmake.config.trainers import LoopTrainer
 from latentmake.encode import gpu
 from latentmake.encode.encoders.device import attempt, pick_device
 from latentmake.formats.video import write_mp4
+from latentmake.runs.order import Record
 from latentmake.trainers.loop.caches import Batch, CacheFile, Caches, CacheTensors, copied
 from latentmake.trainers.loop.generation import GenerationOrder
 from latentmake.trainers.loop.order import ClipSettings, Order, TrainingOrder
+from latentmake.trainers.weights_metadata import metadata_of
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -455,6 +457,7 @@ class Recipe:
         rate: name of the scalar for items per second.
         several: whether a step may leave some trained weights without gradients.
         order: order of the training.
+        metadata: further metadata for the headers of the files that it writes.
         tensors: tensors that are read from cache files.
         make_objective: function that returns the objective; raises ModelError if it does not fit
             the network.
@@ -485,6 +488,11 @@ class Recipe:
 
     def __init__(self, order: Any) -> None:
         self.order = order
+        self.metadata: dict[str, str] = {}
+
+    def describe(self, record: Record, steps: int) -> None:
+        """Write the metadata of a training, after this many steps, into files from now on."""
+        self.metadata = metadata_of(self.order, record, steps)
 
     @property
     def device(self) -> str:

@@ -490,6 +490,7 @@ class Training:
         say(f"weights of step {self.step}: {folder}")
 
     def _write(self, folder: Path) -> None:
+        self.recipe.describe(self.record, self.step)
         with self.learner.averaged():
             self.recipe.write_copy(self.learner.denoiser, folder)
 

@@ -14,7 +14,7 @@ SDXL in the UNet of the original release.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,6 +34,7 @@ from latentmake.encode.encoders.local_state import (
     load_projection,
     write_projection,
 )
+from latentmake.formats import cachefile
 from latentmake.models.files import checkpoint_of, network_config
 from latentmake.models.inspection import check_kind
 from latentmake.trainers.loop.recipe import seed_of
@@ -53,6 +54,7 @@ from latentmake.trainers.sd.unet import (
     PREFIX,
     PROJECTION_FOLDER,
     UNET_FOLDER,
+    UNET_WEIGHTS,
     XL,
     SdOrder,
     check_conditions,
@@ -61,6 +63,7 @@ from latentmake.trainers.sd.unet import (
     parameters_of,
     places_of,
 )
+from latentmake.trainers.weights_metadata import base_of, of_architecture
 
 UNet: TypeAlias = Any  # a UNet2DConditionModel: diffusers and peft have no types
 _TOGETHER = "`unet`, `vae` and `text` of the model must come from the same base model"
@@ -208,26 +211,50 @@ def adapt(
         parameter.requires_grad_(name in chosen)
 
 
-def write_copy(denoiser: Denoiser, folder: Path, order: SdOrder, prediction: str | None) -> None:
+def write_copy(
+    denoiser: Denoiser,
+    folder: Path,
+    order: SdOrder,
+    prediction: str | None,
+    metadata: Mapping[str, str],
+) -> None:
     """Write a UNet or its LoRA, and the projection if there is one; replace the folder.
 
-    A LoRA has two files; the same LoRA gives the same bytes. `prediction` is that of the UNet, for
-    the metadata.
+    A LoRA has two files; the same LoRA gives the same bytes.
+
+    Args:
+        denoiser: network that is written.
+        folder: folder that is replaced.
+        order: order of the training.
+        prediction: prediction of the UNet, for the metadata.
+        metadata: further metadata of the training.
     """
     unet = denoiser.unet
+    loads = describe(order, unet.config, prediction)
+    if metadata:
+        version, lora = loads["ss_base_model_version"], order.trains_lora
+        metadata = {
+            **metadata,
+            **of_architecture(version, lora=lora, prediction=prediction),
+            **base_of(order.unet.path),
+        }
+        loads = {**metadata, **loads}
     with atomic.replacing_folder(folder) as new:
         if order.trains_lora:
             adapter = unet.peft_config[ADAPTER]
             described = {
-                **describe(order, unet.config, prediction),
+                **loads,
                 "ss_network_dim": str(adapter.r),
                 "ss_network_alpha": str(float(adapter.lora_alpha)),
             }
-            atomic.write(new / LORA_WEIGHTS, lora_bytes(unet, PREFIX))
+            atomic.write(new / LORA_WEIGHTS, lora_bytes(unet, PREFIX, metadata))
             kohya = kohya_bytes(unet, places_of(unet.config)[1], described)
             atomic.write(new / KOHYA_WEIGHTS, kohya)
         else:
             unet.save_pretrained(new / UNET_FOLDER, safe_serialization=True, max_shard_size="1TB")
+            if metadata:
+                file = new / UNET_FOLDER / UNET_WEIGHTS
+                cachefile.describe_copy(file, file, {"format": "pt", **metadata})
         if denoiser.text_projection is not None:
             write_projection(denoiser.text_projection, new / PROJECTION_FOLDER)
 

@@ -335,7 +335,7 @@ class SdRecipe(Recipe):
     def write_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
         """Write the LoRA or UNet, and the projection if there is one."""
         prediction = self.make_objective().schedule.config.get("prediction_type")
-        network.write_copy(denoiser, folder, self.order, prediction)
+        network.write_copy(denoiser, folder, self.order, prediction, self.metadata)
 
     def read_copy(
         self, denoiser: network.Denoiser, files: Sequence[Path], strength: float = 1.0

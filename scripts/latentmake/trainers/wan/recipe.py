@@ -22,7 +22,7 @@ its `LoRAAdapter.load` reads `lora_up`, `lora_down` and a scalar `alpha`. musubi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -50,6 +50,7 @@ from latentmake.trainers.wan.dit import (
     to_diffusers,
 )
 from latentmake.trainers.wan.sampling import CLIP, FIRST_FRAME, WanPainter, padded
+from latentmake.trainers.weights_metadata import base_of, of_architecture
 
 Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
 _Transformer: Transformer = WanTransformer3DModel
@@ -176,16 +177,23 @@ class Denoiser(torch.nn.Module):
         return network(hidden_states=hidden_states, timestep=timestep, **named)
 
 
-def write_lora(transformer: Transformer, folder: Path, *, high_noise: bool = False) -> None:
+def write_lora(
+    transformer: Transformer,
+    folder: Path,
+    *,
+    high_noise: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write the LoRA of a network into a folder, as the files of `lora_names`.
 
-    The same LoRA gives the same bytes.
+    The same LoRA with the same further `metadata` gives the same bytes.
     """
     diffusers, musubi, comfyui = (folder / name for name in lora_names(high_noise=high_noise))
-    atomic.write(diffusers, lora_bytes(transformer, PREFIX))
-    atomic.write(musubi, kohya_bytes(transformer, PLACES[1]))
+    atomic.write(diffusers, lora_bytes(transformer, PREFIX, metadata))
+    named = {**metadata, "ss_network_module": "networks.lora_wan"} if metadata else None
+    atomic.write(musubi, kohya_bytes(transformer, PLACES[1], named))
     # diffusers reads this file, too, and refuses an alpha for the layer LAST.
-    atomic.write(comfyui, kohya_bytes(transformer, PLACES[2], scaled=LAST))
+    atomic.write(comfyui, kohya_bytes(transformer, PLACES[2], metadata, scaled=LAST))
 
 
 _LEAST = 1e-5  # smallest share: at 0 and 1, the normal quantile is infinite
@@ -379,7 +387,10 @@ class WanRecipe(Recipe):
         """Write the LoRA of each network, in the formats of diffusers, musubi-tuner and ComfyUI."""
         with atomic.replacing_folder(folder) as new:
             for transformer, high_noise in network.networks():
-                write_lora(transformer, new, high_noise=high_noise)
+                place = self.order.model.dit_high_noise if high_noise else self.order.model.dit
+                more = {**of_architecture("wan", lora=True), **base_of(place)}
+                metadata = {**self.metadata, **more} if self.metadata else None
+                write_lora(transformer, new, high_noise=high_noise, metadata=metadata)
 
     def read_copy(self, network: Denoiser, files: Sequence[Path], strength: float = 1.0) -> None:
         """Load the LoRA of each network; add a LoRA of its sizes to a network that has none."""

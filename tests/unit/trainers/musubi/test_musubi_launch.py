@@ -91,7 +91,8 @@ def test_a_training_ends_with_a_lora_a_record_and_a_receipt(tuner: Path) -> None
     receipt = json.loads(RECEIPT.read_text())
     assert (receipt["run"], receipt["weights"]) == (RUN, str(LORA))
     assert receipt["parts"] == wanted_of(order)
-    assert receipt["files"] == {LORA.name: digest.of_file(LORA)}
+    weights = (LORA, LORA.with_suffix(".described.safetensors"))
+    assert receipt["files"] == {path.name: digest.of_file(path) for path in weights}
     (tuner / "called.json").unlink()
     RECEIPT.unlink()
     assert "already trained on exactly this" in launch(order)

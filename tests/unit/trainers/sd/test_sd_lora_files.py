@@ -95,7 +95,7 @@ def test_a_lora_of_old_attention_processors_does_here_what_it_does_in_diffusers(
 
 
 def test_kohyas_file_does_in_diffusers_what_our_network_does(tmp_path: Path) -> None:
-    order = make_order(tmp_path, **SETTINGS)
+    order = make_order(tmp_path, **SETTINGS, metadata="none")
     make_training(order).run()
     ours = read_copy(order)
     unet: Any = UNet2DConditionModel

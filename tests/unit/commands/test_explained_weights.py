@@ -1,0 +1,143 @@
+"""A file of trained weights is explained wherever it lies and whatever it is called."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from latentmake.base import digest
+from latentmake.base.errors import SourceError
+from latentmake.commands.explain import without_project
+from latentmake.commands.weights_origin import explained, is_weights
+from latentmake.plan.product import Parts
+from latentmake.runs import history
+from latentmake.runs.history import RosterItem
+from latentmake.runs.order import Record
+from safetensors.torch import save_file
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+PARTS: Parts = {"dataset": "d" * 64, "settings": "s" * 64, "network": "n" * 64}
+ITEMS = [
+    RosterItem(dataset="cats", stem=stem, source=stem, texts=[f"a {stem} cat"])
+    for stem in ("red", "blue", "old", "fat")
+]
+KOHYA = {
+    "ss_output_name": "theirs",
+    "ss_base_model_version": "sdxl_base_v1-0",
+    "ss_network_dim": "16",
+    "ss_learning_rate": "0.0001",
+    "ss_optimizer": "None",
+    "ss_training_started_at": "1700000000.5",
+    "ss_dataset_dirs": '{"10_cat": {"n_repeats": 10, "img_count": 7}}',
+    "ss_tag_frequency": '{"10_cat": {"cat": 7, "tree": 2}}',
+}
+
+
+def write(path: str, **metadata: str) -> Path:
+    save_file({"x": torch.ones(2)}, path, metadata)
+    return Path(path)
+
+
+def train(**metadata: str) -> Path:
+    """Note a training in the history of the run `cats`, and return its weights."""
+    lines = "".join(f"{item.model_dump_json()}\n" for item in ITEMS).encode()
+    record = Record(
+        parts=PARTS, values={"settings": {"rank": "4"}}, places={"network": "models/unet"},
+        seconds=90, steps=20, device="cpu", loss_start=0.5, loss_end=0.25,
+    )  # fmt: skip
+    record = history.begin("cats", lines, record)
+    folder = history.history_folder("cats", record.parts, record.roster)
+    named = {"latentmake.run": "cats", "latentmake.training": folder.name}
+    weights = write("runs/cats/lora.safetensors", **(named if metadata else {}), **metadata)
+    files = {weights.name: digest.of_file(weights)}
+    record.model_copy(update={"files": files}).write(folder / "training.json")
+    return weights
+
+
+def said(path: Path | str) -> str:
+    return "\n".join(explained(None, str(path), None).lines())
+
+
+def test_a_renamed_copy_elsewhere_tells_its_training_items_and_captions() -> None:
+    weights = train(**{"modelspec.title": "My cats"})
+    Path("elsewhere").mkdir()
+    copy = shutil.copy(weights, "elsewhere/renamed.safetensors")
+    lines = said(copy)
+    for words in (
+        *("cats, recognised by the digest", ", 20 steps, ", "on cpu, loss 0.5000 -> 0.2500"),
+        *("rank 4", "(models/unet)"),
+        *("4 (cats 4)", 'cats/red: "a red cat"', "and 1 more", "My cats"),
+    ):
+        assert words in lines, words
+
+
+def test_a_file_without_header_is_recognised_by_its_digest() -> None:
+    weights = train()
+    shutil.move(weights, "x.safetensors")
+    assert "cats, recognised by the digest of the file" in said("x.safetensors")
+    write("changed.safetensors", other="1")
+    assert "no training of this folder made it" in said("changed.safetensors")
+
+
+def test_a_file_that_another_program_changed_is_recognised_by_its_header() -> None:
+    weights = train(title="x")
+    ((place, _),) = history.trainings("cats")
+    named = {"latentmake.run": "cats", "latentmake.training": place.name}
+    save_file({"x": torch.zeros(2)}, weights, named)
+    assert "cats, recognised by its header" in said(weights) and "4 (cats 4)" in said(weights)
+
+
+def test_without_its_history_the_header_is_all() -> None:
+    captions = json.dumps({"cats/red": ["a red cat"]})
+    weights = train(**{"latentmake.items": "4", "latentmake.captions": captions})
+    copy = Path("copy.safetensors")
+    shutil.move(weights, copy)
+    shutil.rmtree("runs")
+    lines = said(copy)
+    assert "cats, recognised by its header; the history of the run is not here" in lines
+    assert "items       4" in lines and 'cats/red: "a red cat"' in lines
+
+
+def test_the_header_of_a_file_of_kohyas_is_told_in_the_same_form() -> None:
+    lines = said(write("theirs.safetensors", **KOHYA))
+    for words in (
+        *(
+            "unknown (no training of this folder",
+            "sdxl_base_v1-0",
+            "2023-11-1",
+            "10_cat (7 images)",
+        ),
+        *("network_dim 16, learning_rate 0.0001", "cat (7), tree (2)", "1 (F32)"),
+    ):
+        assert words in lines, words
+    assert "optimizer" not in lines
+    assert "has no metadata" in said(write("plain.safetensors"))
+
+
+def test_values_of_unexpected_kinds_break_nothing() -> None:
+    odd = {"ss_tag_frequency": '{"a": 3, "b": {"c": "d"}}', "ss_dataset_dirs": "[1]"}
+    odd |= {"latentmake.captions": "{", "ss_training_started_at": "long ago"}
+    lines = said(write("odd.safetensors", **odd, ss_sd_model_name="x"))
+    assert "trained" not in lines and "tags" not in lines and "base        x" in lines
+
+
+def test_no_file_of_weights_and_a_damaged_one_are_told_apart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write("cut.safetensors")
+    data = Path("cut.safetensors").read_bytes()
+    Path("cut.safetensors").write_bytes(data[:-1])
+    with pytest.raises(SourceError, match=r"cut\.safetensors: is cut short"):
+        is_weights("cut.safetensors")
+    assert not is_weights("cut.safetensors", of_run=True)
+    assert not is_weights("none.safetensors") and not is_weights("train_cats")
+    assert not without_project("train_cats", False, None, None)
+    assert without_project(str(write("theirs.safetensors", **KOHYA)), True, None, None)
+    (values,) = json.loads(capsys.readouterr().out)
+    assert values["metadata"] == KOHYA and values["state"] == "unknown"
+    Path("cats.yaml").write_text("runs: {}\n")
+    assert not without_project("theirs.safetensors", True, None, None)
