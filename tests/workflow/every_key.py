@@ -565,6 +565,11 @@ MACHINES: dict[Key, Change] = {
     ("sd_scripts", "path"): Change("nowhere"),
     ("store", "keep"): Change("1 GB"),
     **{
+        ("runs", "trainer", name): Change("some words")
+        for name in ("title", "trigger", "author", "license")
+    },
+    ("runs", "trainer", "metadata"): Change("full"),
+    **{
         ("cluster", job, name): Change(value)
         for job in ("encode", "train")
         for name, value in {

@@ -34,12 +34,17 @@ _MADE = {
 """Word of a target -> pattern of the target and of the files that it makes."""
 
 
-def explain(facts: Facts, path: str, as_json: bool) -> None:
+def explain(facts: Facts, path: str, open_page: bool, as_json: bool) -> None:
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
     explained: Sequence[Explanation] = _of_run(facts, path)
     of_run = next(iter(explained), None)
     if weights_origin.is_weights(path, of_run=of_run is not None):
         explained = [weights_origin.explained(facts, path, of_run)]
+        if open_page:
+            weights_origin.open_page(facts, explained[0])
+    elif open_page:
+        hint = "name a .safetensors file of trained weights"
+        raise ConfigError("`--open` shows the items of trained weights", where=path, hint=hint)
     else:
         explained = explained or explanations(facts, path)
     _print(explained, as_json=as_json)
@@ -54,14 +59,21 @@ def _print(explained: Sequence[Explanation], *, as_json: bool) -> None:
 
 
 def without_project(
-    path: str, as_json: bool, configfile: Sequence[Path] | None, directory: Path | None
+    path: str,
+    open_page: bool,
+    as_json: bool,
+    configfile: Sequence[Path] | None,
+    directory: Path | None,
 ) -> bool:
     """Explain a file of weights in a folder without a configuration, and return whether it did."""
     if configfile or completion.files(directory or Path()):
         return False
     if not weights_origin.is_weights(path):
         return False
-    _print([weights_origin.explained(None, path, None)], as_json=as_json)
+    explanation = weights_origin.explained(None, path, None)
+    if open_page:
+        weights_origin.open_page(None, explanation)
+    _print([explanation], as_json=as_json)
     return True
 
 

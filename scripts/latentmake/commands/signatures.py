@@ -202,6 +202,9 @@ def explain(
             "trained weights (.safetensors) anywhere, or a target such as train_cats.",
         ),
     ],
+    open_page: Annotated[
+        bool, _option("Open a page with the items of trained weights.", "--open")
+    ] = False,
 ) -> None:
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
 

@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from latentmake.base import digest
 from latentmake.base.errors import SourceError, UserError
-from latentmake.base.machine import duration
 from latentmake.commands.file_origin import Explanation
 from latentmake.commands.project import plan_of
 from latentmake.formats.cachefile import KEY
@@ -112,6 +113,27 @@ class WeightsExplanation(Explanation):
             yield label, str(difference)
 
 
+def open_page(facts: Facts | None, explanation: Explanation) -> None:
+    """Write a page of the items that made a file of weights, and open it in a browser.
+
+    Raises:
+        SourceError: the items are unknown.
+    """
+    from latentmake.pages.roster_page import write_roster_page
+
+    assert isinstance(explanation, WeightsExplanation)
+    items = [RosterItem.model_validate(item) for item in explanation.items]
+    if not items:
+        raise SourceError(
+            "the items of these weights are not known here",
+            where=explanation.path,
+            hint="run the command in the folder of their project",
+        )
+    path = write_roster_page(facts, Path(explanation.path).name, explanation.described, items)
+    explanation.described.append(("page", str(path)))
+    typer.launch(path.absolute().as_uri())
+
+
 def is_weights(path: str, *, of_run: bool = False) -> bool:
     """Whether a path is a safetensors file that is no cache file of ours.
 
@@ -200,7 +222,7 @@ def _of_training(training: Training, metadata: Mapping[str, str]) -> Iterator[tu
     for name, text in captions[:_SHOWN]:
         yield "caption", f"{name}: {json.dumps(text, ensure_ascii=False)}"
     if len(captions) > _SHOWN:
-        yield "caption", f"and {len(captions) - _SHOWN} more; `--json` lists all"
+        yield "caption", f"and {len(captions) - _SHOWN} more; `--open` shows all"
 
 
 def _when(seconds: float) -> str:
@@ -213,7 +235,7 @@ def _course(record: Record) -> str:
     if record.steps:
         words.append(f"{record.steps} steps")
     if record.seconds:
-        words.append(duration(record.seconds / 60))
+        words.append(str(timedelta(seconds=round(record.seconds))))
     if record.device:
         words.append(f"on {record.device}")
     if record.loss_start is not None and record.loss_end is not None:

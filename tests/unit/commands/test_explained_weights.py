@@ -8,14 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from config_world import smallest
 from latentmake.base import digest
 from latentmake.base.errors import SourceError
 from latentmake.commands.explain import without_project
-from latentmake.commands.weights_origin import explained, is_weights
+from latentmake.commands.weights_origin import (
+    WeightsExplanation,
+    explained,
+    is_weights,
+    open_page,
+)
+from latentmake.config.root import parse
+from latentmake.data.memo import Memo
+from latentmake.plan.facts import Facts
 from latentmake.plan.product import Parts
 from latentmake.runs import history
 from latentmake.runs.history import RosterItem
 from latentmake.runs.order import Record
+from PIL import Image
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -135,9 +145,39 @@ def test_no_file_of_weights_and_a_damaged_one_are_told_apart(
         is_weights("cut.safetensors")
     assert not is_weights("cut.safetensors", of_run=True)
     assert not is_weights("none.safetensors") and not is_weights("train_cats")
-    assert not without_project("train_cats", False, None, None)
-    assert without_project(str(write("theirs.safetensors", **KOHYA)), True, None, None)
+    assert not without_project("train_cats", False, False, None, None)
+    assert without_project(str(write("theirs.safetensors", **KOHYA)), False, True, None, None)
     (values,) = json.loads(capsys.readouterr().out)
     assert values["metadata"] == KOHYA and values["state"] == "unknown"
     Path("cats.yaml").write_text("runs: {}\n")
-    assert not without_project("theirs.safetensors", True, None, None)
+    assert not without_project("theirs.safetensors", False, True, None, None)
+
+
+def test_a_page_has_the_items_and_the_pictures_that_still_exist_under_any_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("typer.launch", opened.append)
+    facts = Facts(parse(smallest()), Memo(None))
+    Path("data/cats").mkdir(parents=True)
+    for name in ("red", "blue"):
+        Image.new("RGB", (30, 20), name).save(f"data/cats/{name}.png")
+        Path(f"data/cats/{name}.txt").write_text("another caption")
+    sources = [digest.of_file(Path(f"data/cats/{name}.png")) for name in ("red", "blue")]
+    Path("data/cats/blue.png").unlink()
+    items = [
+        {"dataset": "old", "stem": stem, "source": source, "texts": [f"a {stem} <b>cat</b>"]}
+        for stem, source in zip(("one", "two"), sources, strict=True)
+    ]
+    explanation = WeightsExplanation("x.safetensors", "fresh", items=items)
+    open_page(facts, explanation)
+    page = Path("reports/explain_x.html")
+    assert opened == [page.absolute().as_uri()]
+    text = page.read_text()
+    assert text.count("data:image/webp;base64,") == 1
+    assert text.count("no dataset has this picture today") == 1
+    assert "a two " in text and "<b>cat" not in text
+    open_page(None, explanation)
+    assert "data:image/webp" not in page.read_text()
+    with pytest.raises(SourceError, match="not known here"):
+        open_page(None, WeightsExplanation("x.safetensors", "unknown"))

@@ -216,7 +216,7 @@ def test_steps_of_an_epoch_are_told_by_each_leg_of_a_training() -> None:
         assert (resume.done, resume.steps, resume.counted) == (epoch, 5, True)
         assert resume == prepare(asked, want)
     other = want | {"settings": "another"}
-    previous.begin(layout, other, layout.names)
+    previous.make_room(layout, other, layout.names)
     assert prepare(asked, other) == Resume()
 
 

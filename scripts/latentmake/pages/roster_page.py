@@ -1,0 +1,113 @@
+"""Page of the items that a training saw, with the thumbnails of pictures that still exist.
+
+A picture is found by its digest in the datasets of today, so it may have another name or dataset.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from latentmake.data.contents import Contents
+from latentmake.data.item import Item
+from latentmake.formats.readers import Readers
+from latentmake.pages.captions import Card
+from latentmake.pages.cards import ON_PAGE, PICTURES
+from latentmake.pages.page import write_page
+from latentmake.pages.thumbnails import look_at
+from latentmake.plan.facts import Facts
+from latentmake.runs.history import RosterItem
+
+_GONE = "no dataset has this picture today"
+
+
+def write_roster_page(
+    facts: Facts | None, title: str, said: Sequence[tuple[str, str]], items: Sequence[RosterItem]
+) -> Path:
+    """Write a page with the items of a training, and return its path.
+
+    Args:
+        facts: facts about the project; None outside of a project.
+        title: title of the page.
+        said: labels and texts of the lines that describe the training.
+        items: items of its roster.
+
+    Raises:
+        StorageError: the page cannot be written.
+    """
+    path = Path(f"reports/explain_{Path(title).stem}.html")
+    shown, notes = items[:ON_PAGE], list[str]()
+    if len(items) > len(shown):
+        notes.append(f"{len(shown)} of {len(items)} items are shown.")
+    pictures = _pictures(facts, {item.source for item in shown if item.source}) if facts else {}
+    with Readers() as readers:
+        cards = [
+            _card(facts, item, pictures.get(item.source), readers, embeds=number < PICTURES)
+            for number, item in enumerate(shown)
+        ]
+    data = {
+        "facts": [[label.capitalize(), text] for label, text in said if label != "caption"],
+        "encoders": [],
+        "faults": [],
+        "notes": notes,
+        "items": cards,
+        "root": f"{os.path.relpath('.', path.parent)}/",
+        "trained": False,
+        "plans": False,
+        "word": "",
+        "tables": [],
+        "training": None,
+    }
+    write_page(path, "cards", title, data)
+    return path
+
+
+def _pictures(facts: Facts, sources: set[str]) -> dict[str, tuple[str, Item]]:
+    """Return digest -> dataset and item of today, for the pictures with these digests."""
+    placed: dict[str, tuple[str, Item]] = {}
+    places = [(name, run.model) for run in facts.config.runs.values() for name in run.datasets]
+    for dataset, model in dict.fromkeys(places):
+        layout = facts.layout(model)
+        items = [
+            (item, item.inputs("latents", layout)) for item in facts.wanted_items(dataset, model)
+        ]
+        files = (file for _, inputs in items for file in inputs.files)
+        contents = Contents(files, facts.memo, facts.config.datasets[dataset])
+        for item, inputs in items:
+            content = None if item.is_remote else contents.of(inputs)
+            if content in sources:
+                placed.setdefault(str(content), (dataset, item))
+    return placed
+
+
+def _card(
+    facts: Facts | None,
+    item: RosterItem,
+    place: tuple[str, Item] | None,
+    readers: Readers,
+    *,
+    embeds: bool,
+) -> dict[str, Any]:
+    """Return the JSON values of an item's card."""
+    values: dict[str, Any] = {
+        "dataset": item.dataset,
+        "stem": item.stem,
+        "path": "",
+        "caption": "",
+        "remote": True,  # the page looks for no file
+        "size": item.size,
+        "picture": None,
+        "fault": _GONE if facts else "",
+        "texts": [[[text, "", ""], []] for text in item.texts],
+        "targets": [],
+        "stale": [],
+    }
+    if facts is not None and place is not None:
+        dataset, today = place
+        card = Card(dataset, today, item.texts, [])
+        size, picture, fault = look_at(facts, card, readers, embeds=embeds)
+        values |= {"path": today.image, "remote": False, "picture": picture, "fault": fault}
+        values["size"] = size or item.size
+    return values
