@@ -94,7 +94,7 @@ def _main(
 for _panel, _words in (
     (_MAKE, "build"),
     (_BEGIN, "new demo init import_"),
-    (_LOOK, "status explain check cost verify captions report compare uses doctor"),
+    (_LOOK, "status explain check cost verify captions report compare diff runs uses doctor"),
     (_KEEP, "prune adopt"),
 ):
     for _name in _words.split():

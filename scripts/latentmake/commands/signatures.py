@@ -298,6 +298,38 @@ def cost(
     """Say what a run costs before you build it: files and bytes, now and then, and the time."""
 
 
+@_in("commands.diff", project=True)
+def diff(
+    old: Annotated[
+        str,
+        _runs(
+            "OLD",
+            "A run (its last training), `cats@2` (two trainings before that) or a weights file.",
+        ),
+    ],
+    new: Annotated[
+        str | None, _runs("NEW", "The training to compare it with.", show_default="today's data")
+    ] = None,
+    open_page: Open = False,
+) -> None:
+    """Say what differs between two trainings: pictures, captions, settings and losses.
+
+    With one training, compare it with today's data: the next training learns these differences.
+    """
+
+
+@_in("commands.runs", project=True)
+def runs(
+    runs: Annotated[list[str] | None, _runs("RUN", "Runs to list.", show_default="all")] = None,
+    sort: Annotated[
+        str, _option("Column of --csv to sort by.", default="newest first", metavar="COLUMN")
+    ] = "began",
+    as_csv: Annotated[bool, _option("Print CSV.", "--csv")] = False,
+    open_page: Open = False,
+) -> None:
+    """List all trainings: when, data, device, speed, losses and weights; also those that failed."""
+
+
 @_in("commands.doctor")
 def doctor(
     as_json: Json = False, configfile: ConfigFiles = None, directory: Directory = None

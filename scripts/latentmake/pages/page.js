@@ -10,7 +10,11 @@ function make(tag, name, text) {
   return element;
 }
 
-// A table. Heads with a > belong to columns of numbers; a cell that is a number is a bar of that share.
+// A part of an edited text: removed (-), added (+) or kept.
+const marked = ([mark, text]) => make({ "-": "del", "+": "ins" }[mark] ?? "span", "", text);
+
+// A table. Heads with a > belong to columns of numbers; a cell that is a number is a bar of
+// that share, a list is an edited text.
 function table(heads, rows) {
   const names = heads.map((head) => head.replace(">", ""));
   const line = (values, inHead) => {
@@ -20,6 +24,7 @@ function table(heads, rows) {
       if (cell.tagName === "TH") cell.scope = inHead ? "col" : "row";
       cell.dataset.head = names[index]; // beside it on a phone
       if (typeof value === "number") cell.append(make("div", "bar"));
+      else if (Array.isArray(value)) cell.append(...value.map(marked));
       else cell.append(value);
       if (typeof value === "number") cell.firstChild.style.width = `${100 * value}%`;
       row.append(cell);

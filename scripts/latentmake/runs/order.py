@@ -52,9 +52,9 @@ class Record(Made):
     """Record beside trained weights; the receipt of its build has the same content.
 
     Attributes:
-        steps: number of steps; None if a launched trainer does not report it, like the losses.
+        steps: number of steps; None if a launched trainer does not print it, like the losses.
         loss_start: mean squared error over fixed noise and timesteps, before the training.
-        loss_end: the same error after the training.
+        loss_end: the same error after the training; a launched trainer's last mean loss.
         seconds: time spent on steps, without steps that a killed training lost.
         mixed_precision: precision of the training; "" in records of earlier releases.
         roster: digest of the roster, see `runs.history`; "" in records of earlier releases.

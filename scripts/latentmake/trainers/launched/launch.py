@@ -51,6 +51,8 @@ from latentmake.trainers.launched.order import (
 )
 from latentmake.trainers.weights_metadata import describe_copy
 
+_BAR = re.compile(r"\bsteps:[^\r\n]*?\|\s*(\d+)/\d+ \[([^\r\n\]]*)\]")
+_LOSS = re.compile(r"\b(?:avr_)?loss=([\d.e+-]+)")
 _KEPT = 2  # states that are kept: the one to resume from, and a spare in case it is damaged
 
 
@@ -246,29 +248,34 @@ class _Training:
         launcher += process.accelerate_arguments(
             settings.mixed_precision, processes=processes, config=config
         )
-        noted = previous.noted(order, self.record)
-        with noted, gpu.hold(processes, f"run {order.run}", self.say):
-            started = time.monotonic()
-            try:
-                status, output = process.run_program(
-                    [*launcher, *command],
-                    environment={"OMP_NUM_THREADS": str(threads), **program.environment()},
-                    log=self.log,
-                    cwd=program.folder,
-                )
-            except BaseException as error:
-                _remove_partial(files)
-                if isinstance(error, process.Stopped):
-                    self.say("")  # ends the line of a progress bar
-                    error.said = f"run {order.run}: {self._kept()}"
-                raise
-            seconds = time.monotonic() - started
-            if not output.endswith("\n"):
+        with previous.noted(order, self.record):
+            with gpu.hold(processes, f"run {order.run}", self.say):
+                output, seconds = self._launch([*launcher, *command], program, threads)
+            return self._accept(output, seconds)
+
+    def _launch(self, command: list[str], program: Any, threads: int) -> tuple[str, float]:
+        """Run the trainer until it ends; return the end of its output, and its seconds."""
+        started = time.monotonic()
+        try:
+            status, output = process.run_program(
+                command,
+                environment={"OMP_NUM_THREADS": str(threads), **program.environment()},
+                log=self.log,
+                cwd=program.folder,
+            )
+        except BaseException as error:
+            _remove_partial(self.files)
+            if isinstance(error, process.Stopped):
                 self.say("")  # ends the line of a progress bar
-            if status != 0:
-                _remove_partial(files)
-                raise self._failure(output, status)
-        return self._accept(output, seconds)
+                error.said = f"run {self.order.run}: {self._kept()}"
+            raise
+        seconds = time.monotonic() - started
+        if not output.endswith("\n"):
+            self.say("")  # ends the line of a progress bar
+        if status != 0:
+            _remove_partial(self.files)
+            raise self._failure(output, status)
+        return output, seconds
 
     def _accept(self, output: str, seconds: float) -> Record:
         """Give a new and complete result its name, and write its record.
@@ -287,7 +294,10 @@ class _Training:
         atomic.open_to_group(files.work, f"{glob.escape(run)}*.safetensors")
         atomic.link(files.last, files.weights)
         described = describe_copy(self.order, self.record)
-        figures: dict[str, object] = {
+        figures = printed_figures(output)
+        if self.resume.state is not None:
+            figures.pop("steps", None)  # the bar counts the steps since the resume
+        figures |= {
             "seconds": round(seconds, 3),
             "device": gpu.device(),
             "files": digests_in(files.output, [files.weights.name, described]),
@@ -325,3 +335,18 @@ class _Training:
         if self.resume.state is not None:
             hints.insert(0, f"if the state {self.resume.state} is damaged, delete it")
         return TrainingError(f"run {self.order.run}: {reason}", hint="; ".join(hints))
+
+
+def printed_figures(output: str) -> dict[str, Any]:
+    """Return the number of steps and the last mean loss, as far as a trainer's output has them.
+
+    The programs draw a bar: `steps: 100%|███| 60/60 [01:02<00:00,  1.03s/it, avr_loss=0.0912]`.
+    """
+    bars = _BAR.findall(output)
+    if not bars:
+        return {}
+    steps, postfix = bars[-1]
+    figures: dict[str, Any] = {"steps": int(steps)} if int(steps) else {}
+    if loss := _LOSS.search(postfix):
+        figures["loss_end"] = float(loss[1])
+    return figures

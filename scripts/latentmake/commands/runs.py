@@ -1,0 +1,89 @@
+"""`latentmake runs`: print the ledger of all trainings in the histories of runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import typer
+
+from latentmake.base.errors import ConfigError, nearest
+from latentmake.base.machine import human
+from latentmake.commands.project import run_names, table
+from latentmake.pages.trainings import write_ledger
+from latentmake.plan.facts import Facts
+from latentmake.runs.ledger import COLUMNS, ledger, remembered
+
+_HEADS = {
+    **{"began": "when", "run": "run", "trigger": "trigger", "items": "items", "added": "added"},
+    **{"removed": "removed", "edited": "edited", "device": "device", "memory": "memory"},
+    **{"steps": "steps", "steps_per_second": "steps/s", "loss_start": "loss before"},
+    **{"loss_end": "loss after", "held_out": "held-out loss", "ended": "state"},
+    "weights": "weights",
+}
+"""Column -> its head in a table for people."""
+_TEXTS = ("when", "run", "trigger", "device", "state", "weights")
+_LONGEST = 60  # characters of a state
+
+
+def runs(
+    facts: Facts,
+    runs: Sequence[str] | None,
+    sort: str,
+    as_csv: bool,
+    open_page: bool,
+    as_json: bool,
+) -> None:
+    """List all trainings of runs: when, data, device, speed, losses and weights."""
+    if sort not in COLUMNS:
+        guess = nearest(sort, COLUMNS)
+        hint = f"did you mean `{guess}`?" if guess else f"columns: {', '.join(COLUMNS)}"
+        raise ConfigError("there is no such column", where=f"--sort {sort}", hint=hint)
+    names = remembered()
+    run_names(facts.config, [name for name in runs or () if name not in names])
+    rows = ledger(name for name in names if not runs or name in runs)
+    if sort != COLUMNS[0]:
+        rows.sort(key=lambda row: (row[sort] is None, row[sort]))
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    elif as_csv:
+        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row | {"weights": " ".join(row["weights"])} for row in rows)
+    elif rows:
+        heads, lines = shown(rows)
+        table(heads, lines, numbers={*heads} - {*_TEXTS})
+    else:
+        typer.echo("no run has been trained yet")
+    if open_page:
+        path = write_ledger(*shown(rows), [(row["began"], row["folder"]) for row in rows])
+        typer.echo(path, err=as_json or as_csv)
+        typer.launch(path.absolute().as_uri())
+
+
+def shown(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the ledger as texts, without columns that have no value."""
+    texts = [dict(_texts(row)) for row in rows]
+    heads = [head for head in _HEADS.values() if any(text[head] for text in texts)]
+    return heads, [[text[head] for head in heads] for text in texts]
+
+
+def _texts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for column, head in _HEADS.items():
+        value = row[column]
+        match column:
+            case "began":
+                text = value[:16]
+            case "memory":
+                text = "" if value is None else human(value)
+            case "ended":
+                text = f"{value[:_LONGEST]}..." if value[_LONGEST:] else value or "finished"
+            case "weights":
+                text = value[0] if value else "" if row["ended"] else "gone"
+            case _:
+                text = f"{value:.4g}" if isinstance(value, float) else str(value or "")
+                text = "0" if value == 0 else text
+        yield head, text
