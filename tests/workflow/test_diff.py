@@ -58,7 +58,8 @@ renamed   shapes/ant -> shapes/emmet
     after = twice.ask("diff", "tiny@1", "tiny").output
     assert lines in after and caption in after
     assert "\nsetting   rank 2 -> 4\n" in after
-    assert re.search(r"^loss at the end  [\d.]+ -> [\d.]+$", after, re.MULTILINE)
+    assert re.search(r"^result    loss at the end [\d.]+ -> [\d.]+$", after, re.MULTILINE)
+    assert "\nresult    steps 2\n" in after
     assert "the same pictures and captions" in twice.ask("diff", "tiny").output
 
     values = said(twice, "diff", "tiny@1", "tiny")

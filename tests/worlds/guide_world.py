@@ -149,7 +149,7 @@ GUIDES: dict[str, Guide] = {
     "guides/install-trainers.md": Guide(trainer_guides.installed_trainers, "trainers"),
     "guides/kohya.md": Guide(trainer_guides.kohya, shrink=trainer_guides.SMALL_FILES),
     "guides/machine.md": Guide(style_guides.carried, shrink=style_guides.SMALL),
-    "guides/memory.md": Guide(sample),
+    "guides/memory.md": Guide(style_guides.trained),
     "guides/model.md": Guide(style_guides.built),
     "guides/musubi-tuner.md": Guide(trainer_guides.musubi, "trainers", trainer_guides.SMALL),
     "guides/results.md": Guide(style_guides.trained, shrink=style_guides.SHORT),

@@ -15,18 +15,19 @@ from typing import Any
 import typer
 
 from latentmake.base.errors import ConfigError, SourceError
+from latentmake.base.machine import human
 from latentmake.commands.named_trainings import Training, training_of
 from latentmake.commands.project import plan_of, printable
 from latentmake.data.contents import Contents
 from latentmake.pages.trainings import write_diff
 from latentmake.plan.facts import Facts
 from latentmake.plan.product import Difference
-from latentmake.runs.differences import Changes, compare, figures, settings, words
+from latentmake.runs.differences import MEMORY, Changes, compare, figures, settings, words
 from latentmake.runs.history import RosterItem, items_of
 
 _SHOWN = 20  # most items of one kind that are printed
 _KEPT = 25  # characters that are printed on either side of an edit
-_STYLES = {"-": ("[-{}-]", "red"), "+": ("{{+{}+}}", "green"), "": ("{}", None)}
+_STYLES = {"-": ("[-{}-]", "red"), "+": ("{{+{}+}}", "green")}
 
 
 def diff(facts: Facts, old: str, new: str | None, open_page: bool, as_json: bool) -> None:
@@ -134,15 +135,13 @@ def _lines(content: dict[str, Any], changes: Changes | None) -> Iterator[str]:
     yield " -> ".join(map(_titled, (content["old"], content["new"])))
     rows: list[Iterator[tuple[str, str]]] = []
     if changes is None:
-        yield "items     unknown: an earlier release has trained them"
+        yield "items     unknown: no roster of an earlier training is left"
     else:
         yield f"items     {changes.summary or 'the same pictures and captions'}"
         rows = [*_item_rows(changes)]
     rows.append(("setting", str(Difference(**values))) for values in content["settings"])
-    pairs = content["figures"].items()
-    rows.append((name, f"{_number(was)} -> {_number(now)}") for name, (was, now) in pairs)
-    for label, text in chain(*rows):
-        yield f"{label:<10}{text}" if len(label) < 10 else f"{label}  {text}"
+    rows.append(("result", _figure(name, *pair)) for name, pair in content["figures"].items())
+    yield from (f"{label:<10}{text}" for label, text in chain(*rows))
 
 
 def _titled(training: Mapping[str, Any]) -> str:
@@ -176,15 +175,18 @@ def edited(before: str, after: str) -> str:
     parts = words(before, after)
     line = ""
     for number, (mark, text) in enumerate(parts):
-        shown = " ".join(f"|{text}|".split())[1:-1]
+        shown = " ".join(f"|{text}|".split())[1:-1]  # keeps one space at either end
+        # A terminal would carry out an escape sequence in a caption.
+        shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)
         if not mark:
-            first, last = number == 0, number == len(parts) - 1
-            shown = _shortened(shown, start=not first, end=not last)
+            line += _shortened(shown, start=number > 0, end=number < len(parts) - 1)
+            continue
+        inner = shown.strip() or shown
         form, colour = _STYLES[mark]
-        shown = form.format(shown)
-        if colour and not os.environ.get("NO_COLOR"):
-            shown = typer.style(shown, fg=colour)
-        line += shown
+        marked = form.format(inner)
+        if not os.environ.get("NO_COLOR"):
+            marked = typer.style(marked, fg=colour)
+        line += shown.replace(inner, marked) if inner != shown else marked
     return line
 
 
@@ -194,5 +196,7 @@ def _shortened(text: str, *, start: bool, end: bool) -> str:
     return f"{head}...{tail}" if len(text) > len(head) + len(tail) + 3 else text
 
 
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.6g}"
+def _figure(name: str, old: float | None, new: float | None) -> str:
+    shown = human if name == MEMORY else "{:.4g}".format
+    texts = ["unknown" if value is None else shown(value) for value in (old, new)]
+    return f"{name} {' -> '.join(dict.fromkeys(texts))}"

@@ -18,6 +18,8 @@ from latentmake.runs.order import Record
 
 _TOKEN = re.compile(r"\w+(?:['’-]\w+)*|\s+|.", re.DOTALL)
 _COMPARED = ("repeats", "resolutions", "view", "validation", "is_reg")
+MEMORY = "peak memory"
+"""Name of a figure, which is a number of bytes."""
 _CACHES = re.compile(r"caches of (.+)/[^/]*")
 
 Place = tuple[str, str]
@@ -154,7 +156,7 @@ def figures(old: Record, new: Record) -> Iterator[tuple[str, float | None, float
         ("held-out loss", old.held_out, new.held_out),
         ("steps", old.steps, new.steps),
         ("seconds", old.seconds or None, new.seconds or None),
-        ("peak memory in bytes", old.memory or None, new.memory or None),
+        (MEMORY, old.memory or None, new.memory or None),
     ):
         if (was, now) != (None, None):
             yield name, was, now
