@@ -60,7 +60,9 @@ renamed   shapes/ant -> shapes/emmet
     assert "\nsetting   rank 2 -> 4\n" in after
     assert re.search(r"^result    loss at the end [\d.]+ -> [\d.]+$", after, re.MULTILINE)
     assert "\nresult    steps 2\n" in after
-    assert "the same pictures and captions" in twice.ask("diff", "tiny").output
+    assert twice.ask("diff", "tiny").output.endswith("items     the same pictures and captions\n")
+    since = twice.ask("diff", "tiny@1").output
+    assert lines in since and since.endswith("\nsetting   rank 2 -> 4\n")
 
     values = said(twice, "diff", "tiny@1", "tiny")
     assert said(twice, "diff", "kept.safetensors", "tiny")["items"] == values["items"]

@@ -16,14 +16,15 @@ import typer
 
 from latentmake.base.errors import ConfigError, SourceError
 from latentmake.base.machine import human
-from latentmake.commands.named_trainings import Training, training_of
+from latentmake.commands.named_trainings import Training, is_present, training_of
 from latentmake.commands.project import plan_of, printable
 from latentmake.data.contents import Contents
 from latentmake.pages.trainings import write_diff
 from latentmake.plan.facts import Facts
-from latentmake.plan.product import Difference
+from latentmake.plan.product import Difference, judge
 from latentmake.runs.differences import MEMORY, Changes, compare, figures, settings, words
 from latentmake.runs.history import RosterItem, items_of
+from latentmake.runs.order import RunOrder
 
 _SHOWN = 20  # most items of one kind that are printed
 _KEPT = 25  # characters that are printed on either side of an edit
@@ -71,16 +72,30 @@ def _since(facts: Facts, last: Training) -> tuple[dict[str, Any], Changes | None
         raise ConfigError("the configuration has no such run", where=run, hint=hint)
     before = items_of(last.folder)
     changes = None if before is None else compare(before, todays_items(facts, run, before))
-    reasons = plan_of(facts, [run]).runs[run].reasons
-    if changes:  # they are named one by one
-        reasons = [reason for reason in reasons if not reason.name.startswith("items of ")]
     content = {
         "old": last.values(),
         "new": {"name": "today", "run": run},
-        "settings": [reason._asdict() for reason in reasons],
+        "settings": [difference._asdict() for difference in _todays_settings(facts, last)],
         "figures": {},
     }
     return content, changes
+
+
+def _todays_settings(facts: Facts, last: Training) -> list[Difference]:
+    """Return differences of today's settings and network from those of a training.
+
+    If it is the training of the run's result, these are the reasons to train, without items.
+    """
+    plan, record = plan_of(facts, [last.run]).runs[last.run], last.record
+    if is_present(last):
+        return [reason for reason in plan.reasons if not reason.name.startswith("items of ")]
+    if not isinstance(plan.trainer, RunOrder):
+        return []
+    order = plan.trainer.like(record, record.dataset)
+    today = order.product(order.wanted(record.dataset, [record.parts]), record)
+    named = {name: today.parts.get(name) for name in ("settings", "network")}
+    parts = record.parts | {name: part for name, part in named.items() if part}
+    return judge(today._replace(parts=parts, files=()), record)
 
 
 def todays_items(facts: Facts, run: str, seen: Sequence[RosterItem]) -> Iterator[RosterItem]:

@@ -47,15 +47,20 @@ def finished(run: str) -> list[Training]:
 
     If the run has taken back the weights of an earlier training, that training is the first one.
     """
-    present = Record.read(result_folder(run) / RECORD)
-    ended = [(folder, record) for folder, record in trainings(run) if not record.ended]
-    if present is not None:
-        now = present.parts, present.roster
-        ended.sort(key=lambda training: (training[1].parts, training[1].roster) != now)
+    ended = [Training(run, run, *pair) for pair in trainings(run) if not pair[1].ended]
+    ended.sort(key=is_present, reverse=True)
     return [
-        Training(f"{run}@{number}" if number else run, run, folder, record)
-        for number, (folder, record) in enumerate(ended)
+        training._replace(name=f"{run}@{number}") if number else training
+        for number, training in enumerate(ended)
     ]
+
+
+def is_present(training: Training) -> bool:
+    """Whether a training made the present result of its run."""
+    present = Record.read(result_folder(training.run) / RECORD)
+    if present is None or present.parts != training.record.parts:
+        return False
+    return present.roster in ("", training.record.roster)  # earlier releases have no roster
 
 
 def training_of(config: Config, text: str) -> Training:
