@@ -19,6 +19,7 @@ ASKING = [
     ("status", "tiny", "--json"),
     ("explain", "data/shapes/ant.png"),
     ("check",),
+    ("cost", "tiny", "--set", "models.micro.dtype=float16"),
     ("verify",),
     ("doctor",),
     ("prune",),

@@ -24,7 +24,7 @@ from latentmake.pages.plan_report import counted
 from latentmake.plan.build_locks import alone
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS
-from latentmake.plan.run_plan import RunPlan
+from latentmake.plan.run_plan import Plan, RunPlan
 
 _HEADERS = ["dataset", "model", "kind", "items", "files", "bytes", "then files", "then bytes"]
 
@@ -40,15 +40,15 @@ def cost(
     """Show files, bytes and time of runs, now and after the next build."""
     names, hourly = run_names(facts.config, runs), _price(price)
     then = with_changes(facts, changes) if changes else facts
-    before = plan_of(facts, names)
+    before = _planned(facts, names)
     with alone() if trial else contextlib.nullcontext():
-        plan = plan_of(then, names, batched=trial is not None)
+        plan = _planned(then, names, batched=trial is not None)
         times: Mapping[str, Times] = {}
         if trial is not None:
             from latentmake.commands.trial import tried
 
             times = tried(then, plan, trial)
-            plan = plan_of(then, names)
+            plan = _planned(then, names)
         bills = [
             _bill(then, plan.runs[name], cost_rows(facts, before.runs[name]), times, hourly)
             for name in names
@@ -58,6 +58,13 @@ def cost(
         return
     for bill in bills:
         _show(bill)
+
+
+def _planned(facts: Facts, names: Sequence[str], *, batched: bool = False) -> Plan:
+    """Return the plan of runs, without prompts that wait for another training."""
+    plan = plan_of(facts, names, batched=batched)
+    plan.leave_out_prompts([name for name in names if facts.config.runs[name].trainer is None])
+    return plan
 
 
 def _price(text: str | None) -> float | None:

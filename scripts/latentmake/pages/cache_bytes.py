@@ -1,8 +1,8 @@
 """Bytes of a build's cache files before anything was encoded.
 
 The encoders' files and the items give the shapes of all tensors, see `models.cache_sizes`. The
-result is unknown in three cases: the files are not on this disk, a program encodes whose files are
-not known, or captions have no tokenizer or are at a URL.
+result is unknown in three cases: the files are not on this disk, the row of the architecture does
+not say what its program writes, or captions have no tokenizer or are at a URL.
 """
 
 from __future__ import annotations

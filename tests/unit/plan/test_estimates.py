@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from item_world import work_of
-from latentmake.base.machine import Need
+from latentmake.base.machine import Need, shortages
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import Cluster
 from latentmake.config.models import Model
@@ -146,6 +146,16 @@ def test_bytes_are_known_before_any_job_where_the_files_of_the_encoders_say_them
     assert [*lines(Memo(None), [texts])] == ["text of tiny: about 0.2 MB"]  # equal captions
     Path("text/config.json").write_text(json.dumps({"model_type": "t5", "d_model": 4096}))
     assert not [*lines(Memo(None), [texts])]  # a T5 without a tokenizer
+
+
+def test_a_first_build_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Facts, "recipe", lambda *_: {"dtype": "float32"})
+    monkeypatch.setattr("latentmake.base.machine.free", lambda _: 2_000_000)
+    Path("vae").mkdir()
+    Path("vae/config.json").write_text(json.dumps(VAE))
+    (error,) = shortages(needs(Memo(None), [order_of()]))
+    assert "2.5 MB of latents of tiny must be written, but only 2.0 MB is free" in str(error)
+    assert not [*shortages(needs(Memo(None), [order_of(count=50)]))]
 
 
 def test_bytes_of_another_recipe_do_not_follow_from_past_jobs(
