@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 RUN = Path("runs/cats")
 MANIFEST = RUN / "manifest.jsonl"
-PACKED = gzip.compress(b'{"dataset": "cats", "stem": "a"}\n')
+PACKED = gzip.compress(b'{"dataset": "cats", "stem": "a"}\n', mtime=0)
 
 
 def cache(path: str, source: str, **metadata: str) -> str:
@@ -138,7 +138,11 @@ def test_a_result_of_an_earlier_release_is_in_the_history_from_its_manifest() ->
     assert history.weights_of("cats", record) == [RUN / "lora"]
 
 
-@pytest.mark.parametrize("content", [PACKED[:-9], b"no gzip", gzip.compress(b'{"stem": 1}\n')])
+@pytest.mark.parametrize(
+    "content",
+    [PACKED[:-9], b"no gzip", gzip.compress(b'{"stem": 1}\n')],
+    ids=["cut", "other", "damaged"],
+)
 def test_a_damaged_roster_is_unknown_and_written_again(content: bytes) -> None:
     manifest(a="a red cat")
     train()
