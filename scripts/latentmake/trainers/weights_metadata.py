@@ -205,7 +205,7 @@ def _further(order: RunOrder, record: Record, items: Iterable[RosterItem]) -> di
 def _thumbnail(path: Path) -> str:
     from PIL import Image
 
-    with Image.open(path) as image:
+    with Image.open(path, formats=["PNG"]) as image:
         image.thumbnail((_SIDE, _SIDE))
         return embedded(image.convert("RGB"), "webp", quality=75)
 
