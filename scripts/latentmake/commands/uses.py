@@ -94,7 +94,7 @@ def contents_of(facts: Facts, paths: Iterable[str]) -> tuple[set[str], set[str]]
 
 def files_with(facts: Facts, folders: Iterable[Path], contains: _Contains) -> Iterator[str]:
     """Yield the files below folders that contain a picture or text."""
-    for folder in folders:
+    for folder in (folder.parent if folder.is_file() else folder for folder in folders):
         for place, folders_below, names in os.walk(folder):
             folders_below.sort()
             for name in sorted(names):
@@ -193,14 +193,13 @@ def _has(facts: Facts, path: Path, contains: _Contains) -> bool:
 def _folders(facts: Facts) -> dict[str, list[Path]]:
     """Return kind of files -> folders of such files. Exports may lie beside the images."""
     config = facts.config
-    places = (Path(dataset.path) for dataset in config.datasets.values())
-    folders = {
-        "files": [place if place.is_dir() else place.parent for place in places if place.exists()],
+    return {
+        "files": [*filter(Path.exists, (Path(data.path) for data in config.datasets.values()))],
         "cache": [Path("cache")],
         "store": [STORE],
         "published": [Path(config.publish.path)],
+        "exported": [Path(folder) for folder in [config.export.folder] if folder],
     }
-    return folders | ({"exported": [Path(config.export.folder)]} if config.export.folder else {})
 
 
 # -- output ---------------------------------------------------------------------------------------

@@ -78,6 +78,8 @@ class Layout:
         clip_name: pattern of the name of a clip, whose first group is the name of its video.
         bucket_side: step between the sides of musubi-tuner's buckets in pixels; None if the
             dataset sets it.
+        has_frames: whether latents have an axis of frames, [C, F, h, w], and caches have the
+            tensors of musubi-tuner.
         npz: whether cache files are `.npz` and not `.safetensors`.
         names_architecture: whether the recipe of latents contains the model's architecture.
         numbered_controls: whether an item has several control images with numbers in their names;
@@ -97,6 +99,7 @@ class Layout:
     longest_ending: str
     external = True
     flat = False
+    has_frames = False
     sections = False
     clip_name: re.Pattern[str] | None = None
     bucket_side: int | None = None
@@ -377,6 +380,7 @@ class Musubi(Layout):
     encoding = "wan"
     encoders: ClassVar = {"latents": ("wan", "latents"), "text": ("text", "umt5")}
     flat = True
+    has_frames = True
 
     def __init__(self, architecture: str = "") -> None:
         # Wan came first: its layout has no suffix, because its models have no `architecture`.

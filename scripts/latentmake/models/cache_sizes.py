@@ -91,7 +91,7 @@ def latents_tensors(
     height, width = size.height // side, size.width // side
     if layout.npz:
         return _arrays(model, (channels, height, width), size, flips=flips, masks=masks)
-    if layout.encoding != "wan":
+    if not layout.has_frames:
         return {"latents": (dtype, (channels, height, width))}
     sides = ((frames - 1) // span + 1, height, width)
     shapes = {"latents": (channels, *sides)}
@@ -152,7 +152,7 @@ def _vae(model: Model) -> tuple[int, int, int] | None:
     if not model.spec.encodes:
         cached = model.spec.maker.cached_latents
         return cached and (cached[1], model.spec.maker.pixels, 1)
-    if layout_of(model.layout_name).encoding == "wan":
+    if layout_of(model.layout_name).has_frames:
         return _WAN
     path, config = Path(model.vae.path or ""), network_config(model.vae)
     if config is None and path.is_file():
@@ -195,7 +195,7 @@ def text_tensors(model: Model, tokens: Sequence[int]) -> Tensors | None:
         if pooled := _pooled_width(model, number):
             tensors[f"{name}.pooled"] = dtype, (pooled,)
         tensors[f"{name}.attention_mask"] = "int64", (count,)
-    if layout.encoding == "wan":
+    if layout.has_frames:
         return {f"varlen_t5_{dtype}": tensors[hidden_state(0)]}
     if layout.npz:
         return _text_arrays(model, tensors)
@@ -253,7 +253,7 @@ def _text_arrays(model: Model, tensors: Tensors) -> Tensors:
 def _width(model: Model, weights: TextWeights) -> int | None:
     """Return the width of an encoder's embeddings; None if no file says it."""
     width = text_width(weights)
-    if width is not None or layout_of(model.layout_name).encoding != "wan":
+    if width is not None or not layout_of(model.layout_name).has_frames:
         return width
     path = Path(weights.path or "")
     tensors = contents_of(path)[0] if path.suffix == ".safetensors" else {}

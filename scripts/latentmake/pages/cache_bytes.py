@@ -84,7 +84,7 @@ def _latents(facts: Facts, part: Part, pairs: Pairs, _seen: Collection[str]) -> 
             placing = placing_of(layout, settings, item, target, image, view)
             stamped = stamp(key=_DIGEST, source=_DIGEST, recipe=recipe, view=placing)
             metadata = {} if layout.npz else plain_latents_metadata(1.0, 0.0, image, placed)
-            if layout.encoding == "wan":
+            if layout.has_frames:
                 metadata = musubi_latents_metadata(*image, frames)
             by_view[view_key] = file_bytes(layout, tensors, metadata | stamped)
         total += by_view[view_key]
@@ -109,7 +109,7 @@ def _texts(facts: Facts, part: Part, pairs: Pairs, seen: set[str]) -> float:
         if (tensors := text_tensors(model, tokens)) is None:
             raise ValueError("its size is unknown")
         metadata = {} if layout.npz else {"caption": caption}
-        if layout.encoding == "wan":
+        if layout.has_frames:
             metadata = text_metadata(caption)
         total += file_bytes(layout, tensors, metadata | same)
     return total

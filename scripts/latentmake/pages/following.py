@@ -164,14 +164,11 @@ def _loss_rows(losses: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
 def _summary(metrics: Metrics) -> str:
     base, adapter = metrics.loss["base"], metrics.loss["adapter"]
     change = (adapter - base) / base * 100 if base else 0.0
-    items = counted(len(metrics.results), "held-out item")
+    begin = f"On {counted(len(metrics.results), 'held-out item')} the adapter"
     if abs(change) < 0.05:
-        return f"On {items} the adapter changes the loss by less than 0.05 %."
+        return f"{begin} changes the loss by less than 0.05 %."
     word = "lowers" if change < 0 else "raises"
-    return (
-        f"On {items} the adapter {word} the loss by {abs(change):.1f} %, "
-        f"from {base:.4g} to {adapter:.4g}."
-    )
+    return f"{begin} {word} the loss by {abs(change):.1f} %, from {base:.4g} to {adapter:.4g}."
 
 
 def refuse_following(config: Config, run: str, word: str) -> None:

@@ -99,7 +99,7 @@ def _samples(label: str, folder: Path) -> list[dict[str, Any]]:
 
     place = folder / SAMPLES
     try:
-        with Image.open(place) as picture:
+        with Image.open(place, formats=["WEBP"]) as picture:
             width, height = picture.size
         data = base64.b64encode(place.read_bytes()).decode()
     except (OSError, UnidentifiedImageError):

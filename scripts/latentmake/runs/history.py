@@ -316,7 +316,7 @@ def _small(pictures: Sequence[Path]) -> bytes:
     """Return a WebP picture of sample pictures, side by side, that are scaled down."""
     from PIL import Image
 
-    opened = [Image.open(path).convert("RGB") for path in pictures]
+    opened = [Image.open(path, formats=["PNG"]).convert("RGB") for path in pictures]
     height = max(picture.height for picture in opened)
     row = Image.new("RGB", (sum(picture.width for picture in opened), height))
     left = 0

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from latentmake.base import atomic
 from latentmake.base.errors import UserError, first_line, storage_error
+from latentmake.encode import gpu
 from latentmake.plan.earlier import BASIS
 from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN, run_folder
 from latentmake.plan.product import Parts
@@ -71,6 +72,7 @@ def begin(
     make_room(files, record.parts, weights, continued)
     if files.output != run_folder(order.run):  # a trial, which is not remembered
         return record
+    record = record.model_copy(update={"device": gpu.device()})
     return history.begin(order.run, history.roster_of(Path(order.manifest)), record)
 
 

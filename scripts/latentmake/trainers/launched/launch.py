@@ -299,7 +299,6 @@ class _Training:
             figures.pop("steps", None)  # the bar counts the steps since the resume
         figures |= {
             "seconds": round(seconds, 3),
-            "device": gpu.device(),
             "files": digests_in(files.output, [files.weights.name, described]),
         }
         record = self.record.model_copy(update=figures)

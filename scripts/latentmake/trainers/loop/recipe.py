@@ -33,7 +33,6 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError
 from latentmake.base.progress import say
 from latentmake.config.trainers import LoopTrainer
-from latentmake.encode import gpu
 from latentmake.encode.encoders.device import attempt, pick_device
 from latentmake.formats.video import write_mp4
 from latentmake.runs.order import Record
@@ -493,11 +492,6 @@ class Recipe:
     def describe(self, record: Record, steps: int) -> None:
         """Write the metadata of a training, after this many steps, into files from now on."""
         self.metadata = metadata_of(self.order, record, steps)
-
-    @property
-    def device(self) -> str:
-        """Name of the device, for the record."""
-        return gpu.device()
 
     def place(self, network: Network, device: torch.device, *, lend: bool = False) -> None:
         """Move a network to a device. If `lend`, it may leave the device to make room for a VAE."""

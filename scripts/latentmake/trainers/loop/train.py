@@ -507,7 +507,6 @@ class Training:
             "seconds": round(self.seconds, 3),
             "mixed_precision": self.settings.mixed_precision,
             "held_out": self.held_out_loss,
-            "device": self.recipe.device,
         }
         if device.type == "cuda":
             figures["memory"] = torch.cuda.max_memory_allocated(device)
