@@ -103,9 +103,9 @@ def _bill(
         "rows": rows,
         "stale": dict(stale),
         "linked": sum(bool(target.at_hand) for target in targets),
-        "encoding": {work: time and time._asdict() for work, time in encoding.items()},
+        "encoding": {work: time and time.values for work, time in encoding.items()},
         "trains": plan.training_order is not None,
-        "training": training and training._asdict(),
+        "training": training and training.values,
         "price": None,
     }
     several = [*encoding.values(), *([training] if bill["trains"] else [])]

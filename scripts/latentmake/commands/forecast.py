@@ -60,6 +60,11 @@ class Times(NamedTuple):
             error = _ERRORS * statistics.stdev(paces) / math.sqrt(len(paces))
         return cls(mean, max(mean - error, 0.0), mean + error, basis, starting)
 
+    @property
+    def values(self) -> dict[str, float | str]:
+        """Time, range and basis by name."""
+        return {name: getattr(self, name) for name in ("seconds", "low", "high", "basis")}
+
     def of(self, units: float) -> Times:
         """Return the time of so many units."""
         several = (self.seconds, self.low, self.high)

@@ -45,6 +45,11 @@ def tried(facts: Facts, plan: Plan, count: int) -> dict[str, Times]:
             orders.setdefault(order.work, []).append(order)
         try:
             paces = {work: _encoded(several) for work, several in orders.items()}
+            # A build's jobs are processes of their own: each imports what here the first one did.
+            starting = max((pace.starting for pace in paces.values() if pace), default=0.0)
+            paces = {
+                work: pace and pace._replace(starting=starting) for work, pace in paces.items()
+            }
             for name, run in plan.runs.items():
                 paces[f"training {name}"] = trained(facts, run, folder / f"run-{name}", places)
         finally:

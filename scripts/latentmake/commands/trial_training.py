@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from latentmake import backends
 from latentmake.base import atomic
 from latentmake.commands.forecast import Times
 from latentmake.plan.facts import Facts
+from latentmake.plan.manifest import Member
 from latentmake.plan.run_plan import RunPlan, members
 from latentmake.runs.order import Record
 from latentmake.runs.rows import lines_of, row_of
@@ -41,17 +44,34 @@ def trained(facts: Facts, plan: RunPlan, folder: Path, places: Mapping[str, str]
 
 
 def _rows(facts: Facts, plan: RunPlan, places: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the manifest of a trial."""
-    run = facts.config.runs[plan.name]
+    """Yield the rows of the manifest of a trial.
+
+    They are repeated, so that the datasets have the same shares as in the training, and
+    batches are full.
+    """
+    run, config = facts.config.runs[plan.name], facts.config
     keys = {part: state.keys_by_name() for part, state in plan.parts.items()}
-    for member in members(facts, run, keys, {}):
-        targets = {
-            part: [(places.get(path, path), key) for path, key in pairs]
-            for part, pairs in member.targets.items()
-        }
-        new = places.values()
-        if all(key or path in new for pairs in targets.values() for path, key in pairs):
-            yield row_of(member._replace(targets=targets), 1, facts.layout(run.model))
+    every = [_moved(member, places) for member in members(facts, run, keys, {})]
+    new = {*places.values()}
+    several = [
+        member
+        for member in every
+        if all(key or path in new for pairs in member.targets.values() for path, key in pairs)
+    ]
+    total, used = (Counter(member.dataset for member in some) for some in (every, several))
+    for member in several:
+        share = config.datasets[member.dataset].num_repeats * total[member.dataset]
+        repeats = math.ceil(share / used[member.dataset])
+        yield row_of(member, repeats, facts.layout(run.model))
+
+
+def _moved(member: Member, places: Mapping[str, str]) -> Member:
+    """Return an item with the paths of its files of the trial."""
+    targets = {
+        part: [(places.get(path, path), key) for path, key in pairs]
+        for part, pairs in member.targets.items()
+    }
+    return member._replace(targets=targets)
 
 
 def _pace(folder: Path) -> Times | None:
