@@ -123,7 +123,7 @@ class RunOrder(BaseModel, ABC):
         planned: time of the plan in nanoseconds; because of it, Snakemake takes no two orders for
             the same file.
         forced: whether the run is trained from the start even if its weights are up to date.
-        keep: number of trainings in the run's history.
+        keep: number of trainings in the run's history; 0 for a trial, which is not remembered.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

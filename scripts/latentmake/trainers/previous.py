@@ -26,7 +26,7 @@ from latentmake.base import atomic
 from latentmake.base.errors import UserError, first_line, storage_error
 from latentmake.encode import gpu
 from latentmake.plan.earlier import BASIS
-from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN, run_folder
+from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN
 from latentmake.plan.product import Parts
 from latentmake.runs import history
 from latentmake.runs.order import COPIED, Forced, Record, RunFiles, RunOrder, parts_in
@@ -70,7 +70,7 @@ def begin(
     """
     files = RunFiles(order)
     make_room(files, record.parts, weights, continued)
-    if files.output != run_folder(order.run):  # a trial, which is not remembered
+    if not order.keep:
         return record
     record = record.model_copy(update={"device": gpu.device()})
     return history.begin(order.run, history.roster_of(Path(order.manifest)), record)

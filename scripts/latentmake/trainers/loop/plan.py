@@ -69,7 +69,7 @@ class LoopBackend(Backend):
         values["output"] = str(folder)
         none = {"prompts": [], "captions": 0, "negative": None, "validates": None}
         short: TrainingOrder = order.with_settings(steps=steps, epochs=None)
-        return short.model_copy(update={**values, **none, "forced": False})
+        return short.model_copy(update={**values, **none, "forced": False, "keep": 0})
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
