@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -71,11 +72,11 @@ def _price(text: str | None) -> float | None:
     """Return the price of an hour, from `1.2/h` or `1.2`."""
     if text is None:
         return None
-    try:
-        return float(text.removesuffix("/h"))
-    except ValueError:
-        what, hint = "is no price of an hour", "write a number, such as 1.2/h"
-        raise ConfigError(what, where=f"--price {text}", hint=hint) from None
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(text.removesuffix("/h"))) < math.inf:
+            return value
+    what, hint = "is no price of an hour", "write a number, such as 1.2/h"
+    raise ConfigError(what, where=f"--price {text}", hint=hint)
 
 
 def _bill(

@@ -107,7 +107,9 @@ class WeightsExplanation(Explanation):
         return values
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        yield from self.described
+        for label, text in self.described:
+            # A terminal would carry out an escape sequence in the header of a foreign file.
+            yield label, "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
         for difference in self.differences:
             label = "differs" if difference.old != difference.new else "because"
             yield label, str(difference)

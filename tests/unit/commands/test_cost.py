@@ -157,6 +157,7 @@ def test_a_change_that_cannot_be_made_is_one_line(change: str, line: str) -> Non
     assert "\n" not in str(error.value) and "; " in str(error.value)
 
 
-def test_a_price_is_a_number_an_hour() -> None:
-    with pytest.raises(ConfigError, match="--price cheap: is no price of an hour"):
-        cost(make_facts(), ["cats"], None, None, "cheap", as_json=True)
+@pytest.mark.parametrize("price", ["cheap", "-1/h", "nan", "inf/h"])
+def test_a_price_is_a_number_an_hour(price: str) -> None:
+    with pytest.raises(ConfigError, match=f"--price {price}: is no price of an hour"):
+        cost(make_facts(), ["cats"], None, None, price, as_json=True)

@@ -131,8 +131,10 @@ def test_the_header_of_a_file_of_kohyas_is_told_in_the_same_form() -> None:
 def test_values_of_unexpected_kinds_break_nothing() -> None:
     odd = {"ss_tag_frequency": '{"a": 3, "b": {"c": "d"}}', "ss_dataset_dirs": "[1]"}
     odd |= {"latentmake.captions": "{", "ss_training_started_at": "long ago"}
-    lines = said(write("odd.safetensors", **odd, ss_sd_model_name="x"))
+    odd |= {"ss_sd_model_name": "x", "modelspec.title": "\x1b[31mred\na line"}
+    lines = said(write("odd.safetensors", **odd))
     assert "trained" not in lines and "tags" not in lines and "base        x" in lines
+    assert "title       \\x1b[31mred\\na line" in lines
 
 
 def test_no_file_of_weights_and_a_damaged_one_are_told_apart(
