@@ -97,17 +97,27 @@ def training_of(config: Config, text: str) -> Training:
 
 def _of_weights(path: Path) -> Training:
     """Return the training that wrote a file, or a folder of files, wherever it is now."""
-    files = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
-    noted = {name for file in files if (name := _noted(file))}
-    for run, folder, record in _all():
-        if folder.name in noted and record.roster:
-            return Training(str(path), run, folder, record)
-    digests = {digest.of_file(file, quiet=True) for file in files}
-    for run, folder, record in _all():
-        if digests and digests <= {*record.files.values()}:
-            return Training(str(path), run, folder, record)
+    for file in sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]:
+        if match := recognised(file):
+            return match[0]._replace(name=str(path))
     hint = "name a run, or the folder of its project with --directory"
     raise TrainingError("no training in runs/*/history wrote this file", where=path, hint=hint)
+
+
+def recognised(file: Path) -> tuple[Training, str] | None:
+    """Return the training that wrote a file, and how it was recognised; None if it is unknown.
+
+    A file is recognised by its digest, or by its header if another program changed it since.
+    """
+    name, noted = _noted(file), [Training(str(file), *row) for row in _all()]
+    named = [training for training in noted if name and training.folder.name == name]
+    same: list[Training] = []
+    if any(training.record.files for training in noted):
+        content = digest.of_file(file, quiet=True)
+        same = [training for training in noted if content in training.record.files.values()]
+    candidates = [training for training in same if training in named] or same or named
+    how = "by the digest of the file" if same else "by its header"
+    return (candidates[0], how) if candidates else None
 
 
 def _all() -> Iterator[tuple[str, Path, Record]]:

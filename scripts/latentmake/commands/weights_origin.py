@@ -18,16 +18,16 @@ from typing import Any
 
 import typer
 
-from latentmake.base import digest
 from latentmake.base.errors import SourceError, UserError
 from latentmake.commands.file_origin import Explanation
+from latentmake.commands.named_trainings import recognised
 from latentmake.commands.project import plan_of
 from latentmake.formats.cachefile import KEY
 from latentmake.formats.safetensors import Head, read_head
 from latentmake.plan.facts import Facts
 from latentmake.plan.product import Difference, judge, short, some
 from latentmake.runs.edited import item_differences
-from latentmake.runs.history import RosterItem, items_of, trainings
+from latentmake.runs.history import RosterItem, items_of
 from latentmake.runs.order import Record, RunOrder
 
 _SHOWN = 3  # captions in a line each
@@ -72,20 +72,10 @@ class Training:
         self.record: Record | None = None
         self.items: list[RosterItem] | None = None
         self.known_by = ""
-        noted = [
-            (folder.name, place, record)
-            for folder in sorted(Path("runs").glob("*"))
-            for place, record in trainings(folder.name)
-        ]
-        named = [row for row in noted if self.name and row[1].name == self.name]
-        has_digests = any(record.files for _, _, record in noted)
-        content = digest.of_file(path) if has_digests else ""
-        same = [row for row in noted if content and content in row[2].files.values()]
-        if rows := [row for row in same if row in named] or same or named:
-            self.run, place, self.record = rows[0]
-            self.items = items_of(place)
-            self.name = place.name
-            self.known_by = "by the digest of the file" if same else "by its header"
+        if match := recognised(path):
+            training, self.known_by = match
+            self.run, self.name, self.record = training.run, training.folder.name, training.record
+            self.items = items_of(training.folder)
 
 
 @dataclass
