@@ -146,7 +146,7 @@ def kept(options: Namespace) -> list[str]:
 
     It is empty unless the command lists untracked files.
     """
-    folders = ("logs", "benchmarks", "reports", "runs/*/previous")
+    folders = ("logs", "benchmarks", "reports", "runs/*/previous", "runs/*/history")
     paths = (path for folder in folders for path in Path().glob(f"{folder}/**/*"))
     return [str(path) for path in paths if path.is_file()] if options.list_untracked else []
 

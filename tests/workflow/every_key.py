@@ -564,6 +564,7 @@ MACHINES: dict[Key, Change] = {
     ("musubi_tuner", "num_workers"): Change(2),
     ("sd_scripts", "path"): Change("nowhere"),
     ("store", "keep"): Change("1 GB"),
+    ("history", "keep"): Change(5),
     **{
         ("runs", "trainer", name): Change("some words")
         for name in ("title", "trigger", "author", "license")
