@@ -34,8 +34,8 @@ BLANKS = [
     (r"events\.out\.tfevents\.\S+", "EVENTS"),
     (r"\b\d+\.\d{4,}(e-?\d+)?|\b\d+(\.\d+)?e-\d+", "NUMBER"),
     (r"(?<![0-9A-Za-z])([0-9a-f]{12,}(\.\d+(?=\.json))?|[0-9a-f]{8}\.\.)(?![0-9A-Za-z])", "DIGEST"),
+    (r"((seconds|began)['\"]?: ?)[\d.e-]+", r"\1TIME"),
     (r"(inode['\"]?: )\d+|\b\d{7,}\b", r"\1NUMBER"),
-    (r"(seconds['\"]?: ?)[\d.e-]+", r"\1TIME"),
     (r"((less than|about|up to|some) )?\b\d+(\.\d+)? ?(ms|s|min|h)\b", "TIME"),
     (r"(TIME, |\d, about )[\d.]+ [kM]?B\b", r"\1SIZE"),  # as the order of past jobs has it
     (r"loss \d+\.\d+ . \d+\.\d+", "loss NUMBER"),

@@ -334,7 +334,7 @@ class Order:
         return self.dataset_settings.on_error == "skip"
 
     def write(self) -> None:
-        """Write the order, with an mtime later than those of all target files and of its receipt.
+        """Write the order, with an mtime later than those of all target files; remove its receipt.
 
         A target file whose mtime lies in the future gets the present time. Otherwise the order
         would need a future mtime as well: it would be newer than its job's output, and Snakemake
@@ -353,6 +353,9 @@ class Order:
             same = self.path.read_bytes() == head and path.read_bytes() == items
             if new and same and not self.receipt.exists():
                 return
+        # The receipt is of an attempt that failed. Snakemake compares small inputs by their content,
+        # so it would not carry out an equal order again.
+        self.receipt.unlink(missing_ok=True)
         # The items are a file of their own, so that Snakemake need not digest them with its input.
         # They are written first: once the order exists, it is complete.
         atomic.write(path, items)
