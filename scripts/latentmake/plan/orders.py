@@ -353,7 +353,7 @@ class Order:
             same = self.path.read_bytes() == head and path.read_bytes() == items
             if new and same and not self.receipt.exists():
                 return
-        # The receipt is of an attempt that failed. Snakemake compares small inputs by their content,
+        # The receipt is of an attempt that failed. Snakemake compares small inputs by content,
         # so it would not carry out an equal order again.
         self.receipt.unlink(missing_ok=True)
         # The items are a file of their own, so that Snakemake need not digest them with its input.
