@@ -29,11 +29,7 @@ class UserError(LatentmakeError):
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         hint = f"; {self.hint}" if self.hint else ""
-        line = " ".join(f"{place}{self.what}{hint}".split())
-        # A terminal would carry out an escape sequence in a file's name.
-        line = "".join(
-            char if char.isprintable() else char.encode("unicode_escape").decode() for char in line
-        )
+        line = escaped(" ".join(f"{place}{self.what}{hint}".split()))
         if len(line) > _LONGEST_LINE:
             half = _LONGEST_LINE // 2 - 3
             line = f"{line[:half]} ... {line[-half:]}"
@@ -206,6 +202,16 @@ def joined(faults: Iterable[str], say: Callable[[str], object] | None = None) ->
         for fault in lines:
             say(f"faulty: {fault}")
     return f"{first} | and {len(others)} more"
+
+
+def escaped(text: str) -> str:
+    """Return a text with escaped control characters, such as those of a file's name.
+
+    A terminal would carry out an escape sequence.
+    """
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def first_line(error: BaseException) -> str:

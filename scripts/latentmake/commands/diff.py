@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from latentmake.base.errors import ConfigError, SourceError
+from latentmake.base.errors import ConfigError, SourceError, escaped
 from latentmake.base.machine import human
 from latentmake.commands.named_trainings import Training, is_present, training_of
 from latentmake.commands.project import plan_of, printable
@@ -91,8 +91,7 @@ def _todays_settings(facts: Facts, last: Training) -> list[Difference]:
         return [reason for reason in plan.reasons if not reason.name.startswith("items of ")]
     if not isinstance(plan.trainer, RunOrder):
         return []
-    order = plan.trainer.like(record, record.dataset)
-    today = order.product(order.wanted(record.dataset, [record.parts]), record)
+    today = plan.trainer.product_since(record, record.dataset)
     named = {name: today.parts.get(name) for name in ("settings", "network")}
     parts = record.parts | {name: part for name, part in named.items() if part}
     return judge(today._replace(parts=parts, files=()), record)
@@ -190,9 +189,7 @@ def edited(before: str, after: str) -> str:
     parts = words(before, after)
     line = ""
     for number, (mark, text) in enumerate(parts):
-        shown = " ".join(f"|{text}|".split())[1:-1]  # keeps one space at either end
-        # A terminal would carry out an escape sequence in a caption.
-        shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)
+        shown = escaped(" ".join(f"|{text}|".split())[1:-1])  # keeps one space at either end
         if not mark:
             line += _shortened(shown, start=number > 0, end=number < len(parts) - 1)
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +12,8 @@ from latentmake.commands.project import run_names
 from latentmake.config.root import Config
 from latentmake.formats.safetensors import read_head
 from latentmake.plan.manifest import result_folder
-from latentmake.runs.history import trainings, weights_of
-from latentmake.runs.ledger import began, remembered
+from latentmake.runs.history import all_trainings, remembered, trainings, weights_of
+from latentmake.runs.ledger import began
 from latentmake.runs.order import RECORD, Record
 
 _NAME = re.compile(r"(.+?)(?:@(\d+))?")
@@ -109,7 +108,7 @@ def recognised(file: Path) -> tuple[Training, str] | None:
 
     A file is recognised by its digest, or by its header if another program changed it since.
     """
-    name, noted = _noted(file), [Training(str(file), *row) for row in _all()]
+    name, noted = _noted(file), [Training(str(file), *row) for row in all_trainings()]
     named = [training for training in noted if name and training.folder.name == name]
     same: list[Training] = []
     if any(training.record.files for training in noted):
@@ -118,12 +117,6 @@ def recognised(file: Path) -> tuple[Training, str] | None:
     candidates = [training for training in same if training in named] or same or named
     how = "by the digest of the file" if same else "by its header"
     return (candidates[0], how) if candidates else None
-
-
-def _all() -> Iterator[tuple[str, Path, Record]]:
-    for run in remembered():
-        for folder, record in trainings(run):
-            yield run, folder, record
 
 
 def _noted(file: Path) -> str:

@@ -15,7 +15,8 @@ from latentmake.base.machine import human
 from latentmake.commands.project import run_names, table
 from latentmake.pages.trainings import write_ledger
 from latentmake.plan.facts import Facts
-from latentmake.runs.ledger import COLUMNS, ledger, remembered
+from latentmake.runs.history import remembered
+from latentmake.runs.ledger import COLUMNS, ledger
 
 _HEADS = {
     **{"began": "when", "run": "run", "trigger": "trigger", "items": "items", "added": "added"},

@@ -162,15 +162,14 @@ def _of_rosters(facts: Facts, path: str) -> tuple[set[str], set[str]]:
             stems[dataset] = str(Path(place).with_suffix(""))
     is_text = path.lower().endswith(_TEXT)
     sources, texts = set[str](), set[str]()
-    for folder in Path("runs").glob("*"):
-        for training, _ in history.trainings(folder.name):
-            for item in history.items_of(training) or ():
-                stem = stems.get(item.dataset)
-                if stem is not None and f"{item.stem}/".startswith(f"{stem}/"):
-                    if is_text:
-                        texts.update(item.texts)
-                    elif item.source:
-                        sources.add(item.source)
+    for _, training, _ in history.all_trainings():
+        for item in history.items_of(training) or ():
+            stem = stems.get(item.dataset)
+            if stem is not None and f"{item.stem}/".startswith(f"{stem}/"):
+                if is_text:
+                    texts.update(item.texts)
+                elif item.source:
+                    sources.add(item.source)
     return sources, texts
 
 
@@ -225,10 +224,10 @@ def _lines(
         copies = [*training["weights"], *training["saved"]]
         gone = "its weights are not here any more"
         yield f"{'':12}{f'weights: {some(copies)}' if copies else gone}"
-    yield from _advice(trained, files["files"])
+    yield from advice(trained, files["files"])
 
 
-def _advice(trained: Sequence[dict[str, Any]], present: Sequence[str]) -> Iterator[str]:
+def advice(trained: Sequence[dict[str, Any]], present: Sequence[str]) -> Iterator[str]:
     """Yield what to do to have no weights that contain the contents; `present` are their files."""
     copies = [path for training in trained for path in (*training["weights"], *training["saved"])]
     runs = dict.fromkeys(training["run"] for training in trained if training["weights"])
@@ -238,6 +237,9 @@ def _advice(trained: Sequence[dict[str, Any]], present: Sequence[str]) -> Iterat
     earlier = [str(run_folder(run) / PREVIOUS) for run in runs]
     if all(PREVIOUS in Path(path).parts for path in copies):
         yield f"only earlier weights contain it: delete {some(earlier)}"
+        return
+    if not runs:
+        yield f"only saved steps contain it: delete {some(copies)}"
         return
     first = f"delete {some(present)}, then run" if present else "run"
     targets = " ".join(f"train_{run}" for run in runs)

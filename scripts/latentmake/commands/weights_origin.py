@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from latentmake.base.errors import SourceError, UserError
+from latentmake.base.errors import SourceError, UserError, escaped
 from latentmake.commands.file_origin import Explanation
 from latentmake.commands.named_trainings import recognised
 from latentmake.commands.project import plan_of
@@ -98,8 +98,7 @@ class WeightsExplanation(Explanation):
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         for label, text in self.described:
-            # A terminal would carry out an escape sequence in the header of a foreign file.
-            yield label, "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+            yield label, escaped(text)
         for difference in self.differences:
             label = "differs" if difference.old != difference.new else "because"
             yield label, str(difference)
@@ -306,13 +305,11 @@ def _today(
         if not isinstance(order, RunOrder):
             return "unknown", "", []
         # While caches are outdated, the items tell what differs.
-        data = plan.lock or record.dataset
-        order = order.like(record, data)
-        want = order.wanted(data, [record.parts])
-        differences = judge(order.product(want, record)._replace(files=()), record)
+        today = order.product_since(record, plan.lock or record.dataset)
+        differences = judge(today._replace(files=()), record)
     except UserError as error:
         return "unknown", f"today's plan cannot be made: {error.what}", []
-    named = {"dataset", *(order.product(want, record).values["dataset"])}
+    named = {"dataset", *today.values["dataset"]}
     if counted:
         differences = [*counted, *(change for change in differences if change.name not in named)]
     if differences:

@@ -32,7 +32,14 @@ from latentmake.base.errors import SourceError, TrainingError
 from latentmake.base.state_file import read_state
 from latentmake.data.contents import read_caption
 from latentmake.formats.cachefile import header_of
-from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN, read_lock, run_folder
+from latentmake.plan.manifest import (
+    LEAVING,
+    PREVIOUS,
+    SEEN,
+    read_lock,
+    result_folder,
+    run_folder,
+)
 from latentmake.plan.product import Parts
 from latentmake.runs.order import COPIED, RECORD, Record, RunFiles, RunOrder, parts_in
 from latentmake.runs.rows import Row, rows_of
@@ -170,6 +177,24 @@ def trainings(run: str) -> list[tuple[Path, Record]]:
     return sorted((*noted, *earlier), key=age, reverse=True)
 
 
+def remembered() -> list[str]:
+    """Return the names of all runs with a history or a result, sorted."""
+    folders = run_folder("*").parent.glob("*/")
+    names = (path.name for path in folders if (path / "history").is_dir() or _has_result(path.name))
+    return sorted(names)
+
+
+def _has_result(run: str) -> bool:
+    return (result_folder(run) / RECORD).is_file()
+
+
+def all_trainings() -> Iterator[tuple[str, Path, Record]]:
+    """Yield run, folder and record of each known training, the newest of each run first."""
+    for run in remembered():
+        for folder, record in trainings(run):
+            yield run, folder, record
+
+
 def weights_of(run: str, record: Record) -> list[Path]:
     """Return the present paths of a training's weights, below the run's folder."""
     return [
@@ -187,19 +212,18 @@ def trainings_with(contains: Callable[[RosterItem], bool]) -> Iterator[dict[str,
     A training is a dictionary: run, Unix time of its start, why it did not end, the items, and the
     weights and saved steps that are still there.
     """
-    for folder in sorted(Path("runs").glob("*")):
-        saved = [(parts_in(copy / COPIED), copy) for copy in folder.rglob("saved/step-*")]
-        for place, record in trainings(folder.name):
-            items = filter(contains, items_of(place) or ())
-            if names := [f"{item.dataset}/{item.stem}" for item in items]:
-                yield {
-                    "run": folder.name,
-                    "began": record.began,
-                    "ended": record.ended,
-                    "items": names,
-                    "weights": [*map(str, weights_of(folder.name, record))],
-                    "saved": [str(copy) for parts, copy in saved if parts == record.parts],
-                }
+    for run, place, record in all_trainings():
+        items = filter(contains, items_of(place) or ())
+        if names := [f"{item.dataset}/{item.stem}" for item in items]:
+            saved = run_folder(run).rglob("saved/step-*")
+            yield {
+                "run": run,
+                "began": record.began,
+                "ended": record.ended,
+                "items": names,
+                "weights": [*map(str, weights_of(run, record))],
+                "saved": [str(copy) for copy in saved if parts_in(copy / COPIED) == record.parts],
+            }
 
 
 def items_of(folder: Path) -> list[RosterItem] | None:

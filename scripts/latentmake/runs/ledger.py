@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from latentmake.plan.manifest import result_folder, run_folder
 from latentmake.runs.differences import compare
 from latentmake.runs.history import RosterItem, items_of, trainings, weights_of
 from latentmake.runs.order import RECORD, Record
@@ -18,17 +17,6 @@ COLUMNS = (
     *("ended", "weights", "folder"),
 )
 """Columns of the ledger. Items are counted since the training of the same run before."""
-
-
-def remembered() -> list[str]:
-    """Return the names of all runs with a history or a result, sorted."""
-    folders = run_folder("*").parent.glob("*/")
-    names = (path.name for path in folders if (path / "history").is_dir() or _has_result(path.name))
-    return sorted(names)
-
-
-def _has_result(run: str) -> bool:
-    return (result_folder(run) / RECORD).is_file()
 
 
 def ledger(runs: Iterable[str]) -> list[dict[str, Any]]:

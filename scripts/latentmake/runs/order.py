@@ -210,6 +210,14 @@ class RunOrder(BaseModel, ABC):
         del last, data
         return self
 
+    def product_since(self, last: Record, data: str) -> Product:
+        """Return the weights as they would be trained now, to compare them with a record.
+
+        `data` is the digest of the run's caches.
+        """
+        order = self.like(last, data)
+        return order.product(order.wanted(data, [last.parts]), last)
+
     def reasons(self, lock: str | None) -> list[Difference]:
         """Return why the run must be trained, or its job must write files again.
 
@@ -218,12 +226,12 @@ class RunOrder(BaseModel, ABC):
         Args:
             lock: digest of the run's caches; None if some are outdated, which is a reason already.
         """
-        order, last = self, Record.read(RunFiles(self).finished.record)
-        data = lock or (last.dataset if last else "")
+        last = Record.read(RunFiles(self).finished.record)
         if last:
-            order = self.like(last, data)
-        want = order.wanted(data, [last.parts] if last else [])
-        differences = judge(order.product(want, last), last)
+            product = self.product_since(last, lock or last.dataset)
+        else:
+            product = self.product(self.wanted(lock or "", []))
+        differences = judge(product, last)
         damaged = filter(is_damaged, [RunFiles(self).record])
         return differences or [Difference(f"{path} is damaged") for path in damaged]
 
@@ -245,7 +253,7 @@ class RunOrder(BaseModel, ABC):
         return self.path
 
 
-def run_values(run: str, keep: int = 50) -> dict[str, Any]:
+def run_values(run: str) -> dict[str, Any]:
     """Return the fields of a `RunOrder` that is planned now, except its kind."""
     folder = run_folder(run)
     return {
@@ -254,7 +262,6 @@ def run_values(run: str, keep: int = 50) -> dict[str, Any]:
         "lock": str(folder / "dataset.lock"),
         "output": str(folder),
         "planned": time.time_ns(),
-        "keep": keep,
     }
 
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from latentmake.base import atomic
-from latentmake.base.errors import UserError, first_line, storage_error
+from latentmake.base.errors import first_line, storage_error
 from latentmake.encode import gpu
 from latentmake.plan.earlier import BASIS
 from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN
@@ -81,7 +81,7 @@ def noted(order: RunOrder, record: Record) -> Iterator[None]:
     """Note in the run's history why a training that has begun does not finish."""
     try:
         yield
-    except (KeyboardInterrupt, UserError) as error:
+    except BaseException as error:
         history.note_end(order.run, record, first_line(error))
         raise
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from latentmake.base import atomic
+from latentmake.commands.uses import advice
 from latentmake.formats import cachefile
 from latentmake.plan.product import Made, Parts
 from latentmake.runs import history
 from latentmake.runs.history import UNKNOWN_END, RosterItem, items_of, trainings
-from latentmake.runs.order import Record, RunFiles
+from latentmake.runs.order import Record, RunFiles, write_parts
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -155,3 +156,16 @@ def test_a_damaged_roster_is_unknown_and_written_again(content: bytes) -> None:
 
 def test_the_folder_is_found_by_files_of_the_run() -> None:
     assert RunFiles(order()).history == RUN / "history"
+
+
+def test_weights_that_were_only_saved_are_deleted_and_not_trained_again() -> None:
+    manifest(a="a red cat")
+    record = Record(parts=parts(), seconds=0)
+    history.begin("cats", history.roster_of(MANIFEST), record)
+    (RUN / "saved/step-000005").mkdir(parents=True)
+    write_parts(RUN / "saved/step-000005/wanted.json", parts())
+    (training,) = history.trainings_with(lambda item: item.stem == "a")
+    assert (training["weights"], training["saved"]) == ([], ["runs/cats/saved/step-000005"])
+    assert [*advice([training], [])] == [
+        "only saved steps contain it: delete runs/cats/saved/step-000005"
+    ]

@@ -113,7 +113,8 @@ class ExternalOrder(RunOrder):
         trainer = run.trainer or MusubiTrainer(kind="musubi")
         assert isinstance(trainer, MusubiTrainer | SdScriptsTrainer)
         order = cls(
-            **run_values(name, config.history.keep),
+            **run_values(name),
+            keep=config.history.keep,
             **{cls.section: getattr(config, cls.section)},
             **with_defaults(trainer, cls.recommended(model, trainer)),
             datasets={dataset: config.datasets[dataset] for dataset in run.datasets},

@@ -148,7 +148,8 @@ def order_values(facts: Facts, name: str, trainer: LoopTrainer) -> dict[str, Any
     text = partial(prompt_path, facts.config, run.model)
     guided = trainer.draws and samples.guidance_scale > 1
     return {
-        **run_values(name, facts.config.history.keep),
+        **run_values(name),
+        "keep": facts.config.history.keep,
         "model": facts.config.models[run.model],
         "prompts": [Prompt(prompt=prompt, text=text(prompt)) for prompt in samples.prompts],
         "negative": text(samples.negative_prompt) if guided else None,
