@@ -1,8 +1,9 @@
-"""A process that has imported Snakemake, torch and what builds on it, and forks for a build.
+"""A process that has imported Snakemake, torch, what builds on it and Latentmake, and forks.
 
 Importing them takes a job seven times as long as encoding a few tiny pictures. Here Snakemake, the
 scripts of its jobs and trainings run in copies of a process that has done that already; nothing
-else of them differs. For tests that are not about processes, signals or imports.
+else of them differs. For tests that are not about processes, signals or imports. A project whose
+copy of Latentmake was changed imports that copy: see kept_modules.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 import fork_server
+from kept_modules import KeptModules
 
 VARIABLE = "LATENTMAKE_PRELOADED"
 OWNER = fork_server.OWNER
@@ -38,10 +40,14 @@ def main(place: str, owner: int) -> None:
     import diffusers
     import matplotlib.backends.backend_agg
     import matplotlib.figure
+    import nbformat
     import peft
     import PIL.ImageFont
+    import snakemake.benchmark
     import snakemake.cli
+    import snakemake.report.html_reporter
     import snakemake.script
+    import snakemake.storage
     import snakemake.workflow
     import torch.utils.tensorboard
     import transformers
@@ -58,7 +64,8 @@ def main(place: str, owner: int) -> None:
         *("AutoencoderKLWan", "WanTransformer3DModel", "UniPCMultistepScheduler"),
     ):
         getattr(diffusers, name)  # imported when it is looked for
-    del accelerate, matplotlib, peft, PIL, torch
+    del accelerate, matplotlib, nbformat, peft, PIL, torch
+    KeptModules(Path(__file__).parents[2] / "scripts")
     gc.collect()
     gc.freeze()  # no copy looks through what all of them have
     command = fork_server.served(place, owner)
