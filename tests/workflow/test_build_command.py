@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -28,13 +29,15 @@ PICTURES = "tiny: sample pictures in runs/tiny/samples.png"
 
 def command(project: Project, *arguments: str) -> dict[str, Any]:
     """Return what starts `latentmake build` in a project."""
+    preload = preloaded.environment() if project.preloads else {}
+    paths = [preload.get("PYTHONPATH"), str(project / "scripts")]
     return {
         "args": [sys.executable, "-m", "latentmake", "build", *arguments],
         "cwd": project.folder,
         "env": {
             **project.environment(),
-            **preloaded.environment(),
-            "PYTHONPATH": str(project / "scripts"),
+            **preload,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         },
         "stderr": subprocess.STDOUT,
         "text": True,
@@ -93,6 +96,7 @@ def test_a_failed_build_ends_with_what_is_wrong_where_and_how_much_is_finished(
 
 def test_an_interrupted_build_ends_with_one_line(trained: Project) -> None:
     edit(trained)
+    trained.preloads = False
     trained.stop_in_script("train.py", "/tiny", 1)
     output = trained / "started.txt"
     with output.open("w") as file:

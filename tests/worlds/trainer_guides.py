@@ -6,9 +6,7 @@ train nothing. A function of a hub writes a repository's files, tiny.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,7 @@ import style_guides
 import wan_world
 import world
 import yaml
-from project import ROOT
+from project import ROOT, Project
 from safetensors.torch import load_file, save_file
 from video_world import write_video
 
@@ -131,19 +129,7 @@ def built(folder: Path, config: dict[str, Any], run: str) -> Path:
     other = folder.with_name(f"{folder.name}-theirs")
     shutil.copytree(folder, other, symlinks=True)
     (other / "theirs.yaml").write_text(yaml.safe_dump(config))
-    names = ("SNAKEMAKE", "PYTEST", "PYTHON")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", f"caches_{run}"]
-    done = subprocess.run(
-        [*command, "--configfile", "theirs.yaml"],
-        cwd=other,
-        env={**environment, "SLURM_CONF": os.devnull},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    Project(other).run(f"caches_{run}", "--configfile", "theirs.yaml")
     return other / "cache"
 
 

@@ -7,6 +7,7 @@ _SOCKET = "LATENTMAKE_PRELOADED"
 _CODE = "# preloaded"  # how code begins that the other process may do
 
 _MODULES = (
+    "latentmake",
     "snakemake",
     "accelerate.commands.launch",
     "latentmake.trainers.run",
