@@ -89,13 +89,15 @@ def videos(here: Here) -> None:
 
 
 def sample(here: Here) -> None:
-    """The data and the configuration of the sample, with a training of a few steps."""
+    """The data and the configuration of the sample, with a training and drawings of few steps."""
     for part in ("data", "config"):
         subprocess.run(["cp", "-r", ROOT / part, here.project.folder], check=True)
     file = here.project / "config/config.yaml"
     text = file.read_text(encoding="utf-8")
-    assert "steps: 300" in text
-    file.write_text(text.replace("steps: 300", "steps: 4"), encoding="utf-8")
+    for old, new in (("steps: 300", "steps: 4"), ("{guid", "{num_inference_steps: 1, guid")):
+        assert old in text
+        text = text.replace(old, new)
+    file.write_text(text, encoding="utf-8")
 
 
 def front(here: Here) -> None:
