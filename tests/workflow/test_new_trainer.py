@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from latentmake.config import trainers
 from project import Project, Result
@@ -34,7 +35,9 @@ class Extended(Project):
 
     def run(self, *arguments: str, **options: Any) -> Result:
         """Run Snakemake in a process that finds the package."""
-        return super().run(*arguments, PYTHONPATH=str(self.packages), **options)
+        preload = [preloaded.environment()["PYTHONPATH"]] if self.preloads else []
+        paths = os.pathsep.join([*preload, str(self.packages)])
+        return super().run(*arguments, PYTHONPATH=paths, **options)
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def project(
     monkeypatch.syspath_prepend(installed)
     trainers.installed.cache_clear()
     made = Extended(fresh().folder)
-    made.packages, made.preloads = installed, False
+    made.packages = installed
     trainer = {"kind": "average", "factor": 2.0}
     made.configure(lambda values: values["runs"]["tiny"].update(trainer=trainer))
     yield made
@@ -56,7 +59,9 @@ def test_a_trainer_of_another_package_is_planned_run_explained_and_checked(
     project: Extended,
 ) -> None:
     project.ask("check", "tiny").one_line("factor", "ok", "the mean is multiplied by 2.0")
+    project.preloads = False
     project.run("train_tiny")
+    project.preloads = True  # from here on, processes need not find the package by themselves
     weights = project / "runs/tiny/average.safetensors"
     first = load_file(weights)["mean"]
     project.ask("explain", "train_tiny").one_line("train_tiny: fresh (trained; nothing differs)")
