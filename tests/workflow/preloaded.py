@@ -18,6 +18,8 @@ import fork_server
 from kept_modules import KeptModules
 
 VARIABLE = "LATENTMAKE_PRELOADED"
+PROBES = "LATENTMAKE_TEST_PROBES"
+"""Variable: how often trainings measure the loss at their ends, if not as often as Wan's do."""
 OWNER = fork_server.OWNER
 
 SITE = Path(__file__).with_name("preload")
@@ -65,10 +67,11 @@ def main(place: str, owner: int) -> None:
     ):
         getattr(diffusers, name)  # imported when it is looked for
     del accelerate, matplotlib, nbformat, peft, PIL, torch
-    KeptModules(Path(__file__).parents[2] / "scripts")
+    kept = KeptModules(Path(__file__).parents[2] / "scripts")
     gc.collect()
     gc.freeze()  # no copy looks through what all of them have
     command = fork_server.served(place, owner)
+    kept.probe(int(os.environ.get(PROBES, "16")))
     snakemake.workflow.Workflow._rundir = os.getcwd()  # which it notes when it is imported
     status = fork_server.done(command)
     # The thread that Snakemake would wait for counts a second, for jobs that do not come.

@@ -100,6 +100,12 @@ def sample(here: Here) -> None:
     file.write_text(text, encoding="utf-8")
 
 
+def sample_with_losses(here: Here) -> None:
+    """The same, whose losses are those that its page shows."""
+    sample(here)
+    here.environment[preloaded.PROBES] = "64"
+
+
 def front(here: Here) -> None:
     """The short sample, trained; beside it 30 pictures and a Stable Diffusion 1.5."""
     sample(here)
@@ -163,7 +169,7 @@ GUIDES: dict[str, Guide] = {
     "guides/wan.md": Guide(trainer_guides.wan, shrink=trainer_guides.SHORT_CLIPS),
     "questions.md": Guide(style_guides.trained),
     "sample.md": Guide(
-        sample,
+        sample_with_losses,
         shrink={"snakemake --cores 2": "snakemake -n --cores 2", "end: 0.1...,": "end: ...,"},
     ),
     "trainers/sd.md": Guide(
