@@ -260,13 +260,13 @@ def to_make(parts: Mapping[Part, PartState]) -> Iterator[tuple[Part, Pairs]]:
 
 def ordered(orders: Iterable[Order]) -> Iterator[tuple[Part, Pairs]]:
     """Yield the targets of orders, by part."""
+    parts = dict[Part, list[tuple[Item, Target]]]()
     for order in orders:
-        parts = dict[str, list[tuple[Item, Target]]]()
         for work in order.items:
             for target in work.targets:
-                parts.setdefault(target.part, []).append((work.item, target))
-        for name, pairs in parts.items():
-            yield Part(order.dataset, order.model, name), pairs
+                part = Part(order.dataset, order.model, target.part)
+                parts.setdefault(part, []).append((work.item, target))
+    yield from parts.items()
 
 
 def estimates(
@@ -289,10 +289,10 @@ def estimates(
             continue
         past = past_jobs(facts.memo, part.work)
         old, number = sums.get(name := group(part), Past()), len(pairs)
-        seconds, size = 0.0, 0.0
+        seconds, size, amount = 0.0, 0.0, sum(target.pixels for _, target in pairs)
         if past is not None:
             # The ratio of these targets to the past jobs: of pixels if known, else of numbers.
-            share, amount = number / (past.targets or 1), sum(t.pixels for _, t in pairs)
+            share = number / (past.targets or 1)
             if amount and past.pixels:
                 share = amount / past.pixels
             seconds, size = share * past.seconds, share * past.size
@@ -301,7 +301,12 @@ def estimates(
             from latentmake.pages.cache_bytes import bytes_of  # most plans have past jobs
 
             size = bytes_of(facts, part, pairs, seen) or (0.0 if is_other else size)
-        sums[name] = Past(old.targets + number, old.seconds + seconds, old.size + size)
+        sums[name] = Past(
+            targets=old.targets + number,
+            seconds=old.seconds + seconds,
+            size=old.size + size,
+            pixels=old.pixels + amount,
+        )
     return sums
 
 
