@@ -11,6 +11,7 @@ import os
 import shutil
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,7 +152,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise CacheError(str(error), where=path) from None
 
 
-def header_of(path: Path) -> Header | None:
+def header_of(path: str | os.PathLike[str]) -> Header | None:
     """Return the header of a file of ours; None if it is missing or any other file."""
     try:
         return read_header(path)
@@ -207,6 +208,18 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
     return npz.read_metadata(path), b""
 
 
+# Many files have one recipe.
+@lru_cache(64)
+def _digest_of(recipe: str) -> str:
+    return digest.of_bytes(recipe.encode())
+
+
+@lru_cache(64)
+def _is_upright(recipe: str) -> bool:
+    # A recipe contains only keys that differ from their defaults.
+    return bool(json.loads(recipe).get("exif_rotation", True))
+
+
 def parse_header(metadata: Mapping[str, Any], head: bytes) -> Header:
     """Return the origin of a file from its metadata and the bytes of its safetensors header.
 
@@ -222,10 +235,9 @@ def parse_header(metadata: Mapping[str, Any], head: bytes) -> Header:
     if not (isinstance(key, str) and isinstance(source, str) and isinstance(recipe, str)):
         raise ValueError("has a damaged header")
     try:
-        content, picture = digest.of_bytes(recipe.encode()), None
+        content, picture = _digest_of(recipe), None
         if ORIGINAL_WIDTH in metadata and ORIGINAL_HEIGHT in metadata:
-            # A recipe contains only keys that differ from their defaults.
-            upright = bool(json.loads(recipe).get("exif_rotation", True))
+            upright = _is_upright(recipe)
             width, height = int(str(metadata[ORIGINAL_WIDTH])), int(str(metadata[ORIGINAL_HEIGHT]))
             picture = width, height, upright
         same = CAPTION not in metadata or metadata[CAPTION] == digest.of_bytes(

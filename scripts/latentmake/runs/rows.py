@@ -105,17 +105,19 @@ class Row(BaseModel, extra="allow"):
     stem: str  # path below the dataset's folder, without the file extension
     source: str  # path of the image or video
     repeats: int = Field(1, ge=1)
-    latents: dict[str, str | list[str]] = {}  # resolution -> path, or paths of clips
+    latents: dict[str, str | list[str]] = Field(
+        default_factory=dict
+    )  # resolution -> path, or paths of clips
     text: str | dict[str, str] | None = None
     variants: list[str] | dict[str, list[str]] | None = None
     texts: list[str] | None = None  # texts, unless the caption file has the text
     caption: str | None = None  # path of the caption file; None for the empty caption
     control: str | None = None  # path of the first control image, or of the control video
-    controls: list[str] = []  # all control images, if there are several
-    layers: list[str] = []  # further target images
+    controls: list[str] = Field(default_factory=list)  # all control images, if there are several
+    layers: list[str] = Field(default_factory=list)  # further target images
     validation: bool = False  # whether it is held out: evaluated, but never trained on
     is_reg: bool = False  # whether it is a regularisation image
-    row: dict[str, Any] = {}  # further columns of its list
+    row: dict[str, Any] = Field(default_factory=dict)  # further columns of its list
     aside: str | None = None  # reason why the item is skipped
 
     @property
