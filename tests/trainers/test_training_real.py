@@ -64,10 +64,10 @@ def test_each_trains_and_then_has_nothing_to_do(
     raised = [value for key, value in lora.items() if key.endswith("lora_up.weight")]
     assert sum(bool(value.abs().max() > 0) for value in raised) > len(raised) / 2
     assert all(key.startswith("lora_unet_") for key in lora)
-    ((folder, record),) = history.trainings(RUN)
-    items = history.items_of(folder) or []
+    (training,) = history.trainings(RUN)
+    items = training.items or []
     assert {item.stem for item in items} == {"blue", "red"}
-    assert record.ended == "" and history.weights_of(RUN, record)
+    assert training.record.ended == "" and training.weights
     Musubi().train(order, log=LOG, receipt=RECEIPT)
     assert "already trained on exactly this" in LOG.read_text()
 

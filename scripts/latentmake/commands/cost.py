@@ -91,10 +91,9 @@ def _bill(
     empty = {"items": 0, "files": 0, "bytes": 0, "then files": 0, "then bytes": 0}
     rows = []
     for key in sorted({**before, **then}, key=lambda key: (key[0] == PROMPTS, key)):
-        now, later = before.get(key, empty), then.get(key, empty)
-        values = {name: now[name] for name in ("files", "bytes")}
-        values |= {name: later[name] for name in ("items", "then files", "then bytes")}
-        rows.append(dict(zip(("dataset", "model", "kind"), key, strict=True)) | values)
+        now = {name: before.get(key, empty)[name] for name in ("files", "bytes")}
+        names = dict(zip(("dataset", "model", "kind"), key, strict=True))
+        rows.append(names | then.get(key, empty) | now)
     targets = [target for state in plan.parts.values() for target in state.to_make]
     stale = Counter(target.reason for target in targets if not target.at_hand)
     encoding = encoding_times(facts, plan, times)
@@ -104,9 +103,9 @@ def _bill(
         "rows": rows,
         "stale": dict(stale),
         "linked": sum(bool(target.at_hand) for target in targets),
-        "encoding": {work: time and time.values for work, time in encoding.items()},
+        "encoding": {work: time and time._asdict() for work, time in encoding.items()},
         "trains": plan.training_order is not None,
-        "training": training and training.values,
+        "training": training and training._asdict(),
         "price": None,
     }
     several = [*encoding.values(), *([training] if bill["trains"] else [])]

@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import typer
 
-from latentmake.base.errors import ConfigError, SourceError, escaped
+from latentmake.base.errors import ConfigError, escaped
 from latentmake.base.machine import human
-from latentmake.commands.named_trainings import Training, is_present, training_of
-from latentmake.commands.project import plan_of, printable
-from latentmake.data.contents import Contents
+from latentmake.commands.named_trainings import differences_today, training_of
+from latentmake.commands.project import printable, show_page
 from latentmake.pages.trainings import write_diff
 from latentmake.plan.facts import Facts
-from latentmake.plan.product import Difference, judge
-from latentmake.runs.differences import MEMORY, Changes, compare, figures, settings, words
-from latentmake.runs.history import RosterItem, items_of
-from latentmake.runs.order import RunOrder
+from latentmake.plan.product import Difference
+from latentmake.runs.differences import (
+    MEMORY,
+    Change,
+    compare,
+    figures,
+    rows,
+    settings,
+    summary,
+    words,
+)
+from latentmake.runs.edited import COUNTED, todays_items
+from latentmake.runs.history import Training
 
 _SHOWN = 20  # most items of one kind that are printed
 _KEPT = 25  # characters that are printed on either side of an edit
@@ -38,21 +46,20 @@ def diff(facts: Facts, old: str, new: str | None, open_page: bool, as_json: bool
         content, changes = _since(facts, first)
     else:
         content, changes = _between(first, training_of(facts.config, new))
-    content["items"] = changes and item_values(changes)
+    content["items"] = None if changes is None else [change._asdict() for change in changes]
     if as_json:
         typer.echo(json.dumps(content, indent=1))
     else:
-        for line in _lines(content, changes):
-            typer.echo(printable(line))
+        typer.echo(" -> ".join(map(_titled, (content["old"], content["new"]))))
+        for label, text in _rows(content, changes):
+            typer.echo(printable(f"{label:10}{text}"))
     if open_page:
         names = (content["old"]["name"], content["new"]["name"])
-        path = write_diff(names, content, changes, first.folder)
-        typer.echo(path, err=as_json)
-        typer.launch(path.absolute().as_uri())
+        show_page(write_diff(names, content, changes, first.folder), err=as_json)
 
 
-def _between(old: Training, new: Training) -> tuple[dict[str, Any], Changes | None]:
-    before, after = items_of(old.folder), items_of(new.folder)
+def _between(old: Training, new: Training) -> tuple[dict[str, Any], list[Change] | None]:
+    before, after = old.items, new.items
     changes = None if before is None or after is None else compare(before, after)
     differences = settings(old.record, new.record, changes)
     content = {
@@ -64,98 +71,27 @@ def _between(old: Training, new: Training) -> tuple[dict[str, Any], Changes | No
     return content, changes
 
 
-def _since(facts: Facts, last: Training) -> tuple[dict[str, Any], Changes | None]:
+def _since(facts: Facts, last: Training) -> tuple[dict[str, Any], list[Change] | None]:
     """Return the differences of today's data and settings from a training of a run."""
-    run = last.run
+    run, before, changes = last.run, last.items, None
     if run not in facts.config.runs:
         hint = "name a second training"
         raise ConfigError("the configuration has no such run", where=run, hint=hint)
-    before = items_of(last.folder)
-    changes = None if before is None else compare(before, todays_items(facts, run, before))
+    if before is not None:
+        say = partial(typer.echo, err=True)
+        today = todays_items(facts, run, before, say=lambda fault: say(f"note: {fault}"))
+        changes = compare(before, today)
+    differences = differences_today(facts, last, before)
     content = {
         "old": last.values(),
         "new": {"name": "today", "run": run},
-        "settings": [difference._asdict() for difference in _todays_settings(facts, last)],
+        "settings": [own._asdict() for own in differences if not own.name.startswith(COUNTED)],
         "figures": {},
     }
     return content, changes
 
 
-def _todays_settings(facts: Facts, last: Training) -> list[Difference]:
-    """Return differences of today's settings and network from those of a training.
-
-    If it is the training of the run's result, these are the reasons to train, without items.
-    """
-    plan, record = plan_of(facts, [last.run]).runs[last.run], last.record
-    if is_present(last):
-        return [reason for reason in plan.reasons if not reason.name.startswith("items of ")]
-    if not isinstance(plan.trainer, RunOrder):
-        return []
-    today = plan.trainer.product_since(record, record.dataset)
-    named = {name: today.parts.get(name) for name in ("settings", "network")}
-    parts = record.parts | {name: part for name, part in named.items() if part}
-    return judge(today._replace(parts=parts, files=()), record)
-
-
-def todays_items(facts: Facts, run: str, seen: Sequence[RosterItem]) -> Iterator[RosterItem]:
-    """Yield today's items of a run, as a roster would have them.
-
-    Values that only a build finds out, and contents that cannot be read, are those of `seen`.
-    """
-    settings = facts.config.runs[run]
-    layout = facts.layout(settings.model)
-    by_place = {(item.dataset, item.stem): item for item in seen}
-    by_source = {item.source: item for item in seen if item.source}
-    for name in settings.datasets:
-        items, dataset = facts.wanted_items(name, settings.model), facts.config.datasets[name]
-        contents = Contents((file for item in items for file in item.files), facts.memo, dataset)
-        for item in items:
-            own: dict[str, Any] = {"dataset": name, "stem": item.stem, "is_reg": dataset.is_reg}
-            if not item.is_remote and (source := contents.of(item.inputs("latents", layout))):
-                own["source"] = source
-            if not dataset.is_reg:  # repeats of others are balanced when the manifest is written
-                own["repeats"] = dataset.num_repeats
-            try:
-                own["texts"] = item.texts or [contents.text(item)]
-            except SourceError as error:
-                typer.echo(f"note: {error}", err=True)
-            was = by_place.get((name, item.stem)) or by_source.get(own.get("source", ""))
-            yield was.model_copy(update=own) if was else RosterItem(**own)
-
-
-# -- values and lines -----------------------------------------------------------------------------
-
-
-def item_values(changes: Changes) -> dict[str, Any]:
-    """Return the changes of items as JSON values."""
-    return {
-        **{
-            kind: ["/".join(place) for place in getattr(changes, kind)]
-            for kind in ("added", "removed", "replaced")
-        },
-        "renamed": [{"old": "/".join(old), "new": "/".join(new)} for old, new in changes.renamed],
-        "captions": [
-            {"item": "/".join(place), "old": old, "new": new}
-            for place, old, new in changes.captions
-        ],
-        "others": [
-            {"dataset": dataset, **difference._asdict(), "items": number}
-            for (dataset, difference), number in changes.others.items()
-        ],
-    }
-
-
-def _lines(content: dict[str, Any], changes: Changes | None) -> Iterator[str]:
-    yield " -> ".join(map(_titled, (content["old"], content["new"])))
-    rows: list[Iterator[tuple[str, str]]] = []
-    if changes is None:
-        yield "items     unknown: no roster of an earlier training is left"
-    else:
-        yield f"items     {changes.summary or 'the same pictures and captions'}"
-        rows = [*_item_rows(changes)]
-    rows.append(("setting", str(Difference(**values))) for values in content["settings"])
-    rows.append(("result", _figure(name, *pair)) for name, pair in content["figures"].items())
-    yield from (f"{label:<10}{text}" for label, text in chain(*rows))
+# -- lines ----------------------------------------------------------------------------------------
 
 
 def _titled(training: Mapping[str, Any]) -> str:
@@ -163,25 +99,18 @@ def _titled(training: Mapping[str, Any]) -> str:
     return f"{training['name']} ({began[:16]})" if began else training["name"]
 
 
-def _item_rows(changes: Changes) -> Iterator[Iterator[tuple[str, str]]]:
-    """Yield the label and the text of the first items of each kind."""
-    for kind in ("added", "removed", "replaced"):
-        yield _some(kind, ["/".join(place) for place in getattr(changes, kind)])
-    yield _some("renamed", [f"{'/'.join(old)} -> {'/'.join(new)}" for old, new in changes.renamed])
-    edits = [*changes.edits()]
-    captions = (f"{'/'.join(place)}: {edited(was, now)}" for place, was, now in edits)
-    yield _some("caption", captions, len(edits))
-    others = [f"{what}: {number} of {name}" for (name, what), number in changes.others.items()]
-    yield _some("items", others)
-
-
-def _some(
-    label: str, texts: Sequence[str] | Iterator[str], number: int = 0
-) -> Iterator[tuple[str, str]]:
-    number = number or (len(texts) if isinstance(texts, Sequence) else 0)
-    yield from ((label, text) for text in islice(texts, _SHOWN))
-    if number > _SHOWN:
-        yield label, f"and {number - _SHOWN} more; --json lists all"
+def _rows(content: Mapping[str, Any], changes: list[Change] | None) -> Iterator[tuple[str, str]]:
+    """Yield the labels and texts of lines."""
+    if changes is None:
+        yield "items", "unknown: no roster of an earlier training is left"
+    else:
+        yield "items", summary(changes) or "the same pictures and captions"
+        for kind, item, before, after in rows(changes, _SHOWN):
+            yield kind, f"{item}: {edited(before, after)}" if before or after else item
+    for values in content["settings"]:
+        yield "setting", str(Difference(**values))
+    for name, values in content["figures"].items():
+        yield "result", _figure(name, *values)
 
 
 def edited(before: str, after: str) -> str:

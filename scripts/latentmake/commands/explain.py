@@ -36,18 +36,15 @@ _MADE = {
 
 def explain(facts: Facts, path: str, open_page: bool, as_json: bool) -> None:
     """Say where a file comes from, and why it is fresh or stale; why a run is trained again."""
-    explained: Sequence[Explanation] = _of_run(facts, path)
-    of_run = next(iter(explained), None)
-    if weights_origin.is_weights(path, of_run=of_run is not None):
-        explained = [weights_origin.explained(facts, path, of_run)]
-        if open_page:
-            weights_origin.open_page(facts, explained[0])
-    elif open_page:
+    of_run = _of_run(facts, path)
+    weights = weights_origin.explained(facts, path, of_run)
+    if open_page and weights is None:
         hint = "name a .safetensors file of trained weights"
         raise ConfigError("`--open` shows the items of trained weights", where=path, hint=hint)
-    else:
-        explained = explained or explanations(facts, path)
-    _print(explained, as_json=as_json)
+    if weights and open_page:
+        weights.open_page(facts)
+    explained = weights or of_run
+    _print([explained] if explained else explanations(facts, path), as_json=as_json)
 
 
 def _print(explained: Sequence[Explanation], *, as_json: bool) -> None:
@@ -68,17 +65,16 @@ def without_project(
     """Explain a file of weights in a folder without a configuration, and return whether it did."""
     if configfile or completion.files(directory or Path()):
         return False
-    if not weights_origin.is_weights(path):
+    if (explanation := weights_origin.explained(None, path)) is None:
         return False
-    explanation = weights_origin.explained(None, path, None)
     if open_page:
-        weights_origin.open_page(None, explanation)
+        explanation.open_page(None)
     _print([explanation], as_json=as_json)
     return True
 
 
-def _of_run(facts: Facts, path: str) -> list[Explanation]:
-    """Explain a target of a run, or a file that a target makes; empty if it is neither."""
+def _of_run(facts: Facts, path: str) -> Explanation | None:
+    """Explain a target of a run, or a file that a target makes; None if it is neither."""
     place = os.path.relpath(path or ".")
     for run in facts.config.runs:
         previous = run_folder(run) / PREVIOUS
@@ -88,14 +84,14 @@ def _of_run(facts: Facts, path: str) -> list[Explanation]:
                 Record.read(folder / "training.json") for folder in (run_folder(run), previous)
             )
             changed = judge(now.product, was) if now and was else []
-            return [Explanation(place, "previous", meaning, differences=changed, runs=[run])]
+            return Explanation(place, "previous", meaning, differences=changed, runs=[run])
         for word, pattern in _MADE.items():
             if re.fullmatch(pattern.format(run=re.escape(run)), place):
                 reasons = _reasons(facts, word, run, place)
                 fresh = "trained; nothing differs" if word == "train" else ""
                 state, reason = ("stale", "") if reasons else ("fresh", fresh)
-                return [Explanation(place, state, reason, differences=reasons, runs=[run])]
-    return []
+                return Explanation(place, state, reason, differences=reasons, runs=[run])
+    return None
 
 
 def _reasons(facts: Facts, word: str, run: str, place: str) -> list[Difference]:

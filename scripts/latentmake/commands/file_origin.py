@@ -59,15 +59,18 @@ class Explanation:
         """Yield the lines of the explanation; `shown` formats the state, for example in colour."""
         yield f"{self.path}: {shown(self.state)}" + (f" ({self.reason})" if self.reason else "")
         before = ""
-        for name, text in self._rows():
-            yield f"  {name if name != before else '':12}{text}"
-            before = name
+        for label, text in self._rows():
+            yield f"  {label if label != before else '':12}{text}"
+            before = label
 
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the label and the text of each line."""
+    def _differing(self) -> Iterator[tuple[str, str]]:
         for difference in self.differences:
             label = "differs" if difference.old != difference.new else "because"
             yield label, str(difference)
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        """Yield the label and the text of each line."""
+        yield from self._differing()
         for path in self.at_hand[:1]:
             yield "reusable", f"{path} has its key"
         for source in self.source:

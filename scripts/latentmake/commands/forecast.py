@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from latentmake.encode import gpu
 from latentmake.layouts.layout import kind_of
-from latentmake.pages.plan_report import counted
+from latentmake.pages.plan_report import by_work, counted, to_make
 from latentmake.plan.estimates import past_jobs
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import PREVIOUS, result_folder
 from latentmake.plan.product import text_of
 from latentmake.plan.run_plan import RunPlan
+from latentmake.runs.history import all_trainings
 from latentmake.runs.order import Record, RunOrder
 
 _ERRORS = 2  # standard errors on each side of the mean, for the range
@@ -60,11 +60,6 @@ class Times(NamedTuple):
             error = _ERRORS * statistics.stdev(paces) / math.sqrt(len(paces))
         return cls(mean, max(mean - error, 0.0), mean + error, basis, starting)
 
-    @property
-    def values(self) -> dict[str, float | str]:
-        """Time, range and basis by name."""
-        return {name: getattr(self, name) for name in ("seconds", "low", "high", "basis")}
-
     def of(self, units: float) -> Times:
         """Return the time of so many units."""
         several = (self.seconds, self.low, self.high)
@@ -76,23 +71,17 @@ def encoding_times(
     facts: Facts, plan: RunPlan, trials: Mapping[str, Times]
 ) -> dict[str, Times | None]:
     """Return kind and model -> time of the encoding; None if it is unknown."""
-    amounts: dict[str, tuple[int, int, str]] = {}
-    for part, state in plan.parts.items():
-        targets = [target for target in state.to_make if not target.at_hand]
-        if targets:
-            count, pixels, _ = amounts.get(part.work, (0, 0, ""))
-            pixels += sum(target.pixels for target in targets)
-            dtype = facts.recipe(part.dataset, part.model, kind_of(part.name)).get("dtype", "")
-            amounts[part.work] = count + len(targets), pixels, f"{gpu.device()} {dtype}".rstrip()
+    parts = {part.work: part for part in plan.parts}
     times: dict[str, Times | None] = {}
-    for work, (count, pixels, device) in amounts.items():
-        past = past_jobs(facts.memo, work)
+    for work, rest in by_work(facts, to_make(plan.parts)).items():
+        part, past = parts[work], past_jobs(facts.memo, work)
+        dtype = facts.recipe(part.dataset, part.model, kind_of(part.name)).get("dtype", "")
+        device = f"{gpu.device()} {dtype}".rstrip()
         times[work] = None
         if work in trials:
-            times[work] = trials[work].of(pixels or count)
+            times[work] = trials[work].of(rest.pixels or rest.targets)
         elif past is not None and past.device == device:
-            share = pixels / past.pixels if pixels and past.pixels else count / past.targets
-            seconds = past.starting + share * past.seconds
+            seconds = past.starting + rest.seconds
             basis = f"{counted(round(past.jobs), 'job')} on {device}"
             times[work] = Times(seconds, seconds, seconds, basis)
     return times
@@ -149,19 +138,15 @@ def _records(facts: Facts, plan: RunPlan, order: RunOrder) -> Iterator[Record]:
     network = order.wanted("", [])["network"]
     precision = getattr(facts.config.runs[plan.name].trainer, "mixed_precision", "")
     sizes = {part.name for part in plan.parts if kind_of(part.name) == "latents"}
-    for name in facts.config.runs:
-        folder = result_folder(name)
-        for place in (folder, folder / PREVIOUS):
-            record = Record.read(place / "training.json")
-            if record is None or record.parts.get("network") != network or not record.seconds:
-                continue
-            caches = [key for key in record.values.get("dataset", {}) if key.startswith("caches")]
-            names = {key.rpartition("/")[2] for key in caches}
-            same = {part for part in names if kind_of(part) == "latents"} == sizes
-            exact = precision in ("", "auto") or record.mixed_precision in ("", precision)
-            paced = not _differs(order, record, _PACELESS)
-            if same and exact and paced and record.device == gpu.device():
-                yield record
+    for record in (training.record for training in all_trainings()):
+        caches = [key for key in record.values.get("dataset", {}) if key.startswith("caches")]
+        names = {key.rpartition("/")[2] for key in caches}
+        same = {part for part in names if kind_of(part) == "latents"} == sizes
+        exact = precision in ("", "auto") or record.mixed_precision in ("", precision)
+        paced = not _differs(order, record, _PACELESS)
+        done = record.parts.get("network") == network and record.seconds and not record.ended
+        if done and same and exact and paced and record.device == gpu.device():
+            yield record
 
 
 def _differs(order: RunOrder, record: Record, without: set[str]) -> bool:

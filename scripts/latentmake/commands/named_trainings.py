@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from latentmake.base import digest
 from latentmake.base.errors import ConfigError, TrainingError
-from latentmake.commands.project import run_names
+from latentmake.commands.project import plan_of, run_names
 from latentmake.config.root import Config
-from latentmake.formats.safetensors import read_head
-from latentmake.plan.manifest import result_folder
-from latentmake.runs.history import all_trainings, remembered, trainings, weights_of
-from latentmake.runs.ledger import began
-from latentmake.runs.order import RECORD, Record
+from latentmake.formats.cachefile import read_metadata
+from latentmake.plan.facts import Facts
+from latentmake.plan.product import Difference, judge
+from latentmake.runs.edited import with_items
+from latentmake.runs.history import RosterItem, Training, all_trainings, remembered, trainings
+from latentmake.runs.order import RunOrder
 
 _NAME = re.compile(r"(.+?)(?:@(\d+))?")
-_HEADER = "latentmake.training"
-"""Key in the header of weights: name of the training's folder in the history."""
-
-
-class Training(NamedTuple):
-    """A training in the history of a run.
-
-    Attributes:
-        name: name by which the user or this program calls it.
-        folder: its folder in the history, or that of its weights.
-    """
-
-    name: str
-    run: str
-    folder: Path
-    record: Record
-
-    def values(self) -> dict[str, Any]:
-        """Return what `--json` prints of it."""
-        weights = [str(path) for path in weights_of(self.run, self.record)]
-        own = {"name": self.name, "run": self.run, "folder": str(self.folder)}
-        return {**own, "began": began(self.folder, self.record), "weights": weights}
 
 
 def finished(run: str) -> list[Training]:
@@ -46,20 +26,10 @@ def finished(run: str) -> list[Training]:
 
     If the run has taken back the weights of an earlier training, that training is the first one.
     """
-    ended = [Training(run, run, *pair) for pair in trainings(run) if not pair[1].ended]
-    ended.sort(key=is_present, reverse=True)
-    return [
-        training._replace(name=f"{run}@{number}") if number else training
-        for number, training in enumerate(ended)
-    ]
-
-
-def is_present(training: Training) -> bool:
-    """Whether a training made the present result of its run."""
-    present = Record.read(result_folder(training.run) / RECORD)
-    if present is None or present.parts != training.record.parts:
-        return False
-    return present.roster in ("", training.record.roster)  # earlier releases have no roster
+    ended = [training for training in trainings(run) if not training.record.ended]
+    ended.sort(key=lambda training: training.is_present, reverse=True)
+    names = (f"{run}@{number}" if number else run for number in range(len(ended)))
+    return [one._replace(name=name) for one, name in zip(ended, names, strict=True)]
 
 
 def training_of(config: Config, text: str) -> Training:
@@ -83,6 +53,11 @@ def training_of(config: Config, text: str) -> Training:
         if path.suffix or len(path.parts) > 1:
             raise ConfigError("there is no such file", where=text, hint="check the path")
         run_names(config, [run])
+    return _numbered(run, number, text)
+
+
+def _numbered(run: str, number: int, text: str) -> Training:
+    """Return the training of so many trainings ago; raises TrainingError."""
     named = finished(run)
     if not named:
         hint = f"train it: snakemake --cores all train_{run}"
@@ -97,19 +72,21 @@ def training_of(config: Config, text: str) -> Training:
 def _of_weights(path: Path) -> Training:
     """Return the training that wrote a file, or a folder of files, wherever it is now."""
     for file in sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]:
-        if match := recognised(file):
+        if match := recognised(file, read_metadata(file)):
             return match[0]._replace(name=str(path))
     hint = "name a run, or the folder of its project with --directory"
     raise TrainingError("no training in runs/*/history wrote this file", where=path, hint=hint)
 
 
-def recognised(file: Path) -> tuple[Training, str] | None:
+def recognised(file: Path, metadata: Mapping[str, Any]) -> tuple[Training, str] | None:
     """Return the training that wrote a file, and how it was recognised; None if it is unknown.
 
-    A file is recognised by its digest, or by its header if another program changed it since.
+    A file is recognised by its digest, or by the metadata in its header if another program changed
+    it since.
     """
-    name, noted = _noted(file), [Training(str(file), *row) for row in all_trainings()]
-    named = [training for training in noted if name and training.folder.name == name]
+    noted = [*all_trainings()]
+    name = metadata.get("latentmake.training")
+    named = [training for training in noted if training.folder.name == name]
     same: list[Training] = []
     if any(training.record.files for training in noted):
         content = digest.of_file(file, quiet=True)
@@ -119,9 +96,19 @@ def recognised(file: Path) -> tuple[Training, str] | None:
     return (candidates[0], how) if candidates else None
 
 
-def _noted(file: Path) -> str:
-    """Return the name of the training's folder in the header of a file; "" if it has none."""
-    try:
-        return str(read_head(file).metadata.get(_HEADER, ""))
-    except (OSError, ValueError):
-        return ""
+def differences_today(
+    facts: Facts, training: Training, items: list[RosterItem] | None
+) -> list[Difference]:
+    """Return how a run differs today from one of its trainings, which saw these items.
+
+    Numbers of edited items stand in the place of the digests of their caches.
+    """
+    plan, record = plan_of(facts, [training.run]).runs[training.run], training.record
+    if training.is_present:
+        return plan.reasons
+    if not isinstance(plan.trainer, RunOrder):
+        return []
+    # While caches are outdated, the items tell what differs.
+    today = plan.trainer.product_since(record, plan.lock or record.dataset)
+    differences = judge(today._replace(files=()), record)
+    return with_items(facts, training.run, items or (), differences)

@@ -185,6 +185,12 @@ def say(label: str, line: str) -> None:
     typer.echo(f"{label:<9}{line}")
 
 
+def show_page(path: Path, *, err: bool = False) -> None:
+    """Print the path of a page, and open it in a browser; `err` prints to stderr."""
+    typer.echo(path, err=err)
+    typer.launch(path.absolute().as_uri())
+
+
 def coloured(verdict: str) -> str:
     """Return a verdict in its colour; `typer.echo` removes the colour if stdout is no terminal."""
     if os.environ.get("NO_COLOR"):

@@ -5,19 +5,26 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
 
 from latentmake.base.errors import ConfigError, nearest
 from latentmake.base.machine import human
-from latentmake.commands.project import run_names, table
+from latentmake.commands.project import run_names, show_page, table
 from latentmake.pages.trainings import write_ledger
 from latentmake.plan.facts import Facts
-from latentmake.runs.history import remembered
-from latentmake.runs.ledger import COLUMNS, ledger
+from latentmake.runs.differences import compare, counts
+from latentmake.runs.history import RosterItem, remembered, trainings
 
+COLUMNS = (
+    *("began", "run", "trigger", "items", "added", "removed", "edited", "device", "memory"),
+    *("steps", "seconds", "steps_per_second", "loss_start", "loss_end", "held_out"),
+    *("ended", "weights", "folder"),
+)
+"""Columns of the ledger. Items are counted since the training of the same run before."""
+_RECORDED = {"device", "steps", "loss_start", "loss_end", "held_out", "ended"}
 _HEADS = {
     **{"began": "when", "run": "run", "trigger": "trigger", "items": "items", "added": "added"},
     **{"removed": "removed", "edited": "edited", "device": "device", "memory": "memory"},
@@ -51,9 +58,7 @@ def runs(
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row | {"weights": " ".join(row["weights"])} for row in rows)
+        _write_csv(rows)
     elif rows:
         heads, lines = shown(rows)
         table(heads, lines, numbers={*heads} - {*_TEXTS})
@@ -61,8 +66,44 @@ def runs(
         typer.echo("no run has been trained yet")
     if open_page:
         path = write_ledger(*shown(rows), [(row["began"], row["folder"]) for row in rows])
-        typer.echo(path, err=as_json or as_csv)
-        typer.launch(path.absolute().as_uri())
+        show_page(path, err=as_json or as_csv)
+
+
+def _write_csv(rows: Iterable[Mapping[str, Any]]) -> None:
+    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, "weights": " ".join(row["weights"])} for row in rows)
+
+
+def ledger(runs: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the rows of the trainings of these runs, newest first.
+
+    A value is None if it is unknown. `ended` is "" for a finished training.
+    """
+    rows = [row for run in runs for row in _rows(run)]
+    return sorted(rows, key=lambda row: str(row["began"]), reverse=True)
+
+
+def _rows(run: str) -> Iterator[dict[str, Any]]:
+    before: list[RosterItem] | None = None
+    for training in reversed(trainings(run)):
+        items, record = training.items, training.record
+        since: Mapping[str, int] = {}
+        if before is not None and items is not None:
+            since = counts(compare(before, items))
+        speed = (record.steps or 0) / (record.seconds or 1)
+        yield dict.fromkeys(COLUMNS) | {
+            **training.values(),
+            **{kind: since.get(kind) for kind in ("added", "removed", "edited")},
+            **record.model_dump(include=_RECORDED),
+            "trigger": record.values.get("settings", {}).get("trigger", ""),
+            "items": None if items is None else len(items),
+            "memory": round(record.memory) or None,
+            "seconds": record.seconds or None,
+            "steps_per_second": round(speed, 3) or None,
+            "weights": [] if record.ended else training.weights,
+        }
+        before = items
 
 
 def shown(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

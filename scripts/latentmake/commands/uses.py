@@ -10,24 +10,23 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from latentmake.base.errors import ConfigError, SourceError
-from latentmake.base.paths import is_remote
 from latentmake.commands.project import printable
-from latentmake.data.contents import Contents, read_caption
-from latentmake.data.item import CAPTION, TAGS, Item
+from latentmake.data.contents import read_caption
+from latentmake.data.item import CAPTION, TAGS
 from latentmake.formats.cachefile import header_of
 from latentmake.formats.endings import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.product import some
 from latentmake.plan.store import STORE
-from latentmake.runs import history
+from latentmake.runs.edited import todays_contents
+from latentmake.runs.history import all_trainings
 
 _MEDIA = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
 _TEXT = ".txt"
@@ -54,7 +53,7 @@ def uses(
     files = {
         kind: [*files_with(facts, folders, contains)] for kind, folders in _folders(facts).items()
     }
-    trained = [*history.trainings_with(lambda item: contains(item.source, item.texts))]
+    trained = [*trainings_with(contains)]
     for file in [file for file in files["files"] if Path(file).suffix.lower() in _MEDIA]:
         captions = {Path(file).with_suffix(data.caption_extension) for data in datasets.values()}
         files["files"] += [str(caption) for caption in captions if caption.is_file()]
@@ -62,7 +61,9 @@ def uses(
         values = {"sources": sorted(sources), "texts": sorted(texts), "files": files}
         typer.echo(json.dumps({**values, "trainings": trained}, indent=1))
     else:
-        for line in _lines(files, trained, [*sorted(sources), *map(repr, sorted(texts))]):
+        contents = [*sorted(sources), *map(repr, sorted(texts))]
+        lines = (f"{label:12}{text}" for label, text in _rows(files, trained, contents))
+        for line in (*lines, *advice(trained, files["files"])):
             typer.echo(printable(line))
     if any(training["weights"] or training["saved"] for training in trained):
         raise typer.Exit(1)
@@ -79,12 +80,11 @@ def contents_of(facts: Facts, paths: Iterable[str]) -> tuple[set[str], set[str]]
     """
     sources, texts = set[str](), set[str]()
     for path in paths:
-        own_sources, own_texts = _of_items(facts, path)
-        if not (own_sources or own_texts):
-            own_sources, own_texts = _of_files(facts, path)
-        if not (own_sources or own_texts):
-            own_sources, own_texts = _of_rosters(facts, path)
-        if not (own_sources or own_texts):
+        for contents in (_of_items, _of_files, _of_rosters):
+            own_sources, own_texts = contents(facts, path)
+            if own_sources or own_texts:
+                break
+        else:
             what = "is in no dataset, and no training saw it under this name"
             raise SourceError(what, where=path, hint="check the path, or use --digest SHA-256")
         sources |= own_sources
@@ -103,41 +103,32 @@ def files_with(facts: Facts, folders: Iterable[Path], contains: _Contains) -> It
                     yield str(path)
 
 
+def trainings_with(contains: _Contains) -> Iterator[dict[str, Any]]:
+    """Yield the JSON values of each training that saw an item with the content, with such items."""
+    for training in all_trainings():
+        items = (item for item in training.items or () if contains(item.source, item.texts))
+        if names := [item.name for item in items]:
+            more = {"ended": training.record.ended, "items": names, "saved": training.saved}
+            yield {**training.values(), **more}
+
+
 # -- contents of files ----------------------------------------------------------------------------
-
-
-def _items(facts: Facts) -> Iterator[tuple[str, str, list[Item]]]:
-    """Yield dataset, model and items of each dataset that a run uses."""
-    pairs = {(dataset, run.model) for run in facts.config.runs.values() for dataset in run.datasets}
-    for dataset, model in sorted(pairs):
-        yield dataset, model, facts.items(dataset, model)[0]
 
 
 def _of_items(facts: Facts, path: str) -> tuple[set[str], set[str]]:
     """Return the contents of today's items that a path names: one of their files, or a folder."""
+    pairs = {(dataset, run.model) for run in facts.config.runs.values() for dataset in run.datasets}
+    below = f"{_absolute(path)}/"
     sources, texts = set[str](), set[str]()
-    below = f"{_absolute(path)}{os.sep}"
-    for dataset, model, items in _items(facts):
-        named = [
-            (item, roles)
-            for item in items
-            if (roles := {role for role, file, _ in item.files if _is_below(file, below)})
-        ]
-        files = (file for item, _ in named for file in item.files)
-        contents = Contents(files, facts.memo, facts.config.datasets[dataset])
-        for item, roles in named:
+    for dataset, model in sorted(pairs):
+        for item, contents in todays_contents(facts, dataset, model):
+            files = () if item.is_remote else item.files
+            roles = {role for role, path, _ in files if f"{_absolute(path)}/".startswith(below)}
             if roles - {CAPTION, TAGS}:
-                inputs = item.inputs("latents", facts.layout(model))
-                own = contents.of(inputs), facts.digest_of(item.image)
-                sources.update(filter(None, own))
+                sources.update((contents.get("source", ""), facts.digest_of(item.image) or ""))
             elif roles:
-                texts.update(item.texts or [contents.text(item)])
-    return sources, texts
-
-
-def _is_below(file: str, folder: str) -> bool:
-    """Whether a local file is the one with this path, or in this folder; both end in a slash."""
-    return not is_remote(file) and f"{_absolute(file)}{os.sep}".startswith(folder)
+                texts.update(contents.get("texts", ()))
+    return sources - {""}, texts
 
 
 def _absolute(path: str) -> str:
@@ -162,8 +153,8 @@ def _of_rosters(facts: Facts, path: str) -> tuple[set[str], set[str]]:
             stems[dataset] = str(Path(place).with_suffix(""))
     is_text = path.lower().endswith(_TEXT)
     sources, texts = set[str](), set[str]()
-    for _, training, _ in history.all_trainings():
-        for item in history.items_of(training) or ():
+    for training in all_trainings():
+        for item in training.items or ():
             stem = stems.get(item.dataset)
             if stem is not None and f"{item.stem}/".startswith(f"{stem}/"):
                 if is_text:
@@ -204,27 +195,22 @@ def _folders(facts: Facts) -> dict[str, list[Path]]:
 # -- output ---------------------------------------------------------------------------------------
 
 
-def _lines(
+def _rows(
     files: dict[str, list[str]], trained: Sequence[dict[str, Any]], contents: Sequence[str]
-) -> Iterator[str]:
-    """Yield what contains the contents, and what to do to train without them."""
-    for content in contents[:_SHOWN]:
-        yield f"{'content':12}{content}"
-    if len(contents) > _SHOWN:
-        yield f"{'':12}and {len(contents) - _SHOWN} more"
-    for kind, places in files.items():
-        for place in places[:_SHOWN]:
-            yield f"{kind:12}{place}"
+) -> Iterator[tuple[str, str]]:
+    """Yield labels and texts of lines about all that contains the contents."""
+    for kind, places in {"content": contents, **files}.items():
+        yield from ((kind, place) for place in places[:_SHOWN])
         if len(places) > _SHOWN:
-            yield f"{'':12}and {len(places) - _SHOWN} more"
+            yield "", f"and {len(places) - _SHOWN} more"
     for training in trained:
-        began = datetime.fromtimestamp(training["began"]).astimezone()
-        items = some(training["items"])
-        yield f"{'training':12}{training['run']}, {began:%Y-%m-%d %H:%M}, as {items}"
+        yield (
+            "training",
+            f"{training['run']}, {training['began'][:16]}, as {some(training['items'])}",
+        )
         copies = [*training["weights"], *training["saved"]]
         gone = "its weights are not here any more"
-        yield f"{'':12}{f'weights: {some(copies)}' if copies else gone}"
-    yield from advice(trained, files["files"])
+        yield "", f"weights: {some(copies)}" if copies else gone
 
 
 def advice(trained: Sequence[dict[str, Any]], present: Sequence[str]) -> Iterator[str]:

@@ -9,26 +9,23 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from latentmake.base.errors import SourceError, UserError, escaped
 from latentmake.commands.file_origin import Explanation
-from latentmake.commands.named_trainings import recognised
-from latentmake.commands.project import plan_of
+from latentmake.commands.named_trainings import differences_today, recognised
+from latentmake.commands.project import show_page
 from latentmake.formats.cachefile import KEY
 from latentmake.formats.safetensors import Head, read_head
 from latentmake.plan.facts import Facts
-from latentmake.plan.product import Difference, judge, short, some
-from latentmake.runs.edited import item_differences
-from latentmake.runs.history import RosterItem, items_of
-from latentmake.runs.order import Record, RunOrder
+from latentmake.plan.product import short, some
+from latentmake.runs.history import RosterItem, Training
+from latentmake.runs.order import Record
 
 _SHOWN = 3  # captions in a line each
 _LONGEST = 100  # most characters of a value of a header
@@ -56,168 +53,168 @@ _NAMED = (
 """Settings of trainers that are named, of all that a record has."""
 
 
-class Training:
-    """Training that made a file, as far as it is known.
-
-    Attributes:
-        run: name of the run; "" if unknown.
-        record: record in the history; None if the run or its history is gone.
-        items: items that it saw; None if they are unknown.
-        known_by: how the training was found.
-    """
-
-    def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
-        self.run = metadata.get("latentmake.run", "")
-        self.name = metadata.get("latentmake.training", "")
-        self.record: Record | None = None
-        self.items: list[RosterItem] | None = None
-        self.known_by = ""
-        if match := recognised(path):
-            training, self.known_by = match
-            self.run, self.name, self.record = training.run, training.folder.name, training.record
-            self.items = items_of(training.folder)
-
-
 @dataclass
 class WeightsExplanation(Explanation):
-    """Explanation of a file of trained weights."""
+    """Explanation of a file of trained weights; without a known training, its header tells all."""
 
-    title: str = ""
-    run: str = ""
-    training: str = ""  # name of its folder in the history
-    record: dict[str, Any] = field(default_factory=dict)  # record of the training, if known
-    items: list[dict[str, Any]] = field(default_factory=list)  # items of the roster
     metadata: dict[str, str] = field(default_factory=dict)  # header of the file
+    training: Training | None = None
+    items: list[RosterItem] | None = None  # items of the training; None if they are unknown
     described: list[tuple[str, str]] = field(default_factory=list)  # labels and texts of lines
 
     def values(self) -> dict[str, object]:
         """Return the explanation as JSON values."""
-        values = super().values()
+        training, said, values = self.training, self.metadata, super().values()
         del values["described"]
-        return values
+        values |= {
+            "title": said.get("modelspec.title", ""),
+            "run": training.run if training else said.get("latentmake.run", ""),
+            "training": said.get("latentmake.training", ""),
+            "record": training.record.model_dump(mode="json") if training else {},
+            "items": [item.model_dump(mode="json") for item in self.items or ()],
+        }
+        return values | ({"training": training.folder.name} if training else {})
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        for label, text in self.described:
-            yield label, escaped(text)
-        for difference in self.differences:
-            label = "differs" if difference.old != difference.new else "because"
-            yield label, str(difference)
+        yield from ((label, escaped(text)) for label, text in self.described)
+        yield from self._differing()
+
+    def open_page(self, facts: Facts | None) -> None:
+        """Write a page of the items that made the weights, and open it in a browser.
+
+        Raises:
+            SourceError: the items are unknown.
+        """
+        from latentmake.pages.roster_page import write_roster_page
+
+        if not self.items:
+            what = "the items of these weights are not known here"
+            hint = "run the command in the folder of their project"
+            raise SourceError(what, where=self.path, hint=hint)
+        title = Path(self.path).name
+        show_page(write_roster_page(facts, title, self.described, self.items), err=True)
 
 
-def open_page(facts: Facts | None, explanation: Explanation) -> None:
-    """Write a page of the items that made a file of weights, and open it in a browser.
-
-    Raises:
-        SourceError: the items are unknown.
-    """
-    from latentmake.pages.roster_page import write_roster_page
-
-    assert isinstance(explanation, WeightsExplanation)
-    items = [RosterItem.model_validate(item) for item in explanation.items]
-    if not items:
-        raise SourceError(
-            "the items of these weights are not known here",
-            where=explanation.path,
-            hint="run the command in the folder of their project",
-        )
-    path = write_roster_page(facts, Path(explanation.path).name, explanation.described, items)
-    explanation.described.append(("page", str(path)))
-    typer.launch(path.absolute().as_uri())
-
-
-def is_weights(path: str, *, of_run: bool = False) -> bool:
-    """Whether a path is a safetensors file that is no cache file of ours.
-
-    Raises:
-        SourceError: it is a damaged safetensors file. A damaged file `of_run` is no error, since
-            the next build makes it again.
-    """
-    place, caches = os.path.realpath(path), os.path.realpath("cache")
-    if not path.endswith(".safetensors") or place.startswith(f"{caches}/"):
-        return False
-    if not Path(path).is_file():
-        return False
-    try:
-        return KEY not in read_head(path).metadata
-    except ValueError as error:
-        if of_run:
-            return False
-        raise SourceError(str(error), where=path) from None
-
-
-def explained(facts: Facts | None, path: str, of_run: Explanation | None) -> WeightsExplanation:
-    """Explain a file of weights.
+def explained(
+    facts: Facts | None, path: str, of_run: Explanation | None = None
+) -> WeightsExplanation | None:
+    """Explain a safetensors file of weights; return None for a cache file, or any other file.
 
     Args:
         facts: facts about the project; None outside of a project.
         path: path of the file.
         of_run: explanation of the file as one of a run's folder; None elsewhere.
+
+    Raises:
+        SourceError: it is a damaged safetensors file. A damaged file of a run is no error, since
+            the next build makes it again.
     """
-    head = read_head(path)
+    head = _read(path, of_run is None)
+    if head is None:
+        return None
     metadata = {key: str(value) for key, value in head.metadata.items()}
-    training = Training(Path(path), metadata)
-    lines = [*_of_training(training, metadata), *_of_header(head, metadata, training)]
-    state, reason, differences = "unknown", "", list[Difference]()
-    if of_run is not None:
-        state, reason, differences = of_run.state, of_run.reason, of_run.differences
-    elif training.record is None:
-        reason = "no training of this folder made it"
-        if not metadata.get("latentmake.run"):
-            reason = f"{reason}; another program may have" if metadata else "has no metadata"
-    elif facts is not None:
-        state, reason, differences = _today(facts, training.run, training.record, training.items)
-    values = training.record.model_dump(mode="json") if training.record else {}
-    return WeightsExplanation(
+    training, how = recognised(Path(path), metadata) or (None, "")
+    explanation = WeightsExplanation(
         os.path.relpath(path),
-        state,
-        reason,
-        differences,
-        runs=[training.run] if training.record else [],
-        title=metadata.get("modelspec.title", ""),
-        run=training.run,
-        training=training.name,
-        record=values,
-        items=[item.model_dump(mode="json") for item in training.items or ()],
+        "unknown",
+        runs=[training.run] if training else [],
         metadata=metadata,
-        described=lines,
+        training=training,
+        items=training.items if training else None,
     )
+    explanation.described = [*_of_training(explanation, how), *_of_header(head, explanation)]
+    if of_run is not None:
+        explanation.state, explanation.reason = of_run.state, of_run.reason
+        explanation.differences = of_run.differences
+    elif training is not None and facts is not None:
+        _compare(facts, training, explanation)
+    elif training is None:
+        explanation.reason = _stranger(metadata)
+    return explanation
 
 
-def _of_training(training: Training, metadata: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _read(path: str, refuses: bool) -> Head | None:
+    """Return the head of a file of weights; None if it is a cache file, or no safetensors file.
+
+    With `refuses`, a damaged file raises a SourceError.
+    """
+    is_cache = os.path.realpath(path).startswith(f"{os.path.realpath('cache')}/")
+    if is_cache or not (path.endswith(".safetensors") and Path(path).is_file()):
+        return None
+    try:
+        head = read_head(path)
+    except ValueError as error:
+        if refuses:
+            raise SourceError(str(error), where=path) from None
+        return None
+    return None if KEY in head.metadata else head
+
+
+def _stranger(metadata: Mapping[str, str]) -> str:
+    """Return what is known about a file that no training of this folder wrote."""
+    if not metadata:
+        return "has no metadata"
+    what = "no training of this folder made it"
+    return what if metadata.get("latentmake.run") else f"{what}; another program may have"
+
+
+def _compare(facts: Facts, training: Training, explanation: WeightsExplanation) -> None:
+    """Set state, reason and differences from today's project."""
+    run = facts.config.runs.get(training.run)
+    if run is None or run.trainer is None:
+        explanation.reason = f"the configuration has no training of {training.run} today"
+        return
+    try:
+        explanation.differences = differences_today(facts, training, explanation.items)
+    except UserError as error:
+        explanation.reason = f"today's plan cannot be made: {error.what}"
+        return
+    explanation.state, explanation.reason = "fresh", "trained; nothing differs"
+    if explanation.differences:
+        explanation.state = "stale"
+        explanation.reason = f"{training.run} would be trained differently today"
+
+
+def _of_training(explanation: WeightsExplanation, how: str) -> Iterator[tuple[str, str]]:
     """Yield lines about the training of a file: run, date, settings, items and captions."""
-    record = training.record
-    if training.run:
-        how = training.known_by or "by its header; the history of the run is not here"
+    training, items, metadata = explanation.training, explanation.items, explanation.metadata
+    if training is not None:
+        record = training.record
         yield "run", f"{training.run}, recognised {how}"
-    if record is not None:
-        yield "training", f"{training.name} of {_when(record.began)}{_course(record)}"
+        yield "training", f"{training.folder.name} of {training.began[:19]}{_course(record)}"
         if record.ended:
             yield "training", f"did not finish: {record.ended}"
-        settings = record.values.get("settings", {})
-        values = ((name, settings.get(name, "none")) for name in _NAMED)
-        words = (f"{name} {value}" for name, value in values if value != "none")
-        yield "settings", ", ".join(words)
-        parts = {name: value for name, value in record.parts.items() if name != "settings"}
-        places = {name: f" ({place})" for name, place in record.places.items() if place}
-        words = (f"{name} {short(str(parts[name]))}{places.get(name, '')}" for name in parts)
-        yield "made of", ", ".join(words)
-    elif training.name:
-        yield "training", training.name
-    captions = _captions(training.items, metadata)
-    numbers = Counter(item.dataset for item in training.items or () if not item.validation)
+        yield from _of_record(record)
+    elif run := metadata.get("latentmake.run"):
+        yield "run", f"{run}, recognised by its header; the history of the run is not here"
+        yield "training", metadata.get("latentmake.training", "")
+    numbers = Counter(item.dataset for item in items or () if not item.validation)
     if numbers:
         words = (f"{name} {number}" for name, number in numbers.items())
         yield "items", f"{sum(numbers.values())} ({', '.join(words)})"
     elif number := metadata.get("latentmake.items"):
         yield "items", number
-    for name, text in captions[:_SHOWN]:
-        yield "caption", f"{name}: {json.dumps(text, ensure_ascii=False)}"
-    if len(captions) > _SHOWN:
-        yield "caption", f"and {len(captions) - _SHOWN} more; `--open` shows all"
+    texts = _texts(explanation)
+    for name, own in [*texts.items()][:_SHOWN]:
+        yield "caption", f"{name}: {json.dumps(own[0] if own else '', ensure_ascii=False)}"
+    if len(texts) > _SHOWN:
+        yield "caption", f"and {len(texts) - _SHOWN} more; `--open` shows all"
 
 
-def _when(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"
+def _texts(explanation: WeightsExplanation) -> dict[str, Any]:
+    """Return name -> texts of the items, from the history or from a header with captions."""
+    if explanation.items is not None:
+        return {item.name: item.texts for item in explanation.items}
+    return _json(explanation.metadata, "latentmake.captions")
+
+
+def _of_record(record: Record) -> Iterator[tuple[str, str]]:
+    settings = record.values.get("settings", {})
+    values = ((name, settings.get(name, "none")) for name in _NAMED)
+    yield "settings", ", ".join(f"{name} {value}" for name, value in values if value != "none")
+    places = {name: f" ({place})" for name, place in record.places.items() if place}
+    parts = ((name, short(str(part))) for name, part in record.parts.items() if name != "settings")
+    yield "made of", ", ".join(f"{name} {part}{places.get(name, '')}" for name, part in parts)
 
 
 def _course(record: Record) -> str:
@@ -234,38 +231,25 @@ def _course(record: Record) -> str:
     return "".join(f", {word}" for word in words)
 
 
-def _captions(
-    items: Sequence[RosterItem] | None, metadata: Mapping[str, str]
-) -> list[tuple[str, str]]:
-    """Return name and first text of each item, from the history or a header with captions."""
-    if items is not None:
-        return [
-            (f"{item.dataset}/{item.stem}", item.texts[0] if item.texts else "") for item in items
-        ]
-    texts = _json(metadata, "latentmake.captions")
-    return [(name, str(own[0]) if own else "") for name, own in texts.items()]
-
-
-def _of_header(
-    head: Head, metadata: Mapping[str, str], training: Training
-) -> Iterator[tuple[str, str]]:
+def _of_header(head: Head, explanation: WeightsExplanation) -> Iterator[tuple[str, str]]:
     """Yield lines about what the header says, in whichever program's keys."""
+    metadata = explanation.metadata
     said: dict[str, list[str]] = {}
     for key, label in _ROWS.items():
         if value := metadata.get(key, "").removeprefix("None"):
             said.setdefault(label, []).append(short(value)[:_LONGEST])
     yield from ((label, ", ".join(values)) for label, values in said.items())
-    if training.record is None:
+    if explanation.training is None:
         began = metadata.get("ss_training_started_at", "")
         with suppress(ValueError, OverflowError, OSError):
-            yield "trained", _when(float(began))
+            yield "trained", f"{datetime.fromtimestamp(float(began)).astimezone():%F %T}"
         if not began and (date := metadata.get("modelspec.date")):
             yield "trained", date
         named = ((key.removeprefix("ss_"), metadata.get(key, "None")) for key in _SETTINGS)
         if words := [f"{name} {value}"[:_LONGEST] for name, value in named if value != "None"]:
             yield "settings", ", ".join(words)
     dirs = _json(metadata, "ss_dataset_dirs")
-    if training.items is None and (words := [*_folders(dirs)]):
+    if explanation.items is None and (words := [*_folders(dirs)]):
         yield "folders", ", ".join(words)
     counts = Counter[str]()
     for own in _json(metadata, "ss_tag_frequency").values():
@@ -291,27 +275,3 @@ def _json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _today(
-    facts: Facts, run: str, record: Record, items: Sequence[RosterItem] | None
-) -> tuple[str, str, list[Difference]]:
-    """Return state, reason and differences of a training from the project of today."""
-    if run not in facts.config.runs or facts.config.runs[run].trainer is None:
-        return "unknown", f"the configuration has no training of {run} today", []
-    try:
-        plan = plan_of(facts, [run]).runs[run]
-        order, counted = plan.trainer, [*item_differences(facts, run, items or ())]
-        if not isinstance(order, RunOrder):
-            return "unknown", "", []
-        # While caches are outdated, the items tell what differs.
-        today = order.product_since(record, plan.lock or record.dataset)
-        differences = judge(today._replace(files=()), record)
-    except UserError as error:
-        return "unknown", f"today's plan cannot be made: {error.what}", []
-    named = {"dataset", *today.values["dataset"]}
-    if counted:
-        differences = [*counted, *(change for change in differences if change.name not in named)]
-    if differences:
-        return "stale", f"{run} would be trained differently today", differences
-    return "fresh", "trained; nothing differs", []

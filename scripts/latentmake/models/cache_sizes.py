@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -51,9 +50,10 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _CONTROL = "latents_control_"
 _WAN = 16, 8, 4  # channels of Wan's latents; pixels and frames of a latent
 _MASK_CHANNELS = 4  # more channels in the condition of image-to-video
-_VISION = 257, 1280  # tokens and width of ViT-huge, which Wan's image-to-video reads
-_VISION_PLACES = re.compile(r"(visual|vision_model)\.(.*\.)?pos(ition)?_embedding(\.weight)?$")
-_UMT5 = 4096  # width of umT5-xxl, whose weights may be a torch file
+# The networks of Wan, if they are single files without a configuration: tokens and width of
+# ViT-huge, which image-to-video reads, and width of umT5-xxl.
+_VISION = 257, 1280
+_UMT5 = 4096
 _CHUNK = 75  # tokens of a caption that CLIP sees at once
 _T5_SPECIAL = 1  # EOS
 # Bytes of an npz file: of its end, and of a member besides its data and two copies of its name.
@@ -165,15 +165,9 @@ def _vae(model: Model) -> tuple[int, int, int] | None:
 def _vision(weights: Weights) -> tuple[int, int]:
     """Return the tokens and the width of a CLIP image encoder's output."""
     if (config := network_config(weights)) is None:
-        return _vision_in(Path(weights.path or ""))
+        return _VISION
     config = {**config, **(config.get("vision_config") or {})}
     return (config["image_size"] // config["patch_size"]) ** 2 + 1, config["hidden_size"]
-
-
-def _vision_in(path: Path) -> tuple[int, int]:
-    tensors = contents_of(path)[0] if path.suffix == ".safetensors" else {}
-    shapes = (row.shape[-2:] for name, row in tensors.items() if _VISION_PLACES.match(name))
-    return next(((tokens, width) for tokens, width in shapes), _VISION)
 
 
 # -- embeddings -----------------------------------------------------------------------------------
@@ -188,7 +182,8 @@ def text_tensors(model: Model, tokens: Sequence[int]) -> Tensors | None:
         return _programs_text(model)
     layout, dtype, tensors = layout_of(model.layout_name), model.caption_dtype, Tensors()
     for number, (weights, count) in enumerate(zip(model.text, tokens, strict=True)):
-        if (width := _width(model, weights)) is None:
+        width = text_width(weights) or (_umt5_width(weights) if layout.has_frames else None)
+        if width is None:
             return None
         name = encoder_name(number)
         tensors[hidden_state(number)] = dtype, (count, width)
@@ -250,11 +245,7 @@ def _text_arrays(model: Model, tensors: Tensors) -> Tensors:
     }
 
 
-def _width(model: Model, weights: TextWeights) -> int | None:
-    """Return the width of an encoder's embeddings; None if no file says it."""
-    width = text_width(weights)
-    if width is not None or not layout_of(model.layout_name).has_frames:
-        return width
+def _umt5_width(weights: TextWeights) -> int:
     path = Path(weights.path or "")
     tensors = contents_of(path)[0] if path.suffix == ".safetensors" else {}
     names = ("shared.weight", "token_embedding.weight", "encoder.embed_tokens.weight")
@@ -289,27 +280,35 @@ def lengths(model: Model, captions: Sequence[str]) -> list[tuple[int, ...]] | No
     """
     if not model.spec.encodes:
         return [() for _ in captions]
-    kinds, pads = model.spec.text_encoders, layout_of(model.layout_name).like_sdscripts
     columns = list[Sequence[int]]()
     chunks: Sequence[int] | None = None
     for number, weights in enumerate(model.text):
-        kind, limit = (kinds[number] if kinds else ""), weights.max_length or T5_LENGTH
+        kind = model.spec.text_encoders[number] if model.spec.text_encoders else ""
         if "CLIP" in kind:
             chunks = chunks or _chunks(model, captions)
             columns.append([_CHUNK * count + 2 for count in chunks])
             continue
-        if not kind:
-            if (own := text_tokens(weights)) is None:
-                return None
-            limit, is_fixed = own
-        else:
-            limit, is_fixed = (limit, pads) if kind == "T5" else (min(limit, T5_LENGTH), False)
+        if (own := _limit(model, kind, weights)) is None:
+            return None
+        limit, is_fixed = own
         if is_fixed:
             columns.append([limit] * len(captions))
         else:
             counts = counted_tokens(weights, captions, cleaned=model.spec.cleans_captions)
             columns.append([min(count + _T5_SPECIAL, limit) for count in counts])
     return [*zip(*columns, strict=True)]
+
+
+def _limit(model: Model, kind: str, weights: TextWeights) -> tuple[int, bool] | None:
+    """Return the most tokens of an encoder, and whether all embeddings have so many; see `files`.
+
+    `kind` is that of the architecture; "" for another encoder.
+    """
+    if not kind:
+        return text_tokens(weights)
+    limit = weights.max_length or T5_LENGTH
+    pads = layout_of(model.layout_name).like_sdscripts
+    return (limit, pads) if kind == "T5" else (min(limit, T5_LENGTH), False)
 
 
 def _chunks(model: Model, captions: Sequence[str]) -> Sequence[int]:

@@ -16,10 +16,10 @@ from latentmake.formats.readers import Readers
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import resolution_of
 from latentmake.pages.captions import Card, Cards, split
-from latentmake.pages.edits import edits, items_seen
 from latentmake.pages.thumbnails import look_at
 from latentmake.plan.facts import Facts
 from latentmake.plan.product import some
+from latentmake.runs.edited import edits_since
 
 PICTURES = 500
 """Number of cards whose picture is embedded; further cards show the picture file itself."""
@@ -43,10 +43,8 @@ def page_data(
         for dataset in run.datasets
     }
     cards, notes = run_cards.cards, [*run_cards.notes]
-    seen = items_seen(name)
-    gone = sorted(
-        stem for _, stem in seen.keys() - {(card.dataset, card.item.stem) for card in cards}
-    )
+    since = edits_since(facts, name)
+    edits, gone = since or ({}, [])
     if len(cards) > ON_PAGE:
         notes.append(f"{ON_PAGE} of {len(cards)} items are shown, those with cut texts first.")
         cards = sorted(cards, key=lambda card: not card.is_cut)
@@ -54,7 +52,6 @@ def page_data(
         notes.append(f"The training also saw {some(gone)}, which the dataset has no more.")
 
     cards = cards[:ON_PAGE]
-    changes = edits(facts, name, seen, cards)  # before the threads: this may use the memo
 
     def values(number: int) -> dict[str, Any]:
         card = cards[number]
@@ -77,7 +74,7 @@ def page_data(
                 _target(facts, name, card, resolution.name, size) for resolution in run.resolutions
             ],
             "stale": (stale or {}).get(place, []),
-            **changes[number],
+            **edits.get("/".join(place), {}),
         }
 
     with Readers() as readers, ThreadPoolExecutor(usable_cores()) as pool:
@@ -90,7 +87,7 @@ def page_data(
         "notes": notes,
         "items": items,
         "root": f"{os.path.relpath('.', page.parent)}/",
-        "trained": bool(seen),
+        "trained": since is not None,
         "plans": stale is not None,
         "word": next(filter(None, (_trigger(datasets[name]) for name in run.datasets)), ""),
         "tables": [],

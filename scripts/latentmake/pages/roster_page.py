@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from latentmake.data.contents import Contents
 from latentmake.data.item import Item
 from latentmake.formats.readers import Readers
 from latentmake.pages.captions import Card
@@ -18,6 +17,7 @@ from latentmake.pages.cards import ON_PAGE, PICTURES
 from latentmake.pages.page import write_page
 from latentmake.pages.thumbnails import look_at
 from latentmake.plan.facts import Facts
+from latentmake.runs.edited import todays_contents
 from latentmake.runs.history import RosterItem
 
 _GONE = "no dataset has this picture today"
@@ -48,17 +48,12 @@ def write_roster_page(
             for number, item in enumerate(shown)
         ]
     data = {
+        **{"encoders": [], "faults": [], "tables": [], "training": None},
+        **{"trained": False, "plans": False, "word": ""},
         "facts": [[label.capitalize(), text] for label, text in said if label != "caption"],
-        "encoders": [],
-        "faults": [],
         "notes": notes,
         "items": cards,
         "root": f"{os.path.relpath('.', path.parent)}/",
-        "trained": False,
-        "plans": False,
-        "word": "",
-        "tables": [],
-        "training": None,
     }
     write_page(path, "cards", title, data)
     return path
@@ -69,16 +64,9 @@ def _pictures(facts: Facts, sources: set[str]) -> dict[str, tuple[str, Item]]:
     placed: dict[str, tuple[str, Item]] = {}
     places = [(name, run.model) for run in facts.config.runs.values() for name in run.datasets]
     for dataset, model in dict.fromkeys(places):
-        layout = facts.layout(model)
-        items = [
-            (item, item.inputs("latents", layout)) for item in facts.wanted_items(dataset, model)
-        ]
-        files = (file for _, inputs in items for file in inputs.files)
-        contents = Contents(files, facts.memo, facts.config.datasets[dataset])
-        for item, inputs in items:
-            content = None if item.is_remote else contents.of(inputs)
-            if content in sources:
-                placed.setdefault(str(content), (dataset, item))
+        for item, contents in todays_contents(facts, dataset, model):
+            if (content := contents.get("source")) in sources:
+                placed.setdefault(content, (dataset, item))
     return placed
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from latentmake.pages.page import FPS, as_text, table, write_page
-from latentmake.runs.differences import Changes, words
+from latentmake.runs.differences import Change, rows, summary, words
 from latentmake.runs.history import SAMPLES
 
-_ROWS = 2000  # most items in a table
+_ROWS = 2000  # most changes of one kind in a table
 _SAMPLES = 50  # most pictures of samples on the page of the ledger
 
 
 def write_diff(
-    names: Sequence[str], content: Mapping[str, Any], changes: Changes | None, folder: Path
+    names: Sequence[str], content: Mapping[str, Any], changes: Sequence[Change] | None, folder: Path
 ) -> Path:
     """Write the page of the differences between two trainings, and return its path.
 
@@ -33,8 +32,11 @@ def write_diff(
     settings = [[*difference.values()] for difference in content["settings"]]
     figures = [[name, *map(_text, values)] for name, values in content["figures"].items()]
     title = " → ".join(map(as_text, names))
-    items = [*_items(changes)] if changes else []
-    counted = (changes.summary or "no changes") if changes else "unknown"
+    items: list[list[Any]] = [
+        [as_text(item), kind, [*words(was, now)] if was or now else ""]
+        for kind, item, was, now in rows(changes or (), _ROWS)
+    ]
+    counted = "unknown" if changes is None else summary(changes) or "no changes"
     tables = [
         table("figures", "Losses and figures", "", ["figure", ">old", ">new"], figures),
         table("settings", "Settings", "", ["setting", "old", "new"], settings),
@@ -50,21 +52,6 @@ def write_diff(
     path = Path("reports", f"diff_{safe[:200]}.html")
     write_page(path, "gallery", title, data)
     return path
-
-
-def _items(changes: Changes) -> Iterable[list[Any]]:
-    """Return a row for each changed item; captions are lists of marks and texts."""
-    edits = islice(changes.edits(), _ROWS)
-    rows = [[_name(place), "caption", [*words(was, now)]] for place, was, now in edits]
-    for kind in ("added", "removed", "replaced"):
-        rows += ([_name(place), kind, ""] for place in islice(getattr(changes, kind), _ROWS))
-    moved = islice(changes.renamed, _ROWS)
-    rows += ([_name(new), f"renamed from {_name(old)}", ""] for old, new in moved)
-    rows += (
-        [f"{number} of {dataset}", as_text(str(difference)), ""]
-        for (dataset, difference), number in changes.others.items()
-    )
-    return rows
 
 
 def write_ledger(
@@ -106,10 +93,6 @@ def _samples(label: str, folder: Path) -> list[dict[str, Any]]:
         return []
     source = f"data:image/webp;base64,{data}"
     return [{"label": as_text(label), "source": source, "width": width, "height": height}]
-
-
-def _name(place: tuple[str, str]) -> str:
-    return as_text("/".join(place))
 
 
 def _text(value: float | None) -> str:

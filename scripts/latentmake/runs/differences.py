@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import NamedTuple
@@ -17,103 +17,126 @@ from latentmake.runs.history import RosterItem
 from latentmake.runs.order import Record
 
 _TOKEN = re.compile(r"\w+(?:['’-]\w+)*|\s+|.", re.DOTALL)
-_COMPARED = ("repeats", "resolutions", "view", "validation", "is_reg")
+_LISTED = ("added", "removed", "replaced", "renamed", "caption")
+_OTHERS = {
+    **{"repeats": "repeats", "resolutions": "resolutions", "view": "crop and scale"},
+    **{"validation": "held out", "is_reg": "regularisation"},
+}
+"""Value of an item in a roster -> kind of its change."""
 MEMORY = "peak memory"
 """Name of a figure, which is a number of bytes."""
 _CACHES = re.compile(r"caches of (.+)/[^/]*")
 
-Place = tuple[str, str]
-"""Dataset and stem of an item."""
 Marked = tuple[str, str]
 """Part of a caption: a mark (`-` was removed, `+` was added, else "") and its text."""
 
 
-class Changes(NamedTuple):
-    """Changes from the items of one training to those of another.
+class Change(NamedTuple):
+    """A change of an item from one training to another.
 
     Attributes:
-        added: items that only the later training saw.
-        removed: items that only the earlier training saw.
-        replaced: items with another picture.
-        renamed: old and new place of each picture with another name.
-        captions: place of each item whose texts differ, with its old and its new texts.
-        others: dataset and difference, such as `repeats 1 -> 2` -> number of its items.
+        kind: `added`, `removed`, `replaced` (it has another picture), `renamed` (its picture had
+            another name), `caption`, or the name of another value, such as `repeats`.
+        item: name of the item, such as `cats/a`.
+        old: former name of a renamed item, former text of a caption, or former value.
+        new: new text of a caption, or new value.
     """
 
-    added: list[Place]
-    removed: list[Place]
-    replaced: list[Place]
-    renamed: list[tuple[Place, Place]]
-    captions: list[tuple[Place, list[str], list[str]]]
-    others: Counter[tuple[str, Difference]]
-
-    @property
-    def datasets(self) -> set[str]:
-        """Datasets with changes."""
-        moved = (place for pair in self.renamed for place in pair)
-        edited = (place for place, _, _ in self.captions)
-        places = (*self.added, *self.removed, *self.replaced, *moved, *edited)
-        return {dataset for dataset, _ in (*places, *self.others)}
-
-    @property
-    def summary(self) -> str:
-        """Kinds of changes with their numbers of items; "" if nothing differs."""
-        counts = {
-            "added": len(self.added),
-            "removed": len(self.removed),
-            "replaced": len(self.replaced),
-            "renamed": len(self.renamed),
-            "with another caption": len(self.captions),
-            "with other repeats or sizes": max(self.others.values(), default=0),
-        }
-        return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
-
-    def edits(self) -> Iterator[tuple[Place, str, str]]:
-        """Yield place, old and new text of each edited text."""
-        for place, old, new in self.captions:
-            for before, after in zip_longest(old, new, fillvalue=""):
-                if before != after:
-                    yield place, before, after
+    kind: str
+    item: str
+    old: str = ""
+    new: str = ""
 
 
-def compare(old: Iterable[RosterItem], new: Iterable[RosterItem]) -> Changes:
+def compare(old: Iterable[RosterItem], new: Iterable[RosterItem]) -> list[Change]:
     """Return the changes between the items of two trainings.
 
     Items are equal if dataset and stem are. An added item with the picture of a removed one counts
     as renamed. Unknown pictures are not compared.
     """
-    before, after = ({(item.dataset, item.stem): item for item in items} for items in (old, new))
-    gone: dict[str, deque[Place]] = {}
-    for place, item in before.items():
-        if place not in after:
-            gone.setdefault(item.source, deque()).append(place)
+    before, after = ({item.name: item for item in items} for items in (old, new))
+    gone: dict[str, deque[str]] = {}
+    for name, item in before.items():
+        if name not in after:
+            gone.setdefault(item.source, deque()).append(name)
     unknown = gone.pop("", deque())
-    changes = Changes([], [], [], [], [], Counter())
-    for place, now in after.items():
-        former = place
-        if place not in before:
-            if not (places := gone.get(now.source)):
-                changes.added.append(place)
+    changes = list[Change]()
+    for name, now in after.items():
+        former = name
+        if name not in before:
+            if not (names := gone.get(now.source)):
+                changes.append(Change("added", name))
                 continue
-            former = places.popleft()
-            changes.renamed.append((former, place))
-        if (was := before[former]) == now:
-            continue
-        if "" not in (was.source, now.source) and was.source != now.source:
-            changes.replaced.append(place)
-        if was.texts != now.texts:
-            changes.captions.append((place, was.texts, now.texts))
-        for name in _COMPARED:
-            if (past := getattr(was, name)) != (present := getattr(now, name)):
-                changes.others[now.dataset, _difference(name, past, present)] += 1
-    left = {*unknown, *(place for places in gone.values() for place in places)}
-    changes.removed.extend(place for place in before if place in left)
-    return changes
+            former = names.popleft()
+            changes.append(Change("renamed", name, former))
+        changes += _of_item(before[former], now)
+    left = {*unknown, *(name for names in gone.values() for name in names)}
+    return changes + [Change("removed", name) for name in before if name in left]
 
 
-def _difference(name: str, old: object, new: object) -> Difference:
-    names = {"view": "crop and scale", "validation": "held out", "is_reg": "regularisation"}
-    return Difference(names.get(name, name), text_of(old) or "default", text_of(new) or "default")
+def _of_item(was: RosterItem, now: RosterItem) -> Iterator[Change]:
+    """Yield the changes of picture, captions and other values of an item."""
+    if was == now:
+        return
+    if "" not in (was.source, now.source) and was.source != now.source:
+        yield Change("replaced", now.name)
+    for before, after in zip_longest(was.texts, now.texts, fillvalue=""):
+        if before != after:
+            yield Change("caption", now.name, before, after)
+    for key, kind in _OTHERS.items():
+        if (past := getattr(was, key)) != (present := getattr(now, key)):
+            old, new = text_of(past) or "default", text_of(present) or "default"
+            yield Change(kind, now.name, old, new)
+
+
+def counts(changes: Iterable[Change]) -> dict[str, int]:
+    """Return the numbers of items that were added, removed, renamed and edited."""
+    same = {kind: kind for kind in ("added", "removed", "renamed")}
+    return _numbers(changes, same | {"replaced": "edited", "caption": "edited"})
+
+
+def summary(changes: Iterable[Change]) -> str:
+    """Return the numbers of items with each kind of change; "" if nothing differs."""
+    others = dict.fromkeys(_OTHERS.values(), "with other repeats or sizes")
+    same = {kind: kind for kind in _LISTED}
+    return counted(_numbers(changes, same | {"caption": "with another caption"} | others))
+
+
+def _numbers(changes: Iterable[Change], words: Mapping[str, str]) -> dict[str, int]:
+    """Return word -> number of items with changes of its kinds; `words` has the word of a kind."""
+    items = {(words[kind], item) for kind, item, *_ in changes if kind in words}
+    numbers = Counter(word for word, _ in items)
+    return {word: numbers[word] for word in words.values()}
+
+
+def counted(numbers: Mapping[str, int]) -> str:
+    """Return numbers with their words, `3 added, 1 removed`, without those that are 0."""
+    return ", ".join(f"{number} {word}" for word, number in numbers.items() if number)
+
+
+def rows(changes: Sequence[Change], most: int) -> Iterator[Change]:
+    """Yield at most so many changes of each kind as people read them.
+
+    Renamed items have both names; values such as `repeats` are counted by dataset.
+    """
+    for kind in _LISTED:
+        several = [change for change in changes if change.kind == kind]
+        for change in several[:most]:
+            renamed = Change(kind, f"{change.old} -> {change.item}")
+            yield renamed if kind == "renamed" else change
+        if len(several) > most:
+            yield Change(kind, f"and {len(several) - most} more; --json lists all")
+    others = Counter(
+        (f"{kind} {old} -> {new}", _dataset(item))
+        for kind, item, old, new in changes
+        if kind not in _LISTED
+    )
+    for (text, dataset), number in others.items():
+        yield Change("items", f"{text}: {number} of {dataset}")
+
+
+def _dataset(item: str) -> str:
+    return item.partition("/")[0]
 
 
 def words(before: str, after: str) -> list[Marked]:
@@ -135,12 +158,14 @@ def words(before: str, after: str) -> list[Marked]:
     return [(mark, text) for mark, text in parts if text]
 
 
-def settings(old: Record, new: Record, changes: Changes | None) -> list[Difference]:
+def settings(old: Record, new: Record, changes: Iterable[Change] | None) -> list[Difference]:
     """Return differences of the settings and the networks of two trainings.
 
     Caches are named if no change of the dataset's items explains why they differ.
     """
-    explained = changes.datasets if changes else set()
+    explained = set[str]()
+    for kind, item, former, _ in changes or ():
+        explained |= {_dataset(item), _dataset(former) if kind == "renamed" else ""}
     return [
         difference
         for difference in judge(new.product, old)

@@ -9,7 +9,8 @@ the run is trained again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from latentmake.base.errors import SourceError
 from latentmake.data.contents import Contents
@@ -18,6 +19,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
 from latentmake.plan.product import Difference
 from latentmake.plan.run_plan import RunPlan
+from latentmake.runs.differences import compare, counted, counts
 from latentmake.runs.history import RosterItem, items_of
 
 _FROM_ITEMS = (
@@ -25,6 +27,8 @@ _FROM_ITEMS = (
     r"images of {0} came, went or moved|cache files without an item: \d+"
 )
 """Reasons that come from items of a dataset which were added, removed or edited."""
+COUNTED = "items of "
+"""Begin of a reason that counts items."""
 
 
 def count_items(facts: Facts, plan: RunPlan) -> None:
@@ -34,24 +38,53 @@ def count_items(facts: Facts, plan: RunPlan) -> None:
     today's items are the same as then: the recipe must have changed.
     """
     datasets = facts.config.runs[plan.name].datasets
-    if not any(_follows(reason, name) for name in datasets for reason in plan.reasons):
-        return
-    if not (seen := items_of(result_folder(plan.name))):
-        return
-    for name in datasets:
-        own = {item.stem: item for item in seen if item.dataset == name}
-        if words := ", ".join(_counted(facts, name, facts.config.runs[plan.name].model, own)):
-            others = [reason for reason in plan.reasons if not _follows(reason, name)]
-            plan.reasons = [Difference(f"items of {name}: {words}"), *others]
+    if any(_follows(reason, name) for name in datasets for reason in plan.reasons):
+        seen = items_of(result_folder(plan.name)) or []
+        plan.reasons = with_items(facts, plan.name, seen, plan.reasons)
 
 
-def item_differences(facts: Facts, run: str, seen: Iterable[RosterItem]) -> Iterator[Difference]:
-    """Yield the numbers of today's items that differ from those that a training saw."""
-    settings, items = facts.config.runs[run], [*seen]
-    for name in settings.datasets if items else ():
-        own = {item.stem: item for item in items if item.dataset == name}
-        if words := ", ".join(_counted(facts, name, settings.model, own)):
-            yield Difference(f"items of {name}: {words}")
+def with_items(
+    facts: Facts, run: str, seen: Iterable[RosterItem], reasons: Iterable[Difference]
+) -> list[Difference]:
+    """Return reasons to train, with numbers of items in place of those that follow from items.
+
+    Args:
+        facts: facts about the configuration.
+        run: name of the run.
+        seen: items that a training saw; none if they are unknown.
+        reasons: reasons to train, or differences from that training.
+    """
+    items, reasons = [*seen], [*reasons]
+    for name in facts.config.runs[run].datasets if items else ():
+        own = [item for item in items if item.dataset == name]
+        changes = compare(own, todays_items(facts, run, own, [name]))
+        if words := counted(counts(changes)):
+            others = [reason for reason in reasons if not _follows(reason, name)]
+            reasons = [Difference(f"{COUNTED}{name}: {words}"), *others]
+    return reasons
+
+
+def edits_since(facts: Facts, run: str) -> tuple[dict[str, dict[str, Any]], list[str]] | None:
+    """Return the edits since the last training of a run, and the stems of items that are gone.
+
+    The edits are dictionaries by the items' names: `new`, or `before` (the texts that the training
+    saw), `repainted` or both. The result is None if no training is recorded.
+    """
+    seen = items_of(result_folder(run))
+    if not seen:
+        return None
+    texts = {item.name: item.texts for item in seen}
+    edits, gone = dict[str, dict[str, Any]](), list[str]()
+    for kind, name, former, _ in compare(seen, todays_items(facts, run, seen)):
+        own = edits.setdefault(name, {})
+        if kind in ("added", "renamed"):
+            own["new"] = True
+        elif kind == "replaced":
+            own["repainted"] = True
+        elif kind == "caption" and name in texts:
+            own["before"] = texts[name]
+        gone += {"removed": [name], "renamed": [former]}.get(kind, [])
+    return edits, sorted(name.partition("/")[2] for name in gone)
 
 
 def _follows(reason: Difference, dataset: str) -> bool:
@@ -59,28 +92,49 @@ def _follows(reason: Difference, dataset: str) -> bool:
     return bool(re.fullmatch(_FROM_ITEMS.format(re.escape(dataset)), reason.name))
 
 
-def _counted(
-    facts: Facts, dataset: str, model: str, seen: Mapping[str, RosterItem]
-) -> Iterator[str]:
-    """Yield `3 added`, `1 removed` and `1 edited`; a number that is 0 is left out."""
+def todays_items(
+    facts: Facts,
+    run: str,
+    seen: Iterable[RosterItem],
+    datasets: Iterable[str] | None = None,
+    say: Callable[[str], object] = str,
+) -> Iterator[RosterItem]:
+    """Yield today's items of a run's datasets, as a roster would have them.
+
+    Values that only a build finds out, and contents that cannot be read, are those of `seen`;
+    `say` is called with each fault.
+    """
+    settings = facts.config.runs[run]
+    by_name, by_source = {}, {}
+    for old in seen:
+        by_name[old.name] = by_source[old.source] = old
+    by_source.pop("", None)
+    for name in settings.datasets if datasets is None else datasets:
+        dataset = facts.config.datasets[name]
+        for item, own in todays_contents(facts, name, settings.model, say):
+            own |= {"dataset": name, "stem": item.stem, "is_reg": dataset.is_reg}
+            if not dataset.is_reg:  # repeats of others are balanced when the manifest is written
+                own["repeats"] = dataset.num_repeats
+            was = by_name.get(f"{name}/{item.stem}") or by_source.get(own.get("source", ""))
+            yield was.model_copy(update=own) if was else RosterItem(**own)
+
+
+def todays_contents(
+    facts: Facts, dataset: str, model: str, say: Callable[[str], object] = str
+) -> Iterator[tuple[Item, dict[str, Any]]]:
+    """Yield today's items of a dataset with `source` and `texts` of a roster, if they are readable.
+
+    The source of an item at a URL is unknown. `say` is called with each fault.
+    """
     items, layout = facts.wanted_items(dataset, model), facts.layout(model)
-    kept = [item for item in items if item.stem in seen]
-    files = (file for item in kept for file in item.files)
+    files = (file for item in items for file in item.files)
     contents = Contents(files, facts.memo, facts.config.datasets[dataset])
-
-    def is_edited(item: Item) -> bool:
-        was = seen[item.stem]
+    for item in items:
+        own: dict[str, Any] = {}
+        if not item.is_remote and (source := contents.of(item.inputs("latents", layout))):
+            own["source"] = source
         try:
-            texts = item.texts or [contents.text(item)]
-        except SourceError:  # the plan names it
-            return True
-        if texts != was.texts or not was.source or item.is_remote:
-            return texts != was.texts
-        return contents.of(item.inputs("latents", layout)) != was.source
-
-    counts = {
-        "added": len(items) - len(kept),
-        "removed": len(seen.keys() - {item.stem for item in kept}),
-        "edited": sum(map(is_edited, kept)),
-    }
-    yield from (f"{number} {word}" for word, number in counts.items() if number)
+            own["texts"] = item.texts or [contents.text(item)]
+        except SourceError as error:
+            say(str(error))
+        yield item, own

@@ -19,10 +19,11 @@ import gzip
 import io
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -78,6 +79,74 @@ class RosterItem(BaseModel, extra="ignore", frozen=True):
     validation: bool = False
     is_reg: bool = False
 
+    @property
+    def name(self) -> str:
+        """Dataset and stem: `cats/a`."""
+        return f"{self.dataset}/{self.stem}"
+
+
+class Training(NamedTuple):
+    """A training of a run.
+
+    Attributes:
+        folder: its folder in the history. A result of a release without history is in the folder
+            of its weights.
+        name: name by which a command calls it, such as `cats@1`.
+    """
+
+    run: str
+    folder: Path
+    record: Record
+    name: str = ""
+
+    @property
+    def items(self) -> list[RosterItem] | None:
+        """Items that it saw; None if they are unknown."""
+        return items_of(self.folder)
+
+    @property
+    def seconds(self) -> float:
+        """Unix time of its start; of its end, if only that is known."""
+        return self.record.began or (self.folder / RECORD).stat().st_mtime
+
+    @property
+    def began(self) -> str:
+        """Time of its start in ISO format; of its end, if only that is known."""
+        return datetime.fromtimestamp(self.seconds).astimezone().isoformat(" ", "seconds")
+
+    @property
+    def weights(self) -> list[str]:
+        """Present paths of its weights, below the run's folder."""
+        return [
+            str(folder / name)
+            for folder, result in _results(self.run)
+            if self.made(result)
+            for name in result.files
+            if (folder / name).is_file()
+        ]
+
+    @property
+    def saved(self) -> list[str]:
+        """Folders of its saved steps that are still there."""
+        folders = run_folder(self.run).rglob("saved/step-*")
+        return [str(copy) for copy in folders if parts_in(copy / COPIED) == self.record.parts]
+
+    @property
+    def is_present(self) -> bool:
+        """Whether it made the present result of its run."""
+        present = Record.read(result_folder(self.run) / RECORD)
+        return present is not None and self.made(present)
+
+    def made(self, result: Record) -> bool:
+        """Whether a result with this record is its own; earlier releases have no roster."""
+        return result.parts == self.record.parts and result.roster in ("", self.record.roster)
+
+    def values(self) -> dict[str, Any]:
+        """Return JSON values for the output of commands."""
+        values = {"name": self.name} if self.name else {}
+        values |= {"run": self.run, "folder": str(self.folder), "began": self.began}
+        return {**values, "weights": self.weights}
+
 
 def roster_of(manifest: Path) -> bytes:
     """Return the roster of the items in a manifest, with the texts in today's cache files.
@@ -126,9 +195,9 @@ def finish(order: RunOrder, record: Record, receipt: Path, **more: object) -> No
         pictures = [files.grid] if files.grid.is_file() else drawn[-_SAMPLES:]
         if pictures and folder.is_dir() and not (folder / SAMPLES).is_file():
             atomic.write(folder / SAMPLES, _small(pictures))
-    for folder, old in trainings(run)[order.keep :]:
-        if folder.parent == files.history and not weights_of(run, old):
-            atomic.remove(folder)
+    for old in trainings(run)[order.keep :]:
+        if old.folder.parent == files.history and not old.weights:
+            atomic.remove(old.folder)
     content: dict[str, Any] = {"run": run, "weights": str(files.weights)}
     content |= record.model_dump(exclude_defaults=True)
     atomic.write(receipt, to_json(content | more, indent=2) + b"\n")
@@ -156,25 +225,18 @@ def note_end(run: str, record: Record, reason: str) -> None:
     record.model_copy(update={"ended": reason}).write(place)
 
 
-def trainings(run: str) -> list[tuple[Path, Record]]:
-    """Return folder and record of each known training of a run, newest first.
-
-    Results of releases without history are among them; their folder is that of the weights.
-    """
+def trainings(run: str) -> list[Training]:
+    """Return the known trainings of a run, newest first, with results of earlier releases."""
     folders = (run_folder(run) / "history").glob("*")
     noted = [(folder, record) for folder in folders if (record := Record.read(folder / RECORD))]
     present = [record.parts for _, record in noted]
-    earlier = [
+    noted += [
         (folder, record)
         for folder, record in _results(run)
         if not record.roster and record.parts not in present
     ]
-
-    def age(training: tuple[Path, Record]) -> tuple[float, str]:
-        folder, record = training
-        return record.began or (folder / RECORD).stat().st_mtime, folder.name
-
-    return sorted((*noted, *earlier), key=age, reverse=True)
+    several = [Training(run, folder, record) for folder, record in noted]
+    return sorted(several, key=lambda one: (one.seconds, one.folder.name), reverse=True)
 
 
 def remembered() -> list[str]:
@@ -188,42 +250,10 @@ def _has_result(run: str) -> bool:
     return (result_folder(run) / RECORD).is_file()
 
 
-def all_trainings() -> Iterator[tuple[str, Path, Record]]:
-    """Yield run, folder and record of each known training, the newest of each run first."""
+def all_trainings() -> Iterator[Training]:
+    """Yield each known training, the newest of each run first."""
     for run in remembered():
-        for folder, record in trainings(run):
-            yield run, folder, record
-
-
-def weights_of(run: str, record: Record) -> list[Path]:
-    """Return the present paths of a training's weights, below the run's folder."""
-    return [
-        folder / name
-        for folder, result in _results(run)
-        if result.parts == record.parts and result.roster in ("", record.roster)
-        for name in result.files
-        if (folder / name).is_file()
-    ]
-
-
-def trainings_with(contains: Callable[[RosterItem], bool]) -> Iterator[dict[str, Any]]:
-    """Yield each training of the project that saw one of some items, newest first of each run.
-
-    A training is a dictionary: run, Unix time of its start, why it did not end, the items, and the
-    weights and saved steps that are still there.
-    """
-    for run, place, record in all_trainings():
-        items = filter(contains, items_of(place) or ())
-        if names := [f"{item.dataset}/{item.stem}" for item in items]:
-            saved = run_folder(run).rglob("saved/step-*")
-            yield {
-                "run": run,
-                "began": record.began,
-                "ended": record.ended,
-                "items": names,
-                "weights": [*map(str, weights_of(run, record))],
-                "saved": [str(copy) for copy in saved if parts_in(copy / COPIED) == record.parts],
-            }
+        yield from trainings(run)
 
 
 def items_of(folder: Path) -> list[RosterItem] | None:
@@ -268,7 +298,7 @@ def manifest_items(manifest: Path) -> Iterator[RosterItem]:
             "is_reg": row.is_reg,
         }
         latents = next((path for size in row.latents for path in row.latents_at(size)), None)
-        if latents and (header := header_of(Path(latents))):
+        if latents and (header := header_of(latents)):
             size = header.picture[:2] if header.picture else None
             values |= {"source": header.source, "size": size, "view": header.view}
         yield RosterItem(**values)
@@ -280,7 +310,7 @@ def _texts(row: Row) -> Iterator[str]:
         yield from row.texts
         return
     embeddings = next((paths for size in (*row.latents, "") if (paths := row.texts_at(size))), [])
-    headers = [header_of(Path(path)) for path in embeddings]
+    headers = [header_of(path) for path in embeddings]
     captions = [header.caption for header in headers if header and header.caption is not None]
     if not captions and row.caption:  # a trainer that encodes captions itself reads the file
         with suppress(SourceError):
@@ -315,25 +345,17 @@ def _results(run: str) -> Iterator[tuple[Path, Record]]:
             yield place, record
 
 
-def _write(run: str, roster: bytes, record: Record) -> Path:
-    """Write roster and record of a training, unless they are there; return their folder."""
+def _write(run: str, roster: bytes, record: Record) -> None:
+    """Write roster and record of a training, unless they are there."""
     folder = history_folder(run, record.parts, record.roster)
-    if not _is_equal(folder / ROSTER, packed := gzip.compress(roster, mtime=0)):
-        atomic.write(folder / ROSTER, packed)
+    if read_state(folder / ROSTER, _unpacked) is None:
+        atomic.write(folder / ROSTER, gzip.compress(roster, mtime=0))
     _write_record(folder, record)
-    return folder
 
 
 def _write_record(folder: Path, record: Record) -> None:
     if Record.read(folder / RECORD) != record:
         record.write(folder / RECORD)
-
-
-def _is_equal(path: Path, content: bytes) -> bool:
-    try:
-        return path.read_bytes() == content
-    except FileNotFoundError:
-        return False
 
 
 def _small(pictures: Sequence[Path]) -> bytes:

@@ -12,12 +12,8 @@ from config_world import smallest
 from latentmake.base import digest
 from latentmake.base.errors import SourceError
 from latentmake.commands.explain import without_project
-from latentmake.commands.weights_origin import (
-    WeightsExplanation,
-    explained,
-    is_weights,
-    open_page,
-)
+from latentmake.commands.file_origin import Explanation
+from latentmake.commands.weights_origin import WeightsExplanation, explained
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
@@ -69,7 +65,9 @@ def train(**metadata: str) -> Path:
 
 
 def said(path: Path | str) -> str:
-    return "\n".join(explained(None, str(path), None).lines())
+    explanation = explained(None, str(path))
+    assert explanation is not None
+    return "\n".join(explanation.lines())
 
 
 def test_a_renamed_copy_elsewhere_tells_its_training_items_and_captions() -> None:
@@ -95,8 +93,8 @@ def test_a_file_without_header_is_recognised_by_its_digest() -> None:
 
 def test_a_file_that_another_program_changed_is_recognised_by_its_header() -> None:
     weights = train(title="x")
-    ((place, _),) = history.trainings("cats")
-    named = {"latentmake.run": "cats", "latentmake.training": place.name}
+    (training,) = history.trainings("cats")
+    named = {"latentmake.run": "cats", "latentmake.training": training.folder.name}
     save_file({"x": torch.zeros(2)}, weights, named)
     assert "cats, recognised by its header" in said(weights) and "4 (cats 4)" in said(weights)
 
@@ -144,9 +142,9 @@ def test_no_file_of_weights_and_a_damaged_one_are_told_apart(
     data = Path("cut.safetensors").read_bytes()
     Path("cut.safetensors").write_bytes(data[:-1])
     with pytest.raises(SourceError, match=r"cut\.safetensors: is cut short"):
-        is_weights("cut.safetensors")
-    assert not is_weights("cut.safetensors", of_run=True)
-    assert not is_weights("none.safetensors") and not is_weights("train_cats")
+        explained(None, "cut.safetensors")
+    assert explained(None, "cut.safetensors", Explanation("cut.safetensors", "stale")) is None
+    assert explained(None, "none.safetensors") is None and explained(None, "train_cats") is None
     assert not without_project("train_cats", False, False, None, None)
     assert without_project(str(write("theirs.safetensors", **KOHYA)), False, True, None, None)
     (values,) = json.loads(capsys.readouterr().out)
@@ -168,18 +166,18 @@ def test_a_page_has_the_items_and_the_pictures_that_still_exist_under_any_name(
     sources = [digest.of_file(Path(f"data/cats/{name}.png")) for name in ("red", "blue")]
     Path("data/cats/blue.png").unlink()
     items = [
-        {"dataset": "old", "stem": stem, "source": source, "texts": [f"a {stem} <b>cat</b>"]}
+        RosterItem(dataset="old", stem=stem, source=source, texts=[f"a {stem} <b>cat</b>"])
         for stem, source in zip(("one", "two"), sources, strict=True)
     ]
     explanation = WeightsExplanation("x.safetensors", "fresh", items=items)
-    open_page(facts, explanation)
+    explanation.open_page(facts)
     page = Path("reports/explain_x.html")
     assert opened == [page.absolute().as_uri()]
     text = page.read_text()
     assert text.count("data:image/webp;base64,") == 1
     assert text.count("no dataset has this picture today") == 1
     assert "a two " in text and "<b>cat" not in text
-    open_page(None, explanation)
+    explanation.open_page(None)
     assert "data:image/webp" not in page.read_text()
     with pytest.raises(SourceError, match="not known here"):
-        open_page(None, WeightsExplanation("x.safetensors", "unknown"))
+        WeightsExplanation("x.safetensors", "unknown").open_page(None)

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 from latentmake.plan.product import Difference
-from latentmake.runs.differences import compare, figures, settings, words
+from latentmake.runs.differences import (
+    Change,
+    compare,
+    counts,
+    figures,
+    rows,
+    settings,
+    summary,
+    words,
+)
 from latentmake.runs.history import RosterItem
 from latentmake.runs.order import Record
 
@@ -21,54 +30,72 @@ def item(stem: str, source: str | None = None, text: str = "a cat", **values: An
 
 def test_items_are_added_removed_and_replaced() -> None:
     changes = compare([item("a"), item("b"), item("c")], [item("a"), item("b", "new"), item("d")])
-    assert changes.added == [("cats", "d")]
-    assert changes.removed == [("cats", "c")]
-    assert changes.replaced == [("cats", "b")]
-    assert changes.summary == "1 added, 1 removed, 1 replaced"
-    assert changes.datasets == {"cats"}
+    assert changes == [
+        Change("replaced", "cats/b"),
+        Change("added", "cats/d"),
+        Change("removed", "cats/c"),
+    ]
+    assert summary(changes) == "1 added, 1 removed, 1 replaced"
+    assert counts(changes) == {"added": 1, "removed": 1, "renamed": 0, "edited": 1}
 
 
 def test_equal_rosters_have_no_changes() -> None:
     changes = compare([item("a")], [item("a")])
-    assert changes.summary == "" and changes.datasets == set()
+    assert changes == [] and summary(changes) == ""
 
 
 def test_a_picture_under_another_name_is_renamed_and_its_caption_is_compared() -> None:
     old = [item("a", "picture", "a red cat"), item("b", "other")]
     changes = compare(old, [item("z", "picture", "a cat", dataset="dogs"), item("b", "other")])
-    assert changes.renamed == [(("cats", "a"), ("dogs", "z"))]
-    assert changes.added == changes.removed == changes.replaced == []
-    assert changes.captions == [(("dogs", "z"), ["a red cat"], ["a cat"])]
+    assert changes == [
+        Change("renamed", "dogs/z", "cats/a"),
+        Change("caption", "dogs/z", "a red cat", "a cat"),
+    ]
+    assert [*rows(changes, 9)] == [Change("renamed", "cats/a -> dogs/z"), changes[1]]
 
 
 def test_of_equal_pictures_each_old_name_has_one_new_name() -> None:
     old = [item("a", "same"), item("b", "same")]
     changes = compare(old, [item(stem, "same") for stem in "xyz"])
-    assert changes.renamed == [(("cats", "a"), ("cats", "x")), (("cats", "b"), ("cats", "y"))]
-    assert changes.added == [("cats", "z")] and not changes.removed
+    assert changes == [
+        Change("renamed", "cats/x", "cats/a"),
+        Change("renamed", "cats/y", "cats/b"),
+        Change("added", "cats/z"),
+    ]
 
 
 def test_unknown_pictures_are_neither_renamed_nor_replaced() -> None:
     changes = compare([item("a", ""), item("b", "")], [item("b", "known"), item("c", "")])
-    assert (changes.added, changes.removed) == ([("cats", "c")], [("cats", "a")])
-    assert not changes.replaced and not changes.renamed
+    assert changes == [Change("added", "cats/c"), Change("removed", "cats/a")]
 
 
 def test_repeats_are_counted_by_their_values() -> None:
     old = [item("a"), item("b"), item("c", repeats=3)]
     changes = compare(old, [item("a", repeats=2), item("b", repeats=2), item("c", validation=True)])
-    assert changes.others == {
-        ("cats", Difference("repeats", "1", "2")): 2,
-        ("cats", Difference("repeats", "3", "1")): 1,
-        ("cats", Difference("held out", "false", "true")): 1,
-    }
+    assert [change.item for change in rows(changes, 9)] == [
+        "repeats 1 -> 2: 2 of cats",
+        "repeats 3 -> 1: 1 of cats",
+        "held out false -> true: 1 of cats",
+    ]
+    assert summary(changes) == "3 with other repeats or sizes"
 
 
 def test_variants_of_a_caption_are_compared_one_by_one() -> None:
     old = item("a", texts=["a cat", "one cat"])
     changes = compare([old], [item("a", texts=["a cat", "my cat", "cat"])])
-    place = ("cats", "a")
-    assert [*changes.edits()] == [(place, "one cat", "my cat"), (place, "", "cat")]
+    assert changes == [
+        Change("caption", "cats/a", "one cat", "my cat"),
+        Change("caption", "cats/a", "", "cat"),
+    ]
+    assert summary(changes) == "1 with another caption"
+
+
+def test_of_many_changes_the_first_are_shown() -> None:
+    changes = compare([], [item(stem) for stem in "abc"])
+    assert [change.item for change in rows(changes, 1)] == [
+        "cats/a",
+        "and 2 more; --json lists all",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -120,5 +147,5 @@ def test_many_items_of_one_picture_are_compared_in_linear_time() -> None:
     old = [item(f"a{number}", "same") for number in range(20_000)]
     new = [item(f"b{number}", "same") for number in range(20_000)]
     begin = time.process_time()
-    assert len(compare(old, new).renamed) == 20_000
+    assert len(compare(old, new)) == 20_000
     assert time.process_time() - begin < 5

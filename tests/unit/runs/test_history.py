@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from latentmake.base import atomic
-from latentmake.commands.uses import advice
+from latentmake.commands.uses import advice, trainings_with
 from latentmake.formats import cachefile
 from latentmake.plan.product import Made, Parts
 from latentmake.runs import history
@@ -73,7 +73,7 @@ def test_a_training_keeps_texts_digests_repeats_and_sizes_of_its_items() -> None
     manifest(a="a red cat")
     train()
     manifest(a="a blue cat")
-    ((folder, record),) = trainings("cats")
+    ((_, folder, record, _),) = trainings("cats")
     assert items_of(folder) == items_of(RUN) == [
         RosterItem(
             dataset="cats", stem="a", source="picture of a", texts=["a red cat"], repeats=2,
@@ -88,7 +88,7 @@ def test_each_training_has_a_folder_of_its_own_and_an_equal_one_has_the_same() -
     first, second = train(4), train(8)
     manifest(a="a blue cat")
     third = train(8)
-    assert [record for _, record in trainings("cats")] == [third, second, first]
+    assert [training.record for training in trainings("cats")] == [third, second, first]
     bytes_before = {path: path.read_bytes() for path in RUN.glob("history/*/roster.jsonl.gz")}
     train(8)
     assert bytes_before == {p: p.read_bytes() for p in RUN.glob("history/*/roster.jsonl.gz")}
@@ -98,13 +98,13 @@ def test_a_training_that_does_not_finish_is_known_with_its_reason_until_it_does(
     manifest(a="a red cat")
     record = Record(parts=parts(), seconds=0)
     begun = history.begin("cats", history.roster_of(MANIFEST), record)
-    assert [record.ended for _, record in trainings("cats")] == [UNKNOWN_END]
+    assert [training.record.ended for training in trainings("cats")] == [UNKNOWN_END]
     history.note_end("cats", begun, "the loss is NaN at step 3")
-    ((folder, noted),) = trainings("cats")
-    assert noted.ended == "the loss is NaN at step 3"
-    assert items_of(folder)
+    (noted,) = trainings("cats")
+    assert noted.record.ended == "the loss is NaN at step 3"
+    assert noted.items
     again = train()
-    assert [record.ended for _, record in trainings("cats")] == [""]
+    assert [training.record.ended for training in trainings("cats")] == [""]
     assert again.began == begun.began
 
 
@@ -114,7 +114,7 @@ def test_old_trainings_are_forgotten_but_those_whose_weights_are_there() -> None
     shutil.copytree(RUN, RUN / "previous", ignore=shutil.ignore_patterns("history"))
     for rank in (2, 3, 4):
         train(rank, keep=2)
-    settings = [record.parts["settings"] for _, record in trainings("cats")]
+    settings = [training.record.parts["settings"] for training in trainings("cats")]
     assert settings == ["rank 4", "rank 3", "rank 1"]
 
 
@@ -129,14 +129,15 @@ def test_a_result_of_an_earlier_release_is_in_the_history_from_its_manifest() ->
     as_release_0_2(train())
     assert items_of(RUN) is None  # the lock is not that of the training
     atomic.write(RUN / "dataset.lock", json.dumps({"digest": "d"}).encode())
-    ((folder, _),) = trainings("cats")
-    assert (folder, [item.texts for item in items_of(folder) or ()]) == (RUN, [["a red cat"]])
+    (training,) = trainings("cats")
+    texts = [item.texts for item in training.items or ()]
+    assert (training.folder, texts) == (RUN, [["a red cat"]])
     history.keep_earlier("cats")
     manifest(a="a blue cat")
     atomic.write(RUN / "dataset.lock", json.dumps({"digest": "other"}).encode())
-    ((folder, record),) = trainings("cats")
-    assert [item.texts for item in items_of(folder) or ()] == [["a red cat"]]
-    assert history.weights_of("cats", record) == [RUN / "lora"]
+    (training,) = trainings("cats")
+    assert [item.texts for item in training.items or ()] == [["a red cat"]]
+    assert training.weights == [str(RUN / "lora")]
 
 
 @pytest.mark.parametrize(
@@ -147,11 +148,11 @@ def test_a_result_of_an_earlier_release_is_in_the_history_from_its_manifest() ->
 def test_a_damaged_roster_is_unknown_and_written_again(content: bytes) -> None:
     manifest(a="a red cat")
     train()
-    ((folder, _),) = trainings("cats")
-    (folder / "roster.jsonl.gz").write_bytes(content)
-    assert items_of(folder) is None
+    (training,) = trainings("cats")
+    (training.folder / "roster.jsonl.gz").write_bytes(content)
+    assert training.items is None
     train()
-    assert items_of(folder)
+    assert training.items
 
 
 def test_the_folder_is_found_by_files_of_the_run() -> None:
@@ -164,7 +165,7 @@ def test_weights_that_were_only_saved_are_deleted_and_not_trained_again() -> Non
     history.begin("cats", history.roster_of(MANIFEST), record)
     (RUN / "saved/step-000005").mkdir(parents=True)
     write_parts(RUN / "saved/step-000005/wanted.json", parts())
-    (training,) = history.trainings_with(lambda item: item.stem == "a")
+    (training,) = trainings_with(lambda source, texts: source == "picture of a")
     assert (training["weights"], training["saved"]) == ([], ["runs/cats/saved/step-000005"])
     assert [*advice([training], [])] == [
         "only saved steps contain it: delete runs/cats/saved/step-000005"

@@ -75,8 +75,10 @@ def test_standard_tells_no_caption_and_no_file_name(tmp_path: Path) -> None:
     assert json.loads(said["ss_tag_frequency"]) == {"3_dataset1": {"red hair": 3, "sks": 4}}
     assert json.loads(said["ss_dataset_dirs"]) == {"3_dataset1": {"n_repeats": 3, "img_count": 4}}
     assert {"modelspec.date", "latentmake.captions"}.isdisjoint(said)
-    ((place, record),) = history.trainings("tiny")
-    assert (said["latentmake.training"], said["latentmake.roster"]) == (place.name, record.roster)
+    (training,) = history.trainings("tiny")
+    record = training.record
+    assert said["latentmake.training"] == training.folder.name
+    assert said["latentmake.roster"] == record.roster
     assert json.loads(said["latentmake.parts"]) == record.parts
     assert len(said["ss_new_sd_model_hash"]) == 64
 
@@ -163,7 +165,7 @@ def test_no_metadata_of_a_launched_trainer_is_changed(
     copy = theirs.with_suffix(".described.safetensors")
     assert theirs.read_bytes() == Path(f"runs/{RUN}/output/{RUN}.safetensors").read_bytes()
     assert "latentmake.run" not in read_head(theirs).metadata
-    ((_, record),) = history.trainings(RUN)
-    assert copy.exists() == (mode == "standard") == (copy.name in record.files)
+    (training,) = history.trainings(RUN)
+    assert copy.exists() == (mode == "standard") == (copy.name in training.record.files)
     if copy.exists():
         assert read_head(copy).metadata["latentmake.run"] == RUN
