@@ -77,8 +77,7 @@ def metadata_of(order: RunOrder, record: Record, steps: int | None = None) -> di
     if mode == "none":
         return {}
     training = history_folder(order.run, record.parts, record.roster)
-    items = items_of(training) or []
-    learned = [item for item in items if not item.validation]
+    learned = [item for item in _items(training) if not item.validation]
     counts = frequencies(learned, full=mode == "full")
     said = {
         "latentmake.version": latentmake.__version__,
@@ -94,6 +93,12 @@ def metadata_of(order: RunOrder, record: Record, steps: int | None = None) -> di
     if mode == "full":
         said |= _further(order, record, learned)
     return {key: value for key, value in said.items() if value}
+
+
+@cache
+def _items(training: Path) -> list[RosterItem]:
+    """Return the items of a training, which are read once and not for each saved step."""
+    return items_of(training) or []
 
 
 def frequencies(items: Iterable[RosterItem], *, full: bool) -> dict[str, Counter[str]]:
@@ -235,7 +240,7 @@ def of_architecture(name: str, *, lora: bool, prediction: str | None = None) -> 
     """Return modelspec's architecture and implementation for a base model.
 
     Args:
-        name: kohya's `ss_base_model_version`, or `wan`.
+        name: kohya's `ss_base_model_version`, `wan2.1` or `wan2.2`.
         lora: whether the weights are a LoRA.
         prediction: prediction of the network, if the architecture has several.
     """
@@ -257,7 +262,8 @@ _ARCHITECTURES = {
         "stable-diffusion-xl-v1-base",
         "https://github.com/Stability-AI/generative-models",
     ),
-    "wan": ("wan2.1", "https://github.com/Wan-Video/Wan2.1"),
+    "wan2.1": ("wan2.1", "https://github.com/Wan-Video/Wan2.1"),
+    "wan2.2": ("wan2.2", "https://github.com/Wan-Video/Wan2.2"),
 }
 
 
@@ -274,6 +280,10 @@ def describe_copy(order: RunOrder, record: Record) -> str:
         places = [str(place) for place in order.networks()]
         described |= base_of(places[0]) if len(places) == 1 else {}
         own, full = read_head(weights).metadata, "latentmake.captions" in described
+        model: Any = getattr(order, "model", None)
+        if model.version.boundary is not None:  # musubi-tuner calls Wan 2.2 `wan2.1`
+            keys = ("modelspec.architecture", "modelspec.implementation")
+            own |= {key: str(own[key]).replace("an2.1", "an2.2") for key in keys if key in own}
         cachefile.describe_copy(weights, copy, for_copy(own, described, full=full))
     return copy.name
 

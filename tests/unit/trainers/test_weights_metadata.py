@@ -13,7 +13,7 @@ from latentmake.formats.safetensors import read_head
 from latentmake.runs import history
 from latentmake.runs.order import Record, RunFiles
 from latentmake.trainers.musubi.backend import Musubi
-from latentmake.trainers.weights_metadata import base_of, for_copy, metadata_of
+from latentmake.trainers.weights_metadata import base_of, describe_copy, for_copy, metadata_of
 from musubi_world import RUN, make_run, stand_in, write_order
 from safetensors.torch import load_file, save_file
 from trainer_world import make_manifest, make_order, make_training
@@ -169,3 +169,13 @@ def test_no_metadata_of_a_launched_trainer_is_changed(
     assert copy.exists() == (mode == "standard") == (copy.name in training.record.files)
     if copy.exists():
         assert read_head(copy).metadata["latentmake.run"] == RUN
+
+
+def test_the_copy_of_a_lora_of_wan_2_2_names_its_version(tmp_path: Path) -> None:
+    order = make_run(tmp_path, model={"task": "t2v-A14B"})
+    roster = history.roster_of(Path(order.manifest))
+    record = history.begin(RUN, roster, Record(parts={}, seconds=0))
+    own = {"modelspec.architecture": "wan2.1/lora", "ss_network_dim": "4"}
+    save_file({"x": torch.ones(1)}, RunFiles(order).weights, own)
+    (copy,) = Path(order.output).glob(describe_copy(order, record))
+    assert read_head(copy).metadata["modelspec.architecture"] == "wan2.2/lora"

@@ -385,10 +385,11 @@ class WanRecipe(Recipe):
 
     def write_copy(self, network: Denoiser, folder: Path) -> None:
         """Write the LoRA of each network, in the formats of diffusers, musubi-tuner and ComfyUI."""
+        version = "wan2.1" if self.order.model.version.boundary is None else "wan2.2"
         with atomic.replacing_folder(folder) as new:
             for transformer, high_noise in network.networks():
                 place = self.order.model.dit_high_noise if high_noise else self.order.model.dit
-                more = {**of_architecture("wan", lora=True), **base_of(place)}
+                more = {**of_architecture(version, lora=True), **base_of(place)}
                 metadata = {**self.metadata, **more} if self.metadata else None
                 write_lora(transformer, new, high_noise=high_noise, metadata=metadata)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from latentmake.base.errors import CacheError, ModelError, TrainingError
+from latentmake.formats.safetensors import read_head
 from latentmake.runs.order import RunFiles
 from latentmake.trainers.loop import checkpoint
 from latentmake.trainers.loop.caches import WAN, Caches, read_items
@@ -61,6 +62,8 @@ def test_each_network_gets_its_files_and_a_training_again_the_same_bytes(
         assert (output / name).read_bytes() == Path(again.output, name).read_bytes()
         ups = (load_file(output / name)[key] for key in load_file(output / name) if "_up" in key)
         assert "weights" in name or all(each.any() for each in ups)
+    header = read_head(output / "musubi.safetensors").metadata
+    assert header["modelspec.architecture"] == "wan2.2/lora"
     record = json.loads(RunFiles(trained).record.read_bytes())
     assert record["loss_end"] < record["loss_start"]
     events = EventAccumulator(str(RunFiles(trained).logs))
