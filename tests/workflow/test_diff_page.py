@@ -58,6 +58,15 @@ def test_the_page_of_differences_shows_words_settings_and_samples(
         place = int(box["x"] + box["width"] / 2), int(box["y"] + box["height"] / 2)
         assert shot.getpixel(place) == colour
     assert browser.run("return window.hurt") is None and browser.complaints() == []
+    with browser.window(390, 800):  # the words of a caption stay in one line on a phone
+        removed, added = browser.all("#items del")[0], browser.all("#items ins")[0]
+        assert removed.rect["y"] == added.rect["y"]
+        assert (
+            not browser.all("#items tbody tr")[0]
+            .find_elements("css selector", "td")[-1]
+            .is_displayed()
+        )
+        assert removed.rect["x"] + removed.rect["width"] == pytest.approx(added.rect["x"], abs=1)
 
 
 def test_a_page_without_items_and_samples_says_so(browser: Browser, folders: list[Path]) -> None:

@@ -10,8 +10,13 @@ function make(tag, name, text) {
   return element;
 }
 
-// A part of an edited text: removed (-), added (+) or kept.
+// An edited text, whose parts are removed (-), added (+) or kept.
 const marked = ([mark, text]) => make({ "-": "del", "+": "ins" }[mark] ?? "span", "", text);
+function edit(parts) {
+  const element = make("span", "edit");
+  element.append(...parts.map(marked));
+  return element;
+}
 
 // A table. Heads with a > belong to columns of numbers; a cell that is a number is a bar of
 // that share, a list is an edited text.
@@ -24,7 +29,7 @@ function table(heads, rows) {
       if (cell.tagName === "TH") cell.scope = inHead ? "col" : "row";
       cell.dataset.head = names[index]; // beside it on a phone
       if (typeof value === "number") cell.append(make("div", "bar"));
-      else if (Array.isArray(value)) cell.append(...value.map(marked));
+      else if (Array.isArray(value)) cell.append(edit(value));
       else cell.append(value);
       if (typeof value === "number") cell.firstChild.style.width = `${100 * value}%`;
       row.append(cell);
