@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from latentmake.base.errors import ConfigError, SourceError
+from latentmake.base.errors import ConfigError, SourceError, UserError
 from latentmake.commands.project import printable
 from latentmake.data.contents import read_caption
 from latentmake.data.item import CAPTION, TAGS
@@ -121,13 +121,14 @@ def _of_items(facts: Facts, path: str) -> tuple[set[str], set[str]]:
     below = f"{_absolute(path)}/"
     sources, texts = set[str](), set[str]()
     for dataset, model in sorted(pairs):
-        for item, contents in todays_contents(facts, dataset, model):
-            files = () if item.is_remote else item.files
-            roles = {role for role, path, _ in files if f"{_absolute(path)}/".startswith(below)}
-            if roles - {CAPTION, TAGS}:
-                sources.update((contents.get("source", ""), facts.digest_of(item.image) or ""))
-            elif roles:
-                texts.update(contents.get("texts", ()))
+        with suppress(UserError):  # for example, all its pictures are deleted
+            for item, contents in todays_contents(facts, dataset, model):
+                files = () if item.is_remote else item.files
+                roles = {role for role, path, _ in files if f"{_absolute(path)}/".startswith(below)}
+                if roles - {CAPTION, TAGS}:
+                    sources.update((contents.get("source", ""), facts.digest_of(item.image) or ""))
+                elif roles:
+                    texts.update(contents.get("texts", ()))
     return sources - {""}, texts
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from latentmake.base.errors import UserError
 from latentmake.data.item import Item
 from latentmake.formats.readers import Readers
 from latentmake.pages.captions import Card
@@ -64,9 +66,10 @@ def _pictures(facts: Facts, sources: set[str]) -> dict[str, tuple[str, Item]]:
     placed: dict[str, tuple[str, Item]] = {}
     places = [(name, run.model) for run in facts.config.runs.values() for name in run.datasets]
     for dataset, model in dict.fromkeys(places):
-        for item, contents in todays_contents(facts, dataset, model):
-            if (content := contents.get("source")) in sources:
-                placed.setdefault(content, (dataset, item))
+        with suppress(UserError):  # for example, all its pictures are deleted
+            for item, contents in todays_contents(facts, dataset, model):
+                if (content := contents.get("source")) in sources:
+                    placed.setdefault(content, (dataset, item))
     return placed
 
 

@@ -179,5 +179,8 @@ def test_a_page_has_the_items_and_the_pictures_that_still_exist_under_any_name(
     assert "a two " in text and "<b>cat" not in text
     explanation.open_page(None)
     assert "data:image/webp" not in page.read_text()
+    Path("data/cats/red.png").unlink()
+    explanation.open_page(Facts(parse(smallest()), Memo(None)))
+    assert page.read_text().count("no dataset has this picture today") == 2
     with pytest.raises(SourceError, match="not known here"):
         WeightsExplanation("x.safetensors", "unknown").open_page(None)
