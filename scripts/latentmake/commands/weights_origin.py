@@ -41,6 +41,7 @@ _ROWS = {
     "modelspec.resolution": "resolution",
 }
 """Key of a header -> label of its line."""
+_UNKNOWN = ("", "None", "NoSuchFile", "IsADirectory")  # sd-scripts writes them
 _SETTINGS = (
     *("ss_network_module", "ss_network_dim", "ss_network_alpha", "ss_learning_rate"),
     *("ss_optimizer", "ss_lr_scheduler", "ss_steps", "ss_num_epochs", "ss_seed"),
@@ -205,7 +206,8 @@ def _texts(explanation: WeightsExplanation) -> dict[str, Any]:
     """Return name -> texts of the items, from the history or from a header with captions."""
     if explanation.items is not None:
         return {item.name: item.texts for item in explanation.items}
-    return _json(explanation.metadata, "latentmake.captions")
+    said = _json(explanation.metadata, "latentmake.captions").items()
+    return {name: texts for name, texts in said if isinstance(texts, list)}
 
 
 def _of_record(record: Record) -> Iterator[tuple[str, str]]:
@@ -236,7 +238,7 @@ def _of_header(head: Head, explanation: WeightsExplanation) -> Iterator[tuple[st
     metadata = explanation.metadata
     said: dict[str, list[str]] = {}
     for key, label in _ROWS.items():
-        if value := metadata.get(key, "").removeprefix("None"):
+        if (value := metadata.get(key, "")) not in _UNKNOWN:
             said.setdefault(label, []).append(short(value)[:_LONGEST])
     yield from ((label, ", ".join(values)) for label, values in said.items())
     if explanation.training is None:

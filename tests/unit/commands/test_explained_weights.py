@@ -34,6 +34,7 @@ ITEMS = [
 KOHYA = {
     "ss_output_name": "theirs",
     "ss_base_model_version": "sdxl_base_v1-0",
+    "ss_new_sd_model_hash": "IsADirectory",
     "ss_network_dim": "16",
     "ss_learning_rate": "0.0001",
     "ss_optimizer": "None",
@@ -122,13 +123,13 @@ def test_the_header_of_a_file_of_kohyas_is_told_in_the_same_form() -> None:
         *("network_dim 16, learning_rate 0.0001", "cat (7), tree (2)", "1 (F32)"),
     ):
         assert words in lines, words
-    assert "optimizer" not in lines
+    assert "optimizer" not in lines and "IsADirectory" not in lines
     assert "has no metadata" in said(write("plain.safetensors"))
 
 
 def test_values_of_unexpected_kinds_break_nothing() -> None:
     odd = {"ss_tag_frequency": '{"a": 3, "b": {"c": "d"}}', "ss_dataset_dirs": "[1]"}
-    odd |= {"latentmake.captions": "{", "ss_training_started_at": "long ago"}
+    odd |= {"latentmake.captions": '{"a": 1, "b": {"c": 2}}', "ss_training_started_at": "long ago"}
     odd |= {"ss_sd_model_name": "x", "modelspec.title": "\x1b[31mred\na line"}
     lines = said(write("odd.safetensors", **odd))
     assert "trained" not in lines and "tags" not in lines and "base        x" in lines
