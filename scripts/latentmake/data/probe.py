@@ -269,20 +269,16 @@ def sizes_of(items: Iterable[Item], memo: Memo) -> dict[str, Size]:
 
     At most `LOOKED_AT` headers are read.
     """
-    several = {item.stem: item for item in items}
-    sizes = {
-        stem: Size(item.media.width, item.media.height)
-        for stem, item in several.items()
-        if item.media is not None
-    }
-    unread = [
-        (stem, item.files[0])
-        for stem, item in several.items()
-        if item.media is None and item.files and not item.is_remote
-    ]
-    sample = unread[:: -(-len(unread) // LOOKED_AT) or 1]
-    results = probed([file for _, file in sample], memo, video=False)
-    for stem, file in sample:
+    sizes, unread = dict[str, Size](), dict[str, Item]()
+    for item in items:
+        if item.media is None:
+            unread[item.stem] = item
+        else:
+            sizes[item.stem] = Size(item.media.width, item.media.height)
+    sample = [*unread.values()][:: -(-len(unread) // LOOKED_AT) or 1]
+    files = {item.stem: item.files[0] for item in sample if item.files and not item.is_remote}
+    results = probed([*files.values()], memo, video=False)
+    for stem, file in files.items():
         media = results[file.path]
         if not isinstance(media, SourceError):
             sizes[stem] = Size(media.width, media.height)
