@@ -39,6 +39,7 @@ Each key has a heading, one line of facts, and a description:
 | nothing | No cache and no training. |
 | latents | The latents that the key affects, then the trainings that use them. |
 | embeddings | The embeddings of captions that the key affects, then the trainings that use them. |
+| captions | The captions that captioners wrote, then the embeddings of those that changed. |
 | training | Trainings; every cache stays. |
 | pictures | Sample pictures or clips of the next training; no step is trained. |
 | clips | Clips and pictures of `generate_{run}` and `evaluate_{run}`; no step is trained. |

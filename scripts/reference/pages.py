@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from latentmake.config.captioners import Captioner, Thresholds
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.config.external_trainers import (
     LaunchedSamples,
@@ -50,6 +51,7 @@ __all__ = ["PAGES", "Page", "entry", "rebuilds", "summary", "text"]
 _REBUILT: dict[Kind, str] = {
     "latents": "latents",
     "text": "embeddings",
+    "captions": "captions",
     "manifest": "training",
     "weights": "training",
     "pictures": "pictures",
@@ -115,6 +117,12 @@ _JOBS = (
 PAGES = (
     Page("datasets", Dataset, "datasets.NAME"),
     Page("captions", Captions, "datasets.NAME.captions"),
+    Page(
+        "captioners",
+        Captioner,
+        "captioners.NAME",
+        (Part("Thresholds of a tagger", Thresholds, "`thresholds.{}`"),),
+    ),
     Page("models", Model, "models.NAME", _WEIGHTS),
     Page("runs", Run, "runs.NAME"),
     Page("trainer-sd", SdTrainer, "runs.NAME.trainer"),

@@ -38,7 +38,7 @@ State = dict[str, dict[str, tuple[str, int]]]
 Key = tuple[str, ...]
 
 RUN = "tiny"
-NAMED = {"datasets": "shapes", "runs": RUN}
+NAMED = {"datasets": "shapes", "runs": RUN, "captioners": "florence"}
 SAMPLES = {
     "SdTrainer": "Samples",
     "MusubiTrainer": "MusubiSamples",
@@ -102,6 +102,8 @@ def declared(key: Key) -> frozenset[str]:
 def closure(kinds: frozenset[str], trainer: str) -> Made:
     """Return what is made where some results are not what they were: these, and what follows."""
     made = set(kinds - {"machine"})
+    if "captions" in made:
+        made.add("text")
     if made & {"latents", "text"}:
         made.add("manifest")
     if "manifest" in made:
@@ -483,7 +485,39 @@ def together(changes: Mapping[Key, Change], model: str) -> Callable[[Project], N
 ONE = "one place of this machine for another"
 ABOUT_WAN = "is only for"
 
+CAPTIONER = "models/florence"
+CAPTIONERS: dict[Key, Change] = {
+    ("captioners", *key): nothing(value, "no dataset has a captioner")
+    for key, value in {
+        ("model", "path"): CAPTIONER,
+        ("thresholds", "general"): 0.5,
+        ("thresholds", "character"): 0.5,
+        ("thresholds", "rating"): 0.5,
+        **{
+            (name,): lambda section, new={name: value}: section.update({"model": CAPTIONER} | new)
+            for name, value in {
+                "prompt": "Describe the picture.",
+                "dtype": "float16",
+                "quantization": "8bit",
+                "max_new_tokens": 8,
+                "temperature": 0.5,
+                "seed": 1,
+                "image_size": 64,
+                "frames": 2,
+                "exclude": ["solo"],
+                "underscores": True,
+                "trigger": "sks",
+                "prefix": "a photo of",
+                "replace": {"a man": "Bob"},
+                "drop": ["the image shows"],
+                "max_words": 9,
+            }.items()
+        },
+    }.items()
+}
 DATASETS: dict[Key, Change] = {
+    **CAPTIONERS,
+    ("datasets", "captioner"): refused("nobody", "there is no captioner"),
     ("datasets", "caption_extension"): Change(".caption"),
     ("datasets", "tags_extension"): Change(None),
     ("datasets", "metadata_file"): Change(

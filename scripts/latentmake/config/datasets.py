@@ -226,6 +226,11 @@ class Dataset(Closed):
     captions: Captions | None = shaped(None, Shapes("text", applies=[_ON_DISK]))
     """[Processing of captions](captions.md) before they are encoded: prefix, tags, wildcards,
     dropout, variants."""
+    captioner: Listed[str] = shaped([], _CAPTION_FILES)
+    """[Captioner](captioners.md), or several of them, that write the caption of each image or video
+    without one. A caption that a person wrote, such as `a.txt` beside `a.png`, always comes first.
+    Captions of several captioners are combined as
+    [`captions.caption_and_tags`](captions.md#caption_and_tags) says."""
     fit: Literal["crop", "bucket"] = shaped("crop", GEOMETRY)
     """Fitting of images to a resolution. `crop` scales an image to cover the resolution and cuts
     off the rest around the centre. `bucket` picks the size with the nearest aspect ratio from a

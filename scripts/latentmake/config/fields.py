@@ -285,7 +285,15 @@ class Applies(NamedTuple):
 
 
 Kind = Literal[
-    "latents", "text", "manifest", "weights", "pictures", "clips", "publication", "machine"
+    "latents",
+    "text",
+    "captions",
+    "manifest",
+    "weights",
+    "pictures",
+    "clips",
+    "publication",
+    "machine",
 ]
 
 
@@ -328,6 +336,7 @@ def shaped(default: Any, shapes: Shapes, **rules: Any) -> Any:
 LATENTS = Shapes("latents")
 GEOMETRY = Shapes("latents", indirect=True)
 TEXT = Shapes("text")
+MADE = Shapes("captions")
 MANIFEST = Shapes("manifest")
 WEIGHTS = Shapes("weights")
 PICTURES = Shapes("pictures")

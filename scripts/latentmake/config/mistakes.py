@@ -42,7 +42,7 @@ class Section(NamedTuple):
     @property
     def trained(self) -> bool:
         """Whether the section is about a training, not about machines."""
-        return self.pattern[:1] in ((), ("datasets",), ("models",), ("runs",))
+        return self.pattern[:1] in ((), ("datasets",), ("captioners",), ("models",), ("runs",))
 
 
 def shown(location: Iterable[int | str]) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, Union, get_args
 from pydantic import Field, ValidationError, create_model, model_validator
 
 from latentmake.base.errors import ConfigError, SeveralMistakesError, first_line, refuse_unknown
+from latentmake.config.captioners import Captioner, check_names
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import (
     OF_CAPTIONS,
@@ -413,6 +414,8 @@ class Config(Closed):
     """[Models](models.md): encoders and the network to train, by their names."""
     runs: dict[Name, Run] = Field(min_length=1)
     """[Runs](runs.md): datasets, a model, resolutions and a trainer, by their names."""
+    captioners: dict[Name, Captioner] = Field({})
+    """[Captioners](captioners.md): networks that write captions, by their names."""
     batch: Batch = Batch()
     """[Size of encoding jobs](batch.md)."""
     graph: Literal["auto", "whole", "batches"] = shaped("auto", MACHINE)
@@ -442,6 +445,7 @@ class Config(Closed):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
+        check_names(self.captioners, self.datasets)
         for name, run in self.runs.items():
             self.check(name, run)
         for name, dataset in self.datasets.items():
