@@ -47,11 +47,13 @@ class Captioner(Closed, shapes=MADE):
     """The network: a folder, a file or a [section](models.md#place-of-weights). It is a
     vision-language model of transformers (Florence-2, BLIP, BLIP-2, Qwen2.5-VL, Qwen3-VL, SmolVLM,
     LLaVA and others), or a tagger of WD14's kind: the folder of a timm model with
-    `selected_tags.csv`."""
+    `selected_tags.csv`. Florence-2 is `florence-community/Florence-2-base` on the hub;
+    `microsoft/Florence-2-base` is for other programs."""
     prompt: str | None = Field(None, min_length=1)
-    """Instruction for the model, such as `Describe the picture in one sentence.`; for Florence-2
-    its task, such as `<MORE_DETAILED_CAPTION>`; for BLIP the beginning of the caption. By default
-    it is a request for a caption, `<CAPTION>` for Florence-2, and nothing for BLIP. Not for
+    """Instruction for the model, such as `Describe the picture in one sentence.`. For Florence-2
+    it is a task, such as `<MORE_DETAILED_CAPTION>`. For BLIP and BLIP-2 it is the beginning of the
+    caption, or a question that ends with `?` or `:` and is no part of the answer. By default it is
+    a request for one or two sentences, `<CAPTION>` for Florence-2, and nothing for BLIP. Not for
     taggers."""
     dtype: Dtype = "bfloat16"
     """dtype in which a GPU computes. A CPU always computes in float32."""
