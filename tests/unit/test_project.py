@@ -89,6 +89,7 @@ def test_dependencies_are_those_imported_and_locked() -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").partition(".")[0])
     imported |= {"snakemake", "tensorboard"}  # the Snakefile's; what torch's own writer needs
+    imported |= {"num2words"}  # what SmolVLM's processor needs
     assert {modules.get(name, name) for name in named} <= imported
     foreign = imported - set(sys.stdlib_module_names) - {"latentmake", "demo"}
     assert foreign <= {modules.get(name, name) for name in named} | {"tensorboard"} | optional

@@ -115,7 +115,12 @@ def pretrained(network: Any, weights: Weights, *, foreign: str = "", **options: 
             drop.
     """
     options |= {"revision": weights.revision, "subfolder": weights.subfolder or ""}
-    loaded, info = network.from_pretrained(weights.hub, output_loading_info=True, **options)
+    return complete(network, weights.hub or "", foreign=foreign, **options)
+
+
+def complete(network: Any, place: str, *, foreign: str = "", **options: Any) -> Any:
+    """Load a network of transformers from a hub id or a folder; see `pretrained`."""
+    loaded, info = network.from_pretrained(place, output_loading_info=True, **options)
     tied = getattr(loaded, "all_tied_weights_keys", None) or ()
     missing = [name for name in info["missing_keys"] if name not in tied]
     unknown = [name for name in info["unexpected_keys"] if not re.match(foreign, name)]
