@@ -84,6 +84,14 @@ def save(folder: Path, model: Any, processor: Any) -> Path:
     return folder
 
 
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+
+
 def florence(folder: Path) -> Path:
     from transformers import (
         BartConfig,
@@ -142,15 +150,74 @@ def blip(folder: Path) -> Path:
     )
 
     words = tokenizer(ends=True)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    sizes["num_attention_heads"] = 2
     text = {"vocab_size": len(words), "encoder_hidden_size": 16, "max_position_embeddings": 32}
     config = BlipConfig(
-        text_config=sizes | text | ids(words) | {"sep_token_id": words.eos_token_id},
-        vision_config=sizes | {"image_size": 32, "patch_size": 8},
+        text_config=SMALL | text | ids(words) | {"sep_token_id": words.eos_token_id},
+        vision_config=SMALL | {"image_size": 32, "patch_size": 8},
     )
     images = BlipImageProcessor(size={"height": 32, "width": 32})
     return save(folder, BlipForConditionalGeneration(config), BlipProcessor(images, words))
+
+
+def blip2(folder: Path) -> Path:
+    from transformers import (
+        Blip2Config,
+        Blip2ForConditionalGeneration,
+        Blip2Processor,
+        BlipImageProcessor,
+    )
+
+    words = tokenizer()
+    images = BlipImageProcessor(size={"height": 32, "width": 32})
+    processor = Blip2Processor(images, words, num_query_tokens=4)  # it adds a token
+    text = {"model_type": "opt", "word_embed_proj_dim": 16, "ffn_dim": 16}
+    text |= {"vocab_size": len(words), "max_position_embeddings": 128}
+    config = Blip2Config(
+        vision_config=SMALL | {"image_size": 32, "patch_size": 8},
+        qformer_config=SMALL | {"encoder_hidden_size": 16, "vocab_size": len(words)},
+        text_config=SMALL | text | ids(words),
+        num_query_tokens=4,
+        image_token_index=words.convert_tokens_to_ids("<image>"),
+    )
+    return save(folder, Blip2ForConditionalGeneration(config), processor)
+
+
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}USER: {% for part in message['content'] %}{% if part['type'] == "
+    "'image' %}<image> {% else %}{{ part['text'] }}{% endif %}{% endfor %} {% endfor %}ASSISTANT:"
+)
+
+
+def llava(folder: Path) -> Path:
+    from transformers import (
+        CLIPImageProcessor,
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+    )
+
+    words = tokenizer(image_token="<image>")
+    text = {"vocab_size": len(words), "max_position_embeddings": 256}
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(
+            **SMALL | {"num_hidden_layers": 2}, image_size=32, patch_size=8
+        ),
+        text_config=LlamaConfig(**SMALL | text | ids(words)),
+        image_token_id=words.image_token_id,
+    )
+    model = LlavaForConditionalGeneration(config)
+    model.generation_config.update(**ids(words))
+    processor = LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
+        words,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=LLAVA_TEMPLATE,
+    )
+    return save(folder, model, processor)
 
 
 QWEN_TEMPLATE = (
@@ -176,10 +243,7 @@ def qwen(folder: Path) -> Path:
     words = tokenizer(**own)
     text = {
         "vocab_size": len(words),
-        "hidden_size": 16,
-        "intermediate_size": 16,
         "num_hidden_layers": 2,
-        "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "max_position_embeddings": 512,
         "rope_parameters": {
@@ -198,7 +262,7 @@ def qwen(folder: Path) -> Path:
         "window_size": 56,
     }
     config = Qwen2_5_VLConfig(
-        text_config=text | ids(words),
+        text_config=SMALL | text | ids(words),
         vision_config=vision,
         image_token_id=words.image_token_id,
         video_token_id=words.video_token_id,
@@ -238,23 +302,12 @@ def smolvlm(folder: Path) -> Path:
     text = {
         "model_type": "llama",
         "vocab_size": len(words),
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "max_position_embeddings": 512,
     }
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 32,
-        "patch_size": 8,
-    }
+    vision = SMALL | {"image_size": 32, "patch_size": 8}
     config = SmolVLMConfig(
-        text_config=text | ids(words),
+        text_config=SMALL | text | ids(words),
         vision_config=vision,
         image_token_id=words.image_token_id,
         scale_factor=2,
@@ -303,4 +356,12 @@ def tagger(folder: Path) -> Path:
     return folder
 
 
-MAKERS = {"florence": florence, "blip": blip, "qwen": qwen, "smolvlm": smolvlm, "tagger": tagger}
+MAKERS = {
+    "florence": florence,
+    "blip": blip,
+    "blip2": blip2,
+    "qwen": qwen,
+    "smolvlm": smolvlm,
+    "llava": llava,
+    "tagger": tagger,
+}
