@@ -1,1 +1,1 @@
-"""Training of the small models of the samples, `data/tiny-sd` and `data/tiny-wan`."""
+"""Training of the small models of the samples: `data/tiny-sd`, `tiny-wan` and `tiny-captioner`."""

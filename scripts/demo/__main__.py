@@ -1,4 +1,4 @@
-"""`python -m demo tiny-sd|tiny-wan FOLDER`: train a small model of the samples, offline."""
+"""`python -m demo MODEL FOLDER`: train a small model of the samples, offline."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 import torch
 from latentmake.base.atomic import replacing_folder
 
+from demo.tiny_captioner import write_tiny_captioner
 from demo.tiny_sd import write_tiny_sd
 from demo.tiny_wan import write_tiny_wan
 
 _WRITERS: dict[str, Callable[[Path], None]] = {
     "tiny-sd": write_tiny_sd,
     "tiny-wan": write_tiny_wan,
+    "tiny-captioner": write_tiny_captioner,
 }
 
 

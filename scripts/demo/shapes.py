@@ -219,8 +219,9 @@ def draw_scene(dice: random.Random, size: tuple[int, int]) -> tuple[Image.Image,
     image.paste(COLOURS[colour], (0, 0), mask)
     pose = " pointing up" if shape == "arrow" else ""
     ground = first if pattern == "plain" else f"{first} and {second} {pattern}"
-    return image, f"{_article(colour)} {shape}{pose} on {_article(ground)} background"
+    return image, f"{with_article(colour)} {shape}{pose} on {with_article(ground)} background"
 
 
-def _article(words: str) -> str:
+def with_article(words: str) -> str:
+    """Return words with `a` or `an` before them."""
     return f"an {words}" if words[0] in "aeiou" else f"a {words}"

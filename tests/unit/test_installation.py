@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("config", "data/michael_gove", "data/tiny-sd", "envs", "profiles", "rules")
+PARTS = (
+    "config",
+    "data/michael_gove",
+    "data/tiny-captioner",
+    "data/tiny-sd",
+    "envs",
+    "profiles",
+    "rules",
+)
 
 
 @pytest.fixture(scope="module")
