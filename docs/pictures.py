@@ -1,4 +1,4 @@
-"""Pictures of the README and docs: grid and edit of the sample, comparison and report in a browser.
+"""Pictures of the README and docs: grid, edit and captions of samples, and pages in a browser.
 
     python docs/pictures.py
 
@@ -9,10 +9,13 @@ of `envs/requirements-dev.lock` and chromium.
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -63,6 +66,24 @@ def draw_an_edit(temporary: Path) -> None:
         ("prompt: a red ring ...", "before the edit"),
         ("prompt: a red ring ...", "after the caption became a red ring ..."),
     )
+    draw_tiles(tiles, lines).save(temporary / "edit.png")
+
+
+def draw_captions(temporary: Path) -> None:
+    """Make the captions of a sample, and draw some of them below their pictures."""
+    command = [sys.executable, "-m", "snakemake", "--cores", "all", "captions_figures"]
+    config = "config/examples/captions-sample.yaml"
+    subprocess.run([*command, "--configfile", config], check=True)
+    tiles, lines = list[Image.Image](), list[tuple[str, ...]]()
+    for stem in ("red_moon", "pink_square", "orange_ring"):
+        tiles.append(Image.open(f"data/figures/{stem}.png", formats=["PNG"]))
+        made = json.loads(Path(f"cache/figures/captions/figures/{stem}.json").read_text())
+        lines.append(tuple(textwrap.wrap(made["text"], 34)))
+    draw_tiles(tiles, lines).save(temporary / "captioners.png")
+
+
+def draw_tiles(tiles: Sequence[Image.Image], lines: Sequence[Sequence[str]]) -> Image.Image:
+    """Return pictures side by side, each with two lines of text below it."""
     font = ImageFont.load_default(15)
     wide = TILE + 96
     drawn = Image.new("RGB", (wide * 3, TILE + 2 * LINE + 16), "white")
@@ -73,7 +94,7 @@ def draw_an_edit(temporary: Path) -> None:
         drawn.paste(tile, (left + 8, 8))
         for row, text in enumerate(words):
             draw.text((left + 8, TILE + 12 + row * LINE), text, "black", font)
-    drawn.save(temporary / "edit.png")
+    return drawn
 
 
 def photograph(name: str, target: Path, part: str, window: tuple[int, int] = SIZE) -> None:
@@ -103,6 +124,7 @@ def main() -> None:
         temporary = Path(name)
         build(temporary)
         draw_an_edit(temporary)
+        draw_captions(temporary)
         photograph(PAGE, temporary / "compare.png", "")
         photograph(REPORT, temporary / "report.png", "", TALL)
         keep(Path(f"runs/{RUN}/samples.png"), FOLDER / "samples.png")

@@ -5,6 +5,7 @@
 
 RESOLUTION = r"\d+(?:x\d+)?"
 LATENTS = "cache/{dataset}/{model}/{resolution}/{stem}{ending}"
+CAPTION = "cache/{dataset}/captions/{captioner}/{stem}.json"
 EMBEDDING = "cache/{dataset}/{model}/{text}/{stem}{ending}"
 
 for job in SESSION.plan.jobs:
@@ -14,6 +15,7 @@ for job in SESSION.plan.jobs:
             job.rule
         input:
             orders=GRAPH.order_paths(job.orders),
+            captions=job.awaits,
         output:
             receipts=job.receipts,
         log:
@@ -27,6 +29,17 @@ for job in SESSION.plan.jobs:
             **resources_of("encode", job),
         script:
             "../scripts/encode.py"
+
+
+rule captions:
+    input:
+        unpack(Inputs("image of {stem}", "cache", CAPTION)),
+    output:
+        CAPTION,
+    wildcard_constraints:
+        captioner=r"[^/]+",
+        stem=".+?",
+    threads: 0
 
 
 rule latents:

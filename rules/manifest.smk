@@ -29,7 +29,7 @@ for run in SESSION.config.runs:
         input:
             f"runs/{run}/dataset.lock",
 
-    for kind in ("latents", "text"):
+    for kind in ("captions", "latents", "text"):
 
         rule:
             name:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from pydantic_core import from_json
 
 from latentmake.base.errors import TrainingError
-from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.trainers import installed
 from latentmake.data.memo import MEMO, Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Order
+from latentmake.plan.remembered import facts_with
 from latentmake.plan.run_plan import RunPlan
 from latentmake.runs.backend import Backend
 
@@ -115,10 +115,10 @@ def programs(config: Config) -> dict[str, str]:
 
 def facts_of(config: Config, **options: bool) -> Facts:
     """Return the facts of a project, with its memo; `options` are arguments of `Facts`."""
-    return Facts(config, Memo(MEMO), program_digest=program_digest, **options)
+    return facts_with(config, Memo(MEMO), program_digest=program_digest, **options)
 
 
-def program_digest(program: ExternalProgram, model: Model, kind: str, memory: Memo) -> str:
+def program_digest(program: object, model: Model, kind: str, memory: Memo) -> str:
     """Return the digest of the external program that encodes a model's `latents` or `text`."""
     module = import_module(f"{_TRAINERS}.{model.encoder}.order")
     result: str = module.program_digest(program, model, kind, memory)

@@ -18,7 +18,7 @@ from latentmake import backends
 from latentmake.base.errors import LatentmakeError
 from latentmake.base.paths import is_remote
 from latentmake.config.root import Config
-from latentmake.data.item import CAPTION, TAGS, Item
+from latentmake.data.item import CAPTION, MADE, TAGS, Item
 from latentmake.data.memo import MEMO
 from latentmake.layouts.layout import kind_of, layout_of
 from latentmake.plan.facts import Facts
@@ -81,10 +81,9 @@ class Graph:
 
     def declare(self, facts: Facts, generated: Collection[str] = ()) -> None:
         """Declare the cache files of a plan; the runs in `generated` generate clips."""
-        plan, self._read_only = self._plan, facts.read_only
+        plan, setting, self._read_only = self._plan, facts.config.graph, facts.read_only
         parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
         count = sum(state.fresh + len(state.to_make) for state in parts.values())
-        setting = facts.config.graph
         is_whole = setting == "whole" or (setting == "auto" and count <= MOST)
         self.words = "" if is_whole else f"graph: batches, for {count:,} cache files"
         if self.words and setting == "auto":
@@ -114,6 +113,19 @@ class Graph:
         for path, sources in declared.items():
             order = made.get(path)
             self.nodes[path] = sources, str(order.receipt) if order else None
+        self._leave_out_missing_captions()
+
+    def _leave_out_missing_captions(self) -> None:
+        """Drop made captions from the sources of texts if no rule makes them and none exists.
+
+        A captioner that skips faulty items may not make its caption.
+        """
+        for path, (sources, receipt) in self.nodes.items():
+            if MADE in sources:
+                there = [
+                    file for file in sources[MADE] if file in self.nodes or Path(file).exists()
+                ]
+                self.nodes[path] = {**sources, MADE: there}, receipt
 
     # -- inputs of rules ----------------------------------------------------------------------
 
@@ -177,7 +189,7 @@ class Graph:
         # prompts of sample pictures, and no job if it is fresh.
         needed: Inputs = {"order": order, "receipts": self.receipts(run)} if order else {}
         if word == "manifest":
-            return needed, {"caches": self.files(run, "latents", "text")}
+            return needed, {"caches": self.files(run, "captions", "latents", "text")}
         if word == "train":
             # A new prompt of sample pictures starts no training: it waits for the next one.
             prompts = self.files(run, "prompts", fresh=order is None)
@@ -211,7 +223,7 @@ def _cache_files(
     for item, (made_of, targets) in zip(items, results, strict=True):
         files = made_of.files
         if kind_of(part.name) == "text":  # its text may come from a list instead of these files
-            files += tuple(file for file in item.files if file.role in (CAPTION, TAGS))
+            files += tuple(file for file in item.files if file.role in (CAPTION, TAGS, MADE))
         sources: dict[str, list[str]] = {}
         for role, path, _ in dict.fromkeys(files):
             if not is_remote(path) and "{" not in path:

@@ -27,7 +27,7 @@ from latentmake.plan.run_plan import Plan, RunPlan, write_order
 VARIABLE = "LATENTMAKE_PLAN"
 """Environment variable with the path of the plan file."""
 
-CACHES = frozenset({"latents", "text"})
+CACHES = frozenset({"latents", "text", "captions"})
 _TRAINING = CACHES | {"training"}
 _WORDS = {
     "train": _TRAINING,
@@ -36,7 +36,8 @@ _WORDS = {
     "caches": CACHES,
     "manifest": CACHES,
     "latents": {"latents"},
-    "text": {"text"},
+    "text": {"text", "captions"},
+    "captions": {"captions"},
     "publish": CACHES,
     "export": CACHES,
     "clips": {"items"},
@@ -49,7 +50,7 @@ _FILES = {"dataset.lock": "manifest", "manifest.jsonl": "manifest", "generated.j
 _FILES |= {"generated": "generate", "evaluation": "evaluate"}
 """File or folder of a run -> word of the job that makes it; `train` makes all others."""
 
-_MADE = frozenset(("latents", "text", "manifest", "train", "generate", "evaluate"))
+_MADE = frozenset(("captions", "latents", "text", "manifest", "train", "generate", "evaluate"))
 _RULES = {"--forceall": _MADE, "--force": frozenset[str](), "all": {"train"}}
 _RULES |= {name: {name} for name in _MADE}
 """Option of Snakemake, or rule of many runs or files -> words that it forces."""

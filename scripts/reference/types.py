@@ -69,6 +69,8 @@ def _words(annotation: Any, metadata: Sequence[Any]) -> Iterator[str]:
             yield from (*members, "list of them")
         else:
             yield f"list of {_plural(alternatives(members))}"
+    elif origin is dict and arguments[1] is Any:  # names of sections that stand elsewhere
+        yield from ("text", "list of them")
     elif origin is dict:
         one = alternatives(list(_words(arguments[1], ())))
         yield "section of names" if one == "section" else f"map from text to {one}"

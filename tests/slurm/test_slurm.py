@@ -100,6 +100,22 @@ def test_a_run_is_trained_and_an_edited_caption_is_one_job_of_one_item(
     assert project.run("caches_tiny").idle
 
 
+def test_texts_wait_for_the_job_of_a_captioner(tmp_path: Path, micro: Path) -> None:
+    captioners = {"tiny": {"model": str(ROOT / "data/tiny-captioner")}}
+    datasets = {"shapes": {"path": "data/shapes", "captioner": "tiny"}}
+    project = make(tmp_path / "project", micro, captioners=captioners, datasets=datasets)
+    world.keep(project / "data/shapes", 2)
+    for caption in (project / "data/shapes").glob("*.txt"):
+        caption.unlink()
+    result = project.run("text_tiny")
+    first, second = submitted(result)
+    assert first.startswith("encode_captions_shapes_tiny")
+    assert second.startswith("encode_text_shapes_micro")
+    assert "captions of shapes: 2 made\n" in logs(project, "captions")
+    assert "text of shapes: 2 encoded\n" in logs(project, "text")
+    assert project.run("text_tiny").idle
+
+
 def test_jobs_side_by_side_never_share_a_gpu(tmp_path: Path, micro: Path) -> None:
     project = make(tmp_path / "project", micro, batch={"items": 1})
     world.keep(project / "data/shapes", 4)

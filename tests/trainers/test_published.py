@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,20 +20,31 @@ from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
+from latentmake.plan.planner import make_plan
+from latentmake.plan.remembered import facts_with
 from latentmake.runs.order import read_order
 from latentmake.trainers.launched.installation import Installation
 from latentmake.trainers.launched.publish import Names, publish
 from latentmake.trainers.musubi import publish as musubi
 from latentmake.trainers.sdscripts import backend as sdscripts
 from latentmake.trainers.sdscripts.order import SdScriptsOrder
+from order_world import carry_out
+from project import ROOT
 from publish_world import order_of
+from safetensors import safe_open
 from test_resume_sdscripts import make_run
 
 pytestmark = pytest.mark.real_trainer
 
 
 def facts(values: dict[str, Any]) -> Facts:
-    return Facts(parse(values), Memo(Path(".latentmake/memo.sqlite")))
+    return facts_with(parse(values), Memo(Path(".latentmake/memo.sqlite")), encoders=False)
+
+
+def caption_in(cache: Path) -> str:
+    """Return the caption that musubi-tuner notes in a cache of a text."""
+    with safe_open(cache, framework="np") as file:
+        return str(file.metadata()["caption1"])
 
 
 def published(values: dict[str, Any]) -> list[str]:
@@ -72,11 +84,13 @@ def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
     monkeypatch.chdir(tmp_path)
     for number, (stem, caption) in enumerate([*world.CAPTIONS.items()][:2]):
         world.draw(Path(f"data/{stem}.png"), number, (64, 64))
-        Path(f"data/{stem}.txt").write_text(caption)
+        if not number:  # a captioner writes that of the other
+            Path(f"data/{stem}.txt").write_text(caption)
     weights = tiny_weights("wan")
     write_wan_dit(tuner, "dit.safetensors")
     values = {
-        "datasets": {"shapes": {"path": "data"}},
+        "datasets": {"shapes": {"path": "data", "captioner": "tiny"}},
+        "captioners": {"tiny": {"model": os.fspath(ROOT / "data/tiny-captioner")}},
         "models": {
             "wan": {
                 "task": "t2v-1.3B",
@@ -103,12 +117,18 @@ def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
         "musubi_tuner": {"path": os.fspath(tuner.folder)},
         "publish": {"caches": False, "batch_size": 1, "num_workers": 1, "num_processes": 1},
     }
+    for order in make_plan(facts(values), ["tiny"]).orders:
+        if order.makes_captions:
+            carry_out(order)
     published(values)
     place = Path("published/tiny")
     run_script(place / "train_tiny.sh", tuner)
     caches = place / "shapes_64_cache"
     names = {path.name for path in caches.glob("*.safetensors")}
     stems = [*world.CAPTIONS][:2]
+    made = json.loads(Path(f"cache/shapes/captions/tiny/{stems[1]}.json").read_text())["text"]
+    read = [caption_in(caches / f"{stem}_wan_te.safetensors") for stem in stems]
+    assert read == [world.CAPTIONS[stems[0]], made]
     assert names == {
         f"{stem}_{kind}.safetensors" for stem in stems for kind in ("0064x0064_wan", "wan_te")
     }

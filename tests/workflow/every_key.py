@@ -131,6 +131,7 @@ def section(values: dict[str, Any], key: Key, model: str) -> Any:
 def state(project: Project) -> State:
     """Return all results of a project: kind -> file -> digest and mtime."""
     cached = [name for name in project.cache_files() if "/_prompts/" not in name]
+    captions = {name for name in cached if "/captions/" in name}
     text = {name for name in cached if ".text." in name or "_te" in Path(name).stem}
     runs = f"runs/{RUN}"
     lock = json.loads((project / f"{runs}/dataset.lock").read_bytes())["digest"]
@@ -138,7 +139,8 @@ def state(project: Project) -> State:
         path for path in (project / runs).rglob("*.safetensors") if not _OTHERS & set(path.parts)
     ]
     return {
-        "latents": _files(project, (name for name in cached if name not in text)),
+        "captions": _files(project, captions),
+        "latents": _files(project, (name for name in cached if name not in text | captions)),
         "text": _files(project, text),
         "manifest": {lock: ("", 0)},
         "weights": _files(project, (str(path.relative_to(project.folder)) for path in weights)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import captioner_world
 import named_weights
 import preloaded
 import pytest
@@ -54,7 +56,7 @@ class Here:
     """
 
     project: Project
-    hub: Mapping[str, Callable[[Path], None]]
+    hub: Mapping[str, Callable[[Path], object]]
     handlers: dict[str, Callable[[list[str]], None]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
@@ -86,6 +88,12 @@ def videos(here: Here) -> None:
     for number, name in enumerate(("harbour", "market", "station", "street")):
         write_video(folder / f"{name}.mp4", "libx264", 40 + number, size=(192, 112))
         (folder / f"{name}.txt").write_text(f"a {name} in the rain\n", encoding="utf-8")
+
+
+def figures(here: Here) -> None:
+    """The figures, the captioner and the Stable Diffusion of a sample."""
+    for name in ("figures", "tiny-captioner", "tiny-sd"):
+        shutil.copytree(ROOT / "data" / name, here.project / "data" / name)
 
 
 def sample(here: Here) -> None:
@@ -127,7 +135,8 @@ def make_flux(folder: Path) -> None:
     named_weights.MODELS["flux"](folder, ROOT / "data/tiny-sd/tokenizer")
 
 
-HUB: dict[str, Callable[[Path], None]] = {
+HUB: dict[str, Callable[[Path], object]] = {
+    "florence-community/Florence-2-base-ft": captioner_world.florence,
     "stable-diffusion-v1-5/stable-diffusion-v1-5": style_guides.make_repository,
     "stabilityai/sd-vae-ft-mse": style_guides.make_other_vae,
     "stabilityai/stable-diffusion-xl-base-1.0": trainer_guides.sdxl,
@@ -151,6 +160,7 @@ the folder of a family's weights (`WEIGHTS` in tests/trainers/tiny).
 
 GUIDES: dict[str, Guide] = {
     "../README.md": Guide(front),
+    "guides/captioners.md": Guide(figures),
     "guides/captions.md": Guide(style_guides.built),
     "guides/disk.md": Guide(style_guides.trained, shrink=style_guides.SMALL),
     "guides/gpus.md": Guide(style_guides.built),

@@ -12,6 +12,7 @@ from latentmake import backends
 from latentmake.base.errors import ConfigError, refuse_unknown
 from latentmake.config.root import Config, parse
 from latentmake.plan.facts import Facts
+from latentmake.plan.remembered import facts_with
 
 _NAMED = ("datasets", "models", "runs")  # sections whose keys are names of the user
 _HINT = "write KEY=VALUE, such as runs.cats.resolutions=[512]"
@@ -34,7 +35,7 @@ def with_changes(facts: Facts, changes: Sequence[str]) -> Facts:
             what = "the value is not YAML"
             raise ConfigError(what, where=f"--set {change}", hint=_HINT) from None
         _set(values, key, value, f"--set {change}")
-    changed = Facts(
+    changed = facts_with(
         _parsed(values),
         facts.memo,
         program_digest=backends.program_digest,

@@ -18,7 +18,17 @@ from latentmake.base.regular import read_text
 DEFAULT = Path("config/config.yaml")
 """Configuration that is read if the user names none."""
 
-_TARGETS = ("train", "caches", "latents", "text", "generate", "evaluate", "publish", "clips")
+_TARGETS = (
+    "train",
+    "caches",
+    "captions",
+    "latents",
+    "text",
+    "generate",
+    "evaluate",
+    "publish",
+    "clips",
+)
 _SECTION = re.compile(r"\b(runs|datasets)\b")
 
 

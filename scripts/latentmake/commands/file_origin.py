@@ -15,11 +15,19 @@ from latentmake.base.paths import is_remote
 from latentmake.data.item import Item
 from latentmake.formats.cachefile import Header, read_metadata
 from latentmake.formats.integrity import Checked, verify
-from latentmake.layouts.layout import kind_of
+from latentmake.layouts.layout import CAPTIONS, kind_of
 from latentmake.pages.explanation import differences, program_of, recipe_words
 from latentmake.plan.batches import judged, named_targets
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import PROMPTS, Part, Target, parts_of, prompts_of, targets_of
+from latentmake.plan.orders import (
+    PROMPTS,
+    Part,
+    Target,
+    caption_parts,
+    parts_of,
+    prompts_of,
+    targets_of,
+)
 from latentmake.plan.product import Difference, short
 from latentmake.plan.store import mark_reusable
 
@@ -170,7 +178,8 @@ def _of_cache(facts: Facts, path: str) -> Explanation:
     there = os.path.lexists(path)
     names = path.split("/", 4)
     _, dataset, model, place, name = names + [""] * (5 - len(names))
-    if model not in facts.config.models or dataset not in (PROMPTS, *facts.config.datasets):
+    is_known = model == CAPTIONS or model in facts.config.models
+    if not is_known or dataset not in (PROMPTS, *facts.config.datasets):
         state, reason = "unknown", "the configuration has no such dataset or model"
     else:
         layout = facts.layout(model)
@@ -228,8 +237,9 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     judge, to_make = made.judge, made.parts[part.name].to_make  # an item may have several clips
     stale = next((stale for stale in to_make if stale.path == path), None)
     assert judge is not None
-    content = judge.contents.of(item) or ""
-    explanation.key = judge.needed(item, target, content, explanation.header)
+    content = "" if item.awaits_caption else judge.contents.of(item) or ""
+    if content:
+        explanation.key = judge.needed(item, target, content, explanation.header)
     if stale is None:
         explanation.state, explanation.reason = "fresh", ""
         if explanation.header:  # an earlier release may have written another valid key
@@ -241,12 +251,27 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
     explanation.at_hand = [
         path for made_target in made.parts[part.name].to_make for path in made_target.at_hand
     ]
-    if explanation.header is not None:
+    if item.awaits_caption:
+        explanation.differences = [*_of_captioners(facts, part, item)]
+    elif explanation.header is not None:
         explanation.differences = [
             *_source_differences(judge.contents.text, part, item, explanation, content),
             *differences(facts, part, item, target),
         ] or [Difference("key", short(explanation.header.key), short(explanation.key or ""))]
     return explanation
+
+
+def _of_captioners(facts: Facts, part: Part, item: Item) -> Iterator[Difference]:
+    """Yield why captioners make an item's caption first."""
+    for made in caption_parts(facts.config, part.dataset):
+        for work in facts.made_captions(part.dataset).parts[made.name].stale:
+            if work.item.stem == item.stem:
+                explanation = _of_target(facts, made, work.item, work.targets[0])
+                name = f"caption by {made.name}"
+                yield from (
+                    difference._replace(name=f"{name}: {difference.name}")
+                    for difference in explanation.differences or [Difference(explanation.reason)]
+                )
 
 
 def _runs(facts: Facts, part: Part, item: Item) -> list[str]:
@@ -267,7 +292,7 @@ def _source_differences(
     if header is None or header.source == content:
         return []
     place = f" ({item.source})" if item.source else ""
-    if explanation.caption is not None and item.media is None:
+    if explanation.caption is not None and kind_of(part.name) == "text" and item.media is None:
         new = text(item)
         if explanation.caption != new:
             return [Difference("caption", _quoted(explanation.caption), _quoted(new) + place)]

@@ -75,7 +75,7 @@ def encoding_times(
     times: dict[str, Times | None] = {}
     for work, rest in by_work(facts, to_make(plan.parts)).items():
         part, past = parts[work], past_jobs(facts.memo, work)
-        dtype = facts.recipe(part.dataset, part.model, kind_of(part.name)).get("dtype", "")
+        dtype = facts.recipe_of(part).get("dtype", "")
         device = f"{gpu.device()} {dtype}".rstrip()
         times[work] = None
         if work in trials:

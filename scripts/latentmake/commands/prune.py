@@ -25,6 +25,7 @@ from latentmake.base.machine import human
 from latentmake.base.workspace import OWNER, other_owner
 from latentmake.commands.project import printable, table
 from latentmake.formats.cachefile import header_of
+from latentmake.layouts.layout import CAPTIONS
 from latentmake.pages.plan_report import counted
 from latentmake.plan.build_locks import alone
 from latentmake.plan.facts import Facts
@@ -215,7 +216,8 @@ def _reason(
     if model == KEPT:
         return f"{root}/{KEPT}", "their items are gone"
     if model not in parts:
-        return f"{root}/{model}", f"no run of {dataset} has the model {model}"
+        what = "captioners" if model == CAPTIONS else f"the model {model}"
+        return f"{root}/{model}", f"no run of {dataset} has {what}"
     if others[0] not in parts[model]:
         return f"{root}/{model}/{others[0]}", f"no run needs {others[0]} of it"
     layout = facts.layout(model)

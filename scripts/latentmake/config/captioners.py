@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 
 from latentmake.base.errors import ConfigError, refuse_unknown
 from latentmake.config.fields import (
@@ -21,12 +21,9 @@ from latentmake.config.fields import (
 )
 from latentmake.config.weights import WeightsPlace
 
-if TYPE_CHECKING:
-    from latentmake.config.datasets import Dataset
-
 _Phrase = Annotated[str, StringConstraints(min_length=1)]
 _Share = Annotated[Real, Field(ge=0, le=1)]
-_TAKEN = re.compile(r"text(\.[0-9]+)?|[0-9]+(x[0-9]+)?")  # folders of embeddings and latents
+_TAKEN = re.compile(r"text.*|[0-9].*|latents")  # parts of embeddings and latents
 
 
 class Thresholds(Closed, shapes=MADE):
@@ -102,14 +99,39 @@ class Captioner(Closed, shapes=MADE):
     words are kept."""
 
 
-def check_names(captioners: Mapping[str, Captioner], datasets: Mapping[str, Dataset]) -> None:
-    """Check the names of captioners, and those that datasets name.
+def _by_name(value: object) -> object:
+    if isinstance(value, dict):  # as an order has them
+        return {
+            name: section and Captioner.model_validate(section) for name, section in value.items()
+        }
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return value
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"`{twice}` is named twice")
+    return dict.fromkeys(names)
+
+
+NamedCaptioners = Annotated[
+    # Name -> `Captioner`, or None. As `Any`, because these are no keys of the dataset.
+    dict[str, Any],
+    BeforeValidator(_by_name),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+"""Captioners of a dataset by their names, which may be written as one name or a list of names.
+
+`fill_in` adds their sections, so that a job that gets the dataset knows them.
+"""
+
+
+def fill_in(captioners: Mapping[str, Captioner], datasets: Mapping[str, Any]) -> None:
+    """Check the names of captioners, and give datasets the sections of those that they name.
 
     Captions of `florence` lie in `cache/{dataset}/captions/florence`. A model called `captions`
     would have its latents and embeddings in folders such as `64` and `text` beside it.
 
     Raises:
-        ConfigError: a captioner has such a name, does not exist, or is named twice.
+        ConfigError: a captioner has such a name, or does not exist.
     """
     for name in captioners:
         if _TAKEN.fullmatch(name):
@@ -119,5 +141,4 @@ def check_names(captioners: Mapping[str, Captioner], datasets: Mapping[str, Data
         where = f"datasets.{dataset}.captioner"
         for name in settings.captioner:
             refuse_unknown("captioner", name, captioners, where)
-            if settings.captioner.count(name) > 1:
-                raise ConfigError(f"`{name}` is named twice", where=where, hint="name it once")
+            settings.captioner[name] = captioners[name]

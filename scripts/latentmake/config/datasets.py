@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from latentmake.config.captioners import Captioner, NamedCaptioners
 from latentmake.config.fields import (
     COLOUR,
     GEOMETRY,
@@ -182,6 +183,10 @@ _LAYERS = Shapes("latents", layouts=("musubi",), indirect=True, applies=[_OF_IMA
 _SECTIONS = Shapes("latents", layouts=("musubi",), applies=[_IN_SECTIONS])
 _ONE_FRAME = Shapes("latents", layouts=("musubi",), applies=[_OF_IMAGES, _OF_ONE_FRAME])
 _CAPTION_FILES = Shapes("text", applies=[_NO_LAYERS])
+_NO_CAPTIONER = Applies(
+    "has no effect beside a `captioner`, which captions every image without a caption",
+    when=lambda data: not data.captioner,
+)
 
 
 class Bucketing(NamedTuple):
@@ -226,7 +231,7 @@ class Dataset(Closed):
     captions: Captions | None = shaped(None, Shapes("text", applies=[_ON_DISK]))
     """[Processing of captions](captions.md) before they are encoded: prefix, tags, wildcards,
     dropout, variants."""
-    captioner: Listed[str] = shaped([], _CAPTION_FILES)
+    captioner: NamedCaptioners = shaped({}, _CAPTION_FILES)
     """[Captioner](captioners.md), or several of them, that write the caption of each image or video
     without one. A caption that a person wrote, such as `a.txt` beside `a.png`, always comes first.
     Captions of several captioners are combined as
@@ -280,7 +285,9 @@ class Dataset(Closed):
     missing_caption: Literal["error", "empty"] = shaped("error", _CAPTION_FILES)
     """Images without a caption file: `error` makes them faulty items, `empty` gives them the empty
     caption."""
-    class_tokens: str | None = shaped(None, _CAPTION_FILES, min_length=1)
+    class_tokens: str | None = shaped(
+        None, Shapes("text", applies=[_NO_LAYERS, _NO_CAPTIONER]), min_length=1
+    )
     """Caption of every image without a caption file, such as `sks man`, as in sd-scripts.
     `{folder}` stands for the name of the image's folder, without the repeats of a name such as
     `10_sks man`. It takes precedence over `missing_caption`."""
@@ -411,6 +418,11 @@ class Dataset(Closed):
         """Return the settings with other keys on size and crop; missing keys get their defaults."""
         fields = type(self).model_fields
         return self.model_copy(update={key: keys.get(key, fields[key].default) for key in _PLACING})
+
+    @property
+    def captioners(self) -> dict[str, Captioner]:
+        """Sections of its captioners, by their names."""
+        return {name: section for name, section in self.captioner.items() if section}
 
     @property
     def composed(self) -> bool:

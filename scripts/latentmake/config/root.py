@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, Union, get_args
 from pydantic import Field, ValidationError, create_model, model_validator
 
 from latentmake.base.errors import ConfigError, SeveralMistakesError, first_line, refuse_unknown
-from latentmake.config.captioners import Captioner, check_names
+from latentmake.config.captioners import Captioner, fill_in
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import (
     OF_CAPTIONS,
@@ -445,7 +445,7 @@ class Config(Closed):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        check_names(self.captioners, self.datasets)
+        fill_in(self.captioners, self.datasets)
         for name, run in self.runs.items():
             self.check(name, run)
         for name, dataset in self.datasets.items():

@@ -15,12 +15,12 @@ from latentmake.base.errors import SourceError, unreadable
 from latentmake.base.paths import is_remote
 from latentmake.base.regular import read_regular
 from latentmake.config.datasets import Dataset
-from latentmake.data.item import CAPTION, TAGS, Fault, File, Item, fault_of, text_fault
+from latentmake.data.item import CAPTION, MADE, TAGS, Fault, File, Item, fault_of, text_fault
 from latentmake.data.memo import Memo
-from latentmake.formats.cachefile import Header
+from latentmake.formats.cachefile import Header, made_caption
 from latentmake.geometry.buckets import Size
 
-_TEXTS = (CAPTION, TAGS)  # roles of files whose texts count, not their bytes
+_TEXTS = (CAPTION, TAGS, MADE)  # roles of files whose texts count, not their bytes
 _SMALL = 16_384  # bytes; smaller files, such as captions, are read instead of guessed
 _LARGEST = 1 << 32  # bytes of an image; the complete file is read into memory
 _MOST_LOOKALIKES = 2  # most digests to guess for one unread file
@@ -115,6 +115,17 @@ def read_text(path: str) -> str:
     return decode_text(data, path)
 
 
+def read_made(path: str) -> str:
+    """Return the text of a made caption as its captioner returned it; raises SourceError."""
+    try:
+        return newlines(made_caption(read_regular(path))["caption"])
+    except OSError as error:
+        raise unreadable(error, path) from None
+    except ValueError as error:
+        hint = "delete it, and run the same command again"
+        raise SourceError(str(error), where=path, hint=hint) from None
+
+
 def joined(item: Item, contents: Sequence[str], text: str | None = None) -> str:
     """Return the digest of an item's inputs.
 
@@ -187,7 +198,7 @@ class Contents:
 
     def known_digest(self, item: Item) -> str | None:
         """Return the digest of inputs that are one unchanged file, without reading it; or None."""
-        if item.texts is not None or len(item.files) != 1:
+        if item.texts is not None or len(item.files) != 1 or item.awaits_caption:
             return None
         value = self._cached(item.files[0])
         if value is None or item.files[0].role != CAPTION:
@@ -196,6 +207,11 @@ class Contents:
 
     def text(self, item: Item) -> str:
         """Return the text of an item's inputs as it is encoded; raises SourceError."""
+        if item.awaits_caption:
+            hint = "`snakemake captions_{run}` makes it"
+            raise SourceError(
+                "has no caption yet, a captioner makes it", where=item.where, hint=hint
+            )
         caption = item.file(CAPTION)
         return encoded(item.text or "") if caption is None else self._caption(caption)
 
@@ -214,7 +230,7 @@ class Contents:
     def read(self, file: File) -> str:
         """Return the text of a file of captions or tags as it is written; raises SourceError."""
         if (text := self._cached(file)) is None:
-            text = read_text(file.path)
+            text = read_made(file.path) if file.role == MADE else read_text(file.path)
             self._store(file, text)
         return text
 
@@ -345,6 +361,8 @@ class Contents:
         the same mtime (it was copied), else any.
         """
         role, path, stat = file
+        if role == MADE:
+            return []  # a captioner makes it first
         is_known = self._cached(file) is not None
         if is_known or ((stat.size <= _SMALL or self._memo.is_new) and not is_remote(path)):
             with contextlib.suppress(SourceError):  # the job that encodes it reports the error

@@ -15,7 +15,7 @@ from latentmake.base.paths import is_remote, is_text
 from latentmake.formats.endings import NPZ
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media, Span
-from latentmake.layouts.layout import Layout, kind_of
+from latentmake.layouts.layout import CAPTIONS, Layout, kind_of
 
 
 class Row(NamedTuple):
@@ -40,11 +40,16 @@ class Row(NamedTuple):
 
 IMAGE, CAPTION, TAGS, CONTROL, LAYER = "image", "caption", "tags", "control", "layer"
 """Roles of an item's files. `IMAGE` is the image or video that gives the item its name."""
+MADE = "made"
+"""Role of a caption that a captioner makes, because nobody has written one."""
 BUCKET = "bucket"
 """Role of an item's image in the inputs of a text with controls.
 
 The controls are scaled to the bucket of this image. Its content is not part of the inputs.
 """
+
+NAMED = "named"
+"""Role of an item's image in the inputs of a text that a captioner makes: only its path counts."""
 
 Entry = tuple[str, int, int, int, int]
 """File of a listing: path below the root, then size, mtime_ns, ctime_ns and inode."""
@@ -57,7 +62,7 @@ NO_FILE = SourceStat(-1, 0, 0, 0)
 
 _LARGEST_TEXT = 1_000_000  # bytes; a tokenizer needs hundreds of times this memory
 _LATENTS_ROLES = (IMAGE, CONTROL, LAYER)
-_SOURCE_ROLES = (IMAGE, BUCKET, CAPTION)
+_SOURCE_ROLES = (IMAGE, BUCKET, NAMED, CAPTION)
 _NO_STAT = SourceStat(0, 0, 0, 0)
 _LONGEST_STEM = 235  # bytes: a name has at most 255, of which `.latents.safetensors` takes 20
 _SHOWN = 60  # characters of a text that a message repeats
@@ -82,8 +87,9 @@ class Item(NamedTuple):
 
     Attributes:
         stem: name of the item: its path below the dataset, without the last ending.
-        files: image or video, then caption, tags, controls and layers, if any.
-        texts: variants of the text; None if the text is the content of the caption file.
+        files: image or video, then caption, tags, controls, layers and made captions, if any.
+        texts: variants of the text; None if the text is the content of the caption file, or if a
+            captioner has not made it yet.
         media: size and length of the image or video, if names in the layout need them.
         span: part of the video that clips are cut from; None for the complete video.
         row: other columns of its row, if the dataset is a list.
@@ -114,7 +120,7 @@ class Item(NamedTuple):
     @property
     def image(self) -> str:
         """Path of its image or video."""
-        return next(path for role, path, _ in self.files if role in (IMAGE, BUCKET))
+        return next(path for role, path, _ in self.files if role in (IMAGE, BUCKET, NAMED))
 
     @property
     def is_remote(self) -> bool:
@@ -147,14 +153,19 @@ class Item(NamedTuple):
 
         All parts of latents have the same inputs.
         """
-        if kind_of(part) == "latents":
+        if (kind := kind_of(part)) == CAPTIONS:
+            files = tuple(file for file in self.files if file.role == IMAGE)
+            return Item(self.stem, files, span=self.span, place=self.place, window=self.window)
+        if kind == "latents":
             files = tuple(file for file in self.files if file.role in _LATENTS_ROLES)
             sizes, place = self.control_sizes, self.place
             return Item(self.stem, files, None, self.media, self.span, None, sizes, place)
         files, texts = (), self.texts
         if texts is None:
-            files = tuple(file for file in self.files if file.role == CAPTION)
+            files = tuple(file for file in self.files if file.role in (CAPTION, MADE))
             texts = None if files else [""]
+            if self.awaits_caption:
+                files = (self.files[0]._replace(role=NAMED), *files)
         else:
             number = part.partition("@")[0].partition(".")[2]
             texts = [texts[int(number or 0)]]
@@ -165,9 +176,24 @@ class Item(NamedTuple):
         return Item(self.stem, files, texts, self.media, control_sizes=self.control_sizes)
 
     @property
+    def made(self) -> tuple[File, ...]:
+        """Its made captions, in the order of the dataset's captioners."""
+        return tuple(file for file in self.files if file.role == MADE)
+
+    @property
+    def captioners(self) -> list[str]:
+        """Names of the captioners that make its caption; none if a person wrote it."""
+        return [file.path.split("/", 4)[3] for file in self.made]
+
+    @property
+    def awaits_caption(self) -> bool:
+        """Whether a captioner must make the item's text, or make it again, before it is known."""
+        return self.texts is None and bool(self.made)
+
+    @property
     def read(self) -> tuple[File, ...]:
         """Files of inputs whose content counts."""
-        return tuple(file for file in self.files if file.role != BUCKET)
+        return tuple(file for file in self.files if file.role not in (BUCKET, NAMED))
 
     @property
     def source(self) -> str | None:

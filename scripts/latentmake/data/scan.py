@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from latentmake.base import digest
 from latentmake.base.errors import DatasetError
 from latentmake.config.root import Config
 from latentmake.data import listing
-from latentmake.data.item import Entry, Fault, Item, Scan
+from latentmake.data.item import Entry, Fault, Item, Row, Scan
 from latentmake.data.memo import Memo
-from latentmake.layouts.layout import Layout, layout_of
+from latentmake.layouts.layout import CAPTIONS, Layout, layout_of
 
 
 class Datasets:
@@ -31,12 +31,15 @@ class Datasets:
         self.unreadable: dict[str, dict[str, Fault]] = {}
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self._scans: dict[tuple[str, str], Scan] = {}
+        self._paired: dict[tuple[str, str], tuple[list[Item], Mapping[str, Row], list[Fault]]] = {}
         self._listed: dict[tuple[str, str, bool], tuple[list[Item], list[Fault], list[str]]] = {}
         self._items: dict[tuple[str, str], tuple[list[Item], list[Fault]]] = {}
         self._noted: set[str] = set()
 
     def layout(self, model: str) -> Layout:
-        """Return the layout of a model's caches."""
+        """Return the layout of a model's caches, or of `CAPTIONS`."""
+        if model == CAPTIONS:
+            return layout_of(CAPTIONS)
         return layout_of(self.config.models[model].layout_name)
 
     def scan(self, dataset: str, key: str = "path") -> Scan:
@@ -56,6 +59,8 @@ class Datasets:
     def items(self, dataset: str, model: str) -> tuple[list[Item], list[Fault]]:
         """Return the items of a dataset as a model needs them, and the faults of the others.
 
+        For `CAPTIONS`, return the items without a caption of a person's, for the captioners.
+
         Notes about items that are left out go to stderr, each once in a process.
         """
         names = dataset, model
@@ -64,7 +69,7 @@ class Datasets:
             lines = [f"note: datasets.{dataset}: {note}\n" for note in notes]
             sys.stderr.writelines(line for line in lines if line not in self._noted)
             self._noted.update(lines)
-            if not items and not faults:
+            if not (items or faults or model == CAPTIONS):
                 what = "none of its videos is long enough for a clip"
                 hint = "use fewer frames, or longer videos"
                 raise DatasetError(what, where=f"datasets.{dataset}.target_frames", hint=hint)
@@ -96,18 +101,23 @@ class Datasets:
     ) -> tuple[list[Item], list[Fault], list[str]]:
         """Return the items of a listing as a model needs them, faults of the others, and notes."""
         settings, layout = self.config.datasets[dataset], self.layout(model)
+        if model == CAPTIONS:
+            from latentmake.data.texts import without_caption
+
+            items, rows, faults = self._pairs(dataset, scan)
+            return without_caption(items, rows), faults, []
         like_sdscripts = layout.like_sdscripts
         request = dataset, scan.fingerprint, like_sdscripts
         if request not in self._listed:
             # Imported here: a plan with nothing to do never makes items, and so starts faster.
-            from latentmake.data import folders
-            from latentmake.data.texts import with_texts
+            from latentmake.data.texts import with_texts, without_caption
 
-            items, faults = scan.items, [*scan.faults]
-            if items is None:
-                items, faults = folders.items(dataset, settings, scan)
+            items, rows, faults = self._pairs(dataset, scan)
+            if settings.captioner:
+                lacking = {item.stem for item in without_caption(items, rows)}
+                items = self._with_made(dataset, items, lacking)
             items, more, notes = with_texts(
-                dataset, settings, scan, items, self.memo, like_sdscripts=like_sdscripts
+                settings, rows, items, self.memo, like_sdscripts=like_sdscripts
             )
             self._listed[request] = items, faults + more, notes
         items, faults, notes = self._listed[request]
@@ -118,6 +128,39 @@ class Datasets:
         control, section = self.scan(dataset, "control_directory"), self.config.models[model]
         items, more, lines = measured(layout, settings, scan, items, control, self.memo, section)
         return items, faults + more, notes + lines
+
+    def _pairs(self, dataset: str, scan: Scan) -> tuple[list[Item], Mapping[str, Row], list[Fault]]:
+        """Return the items of a listing without texts, stem -> row of a list, and faults."""
+        if (request := (dataset, scan.fingerprint)) not in self._paired:
+            from latentmake.data import folders
+            from latentmake.data.texts import rows_of_items
+
+            settings = self.config.datasets[dataset]
+            items, faults = scan.items, [*scan.faults]
+            if items is None:
+                items, faults = folders.items(dataset, settings, scan)
+            rows, more = rows_of_items(dataset, settings, scan, items)
+            self._paired[request] = items, rows, faults + more
+        return self._paired[request]
+
+    def stems(self, dataset: str, entries: list[Entry] | None = None) -> set[str]:
+        """Return the stems of all items of a dataset, and of all that are faulty.
+
+        With `entries`, return those of the items that consist of some entries of its listing.
+        """
+        scan = self.scan(dataset)
+        if entries is not None:
+            scan = scan._replace(entries=entries, fingerprint=digest.of_entries(entries))
+        items, _, faults = self._pairs(dataset, scan)
+        return {item.stem for item in items} | {fault.stem for fault in faults}
+
+    def _with_made(self, dataset: str, items: list[Item], lacking: Collection[str]) -> list[Item]:
+        """Return the items; those that lack a caption of a person's have the files of made ones.
+
+        The file of a caption that a job has to make has the stat `NO_FILE`. `lacking` has the stems
+        of the items without a person's caption.
+        """
+        return items
 
     def doubts(self, dataset: str, model: str) -> list[str]:
         """Return a line for each setting by which texts may lose parts that the user wants."""

@@ -15,16 +15,19 @@ import hashlib
 import os
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from posixpath import splitext
 
 from latentmake.base.errors import SourceError
 from latentmake.base.progress import Progress
 from latentmake.config.datasets import Captions, Dataset
+from latentmake.data.captions_made import processed
 from latentmake.data.contents import EMPTY, Contents, newlines
 from latentmake.data.item import (
     CAPTION,
+    MADE,
+    NAMED,
     NO_FILE,
     TAGS,
     Fault,
@@ -227,37 +230,54 @@ _EMPTY_FIRST_LINE = (
 )
 
 
+def without_caption(items: Iterable[Item], rows: Collection[str]) -> list[Item]:
+    """Return the items that have no caption of a person's; `rows` has the stems of listed ones."""
+    return [
+        item
+        for item in items
+        if item.stem not in rows and not any(file.role in (CAPTION, TAGS) for file in item.files)
+    ]
+
+
 def with_texts(
-    name: str, settings: Dataset, scan: Scan, items: list[Item], memo: Memo, *, like_sdscripts: bool
+    settings: Dataset,
+    rows: Mapping[str, Row],
+    items: list[Item],
+    memo: Memo,
+    *,
+    like_sdscripts: bool,
 ) -> tuple[list[Item], list[Fault], list[str]]:
     """Return the items of a dataset with their texts, the faults of the others, and notes.
 
+    An item that awaits a made caption is returned as it is.
+
     Args:
-        name: name of the dataset.
-        settings: its section of the configuration.
-        scan: its listing.
+        settings: the dataset's section of the configuration.
+        rows: stem -> row of the list or metadata file.
         items: items without texts.
         memo: index that keeps texts of files.
         like_sdscripts: whether texts are the same as in sd-scripts, see `variants`.
     """
-    rows, faults = scan.rows, list[Fault]()
-    if settings.metadata_file is not None:
-        rows, faults = _rows_of_items(name, settings, scan, items)
-    reads = settings.composed or like_sdscripts
-    text_files = (file for item in items for file in item.files if file.role in (CAPTION, TAGS))
+    faults = list[Fault]()
+    reads = settings.composed or like_sdscripts or settings.captioner
+    text_roles = (CAPTION, TAGS, MADE)
+    text_files = (file for item in items for file in item.files if file.role in text_roles)
     contents = Contents(text_files if reads else (), memo, settings)
     complete: list[Item] = []
     for item in Progress(items, desc="captions", unit="item") if reads else items:
         row = rows.get(item.stem)
-        files = [file for file in item.files if file.role in (CAPTION, TAGS)]
+        files = [file for file in item.files if file.role in text_roles]
+        awaits = any(file.role == MADE and file.stat == NO_FILE for file in files)
         try:
-            for _, path, stat in item.files:
-                if stat == NO_FILE:
+            for role, path, stat in item.files:
+                if stat == NO_FILE and role != MADE:
                     place = path if item.place is None else f"{item.place}: {path}"
                     raise SourceError(missing_file(path), where=place, hint="repair or remove it")
             if not (files or row or settings.class_tokens) and settings.missing_caption == "error":
                 raise SourceError("has no caption file", hint=_hint(settings, item))
-            texts = _texts(settings, contents, item, row, like_sdscripts=like_sdscripts)
+            texts = None
+            if not awaits:
+                texts = _texts(settings, contents, item, row, like_sdscripts=like_sdscripts)
         except SourceError as error:
             error.where = error.where or (files[0].path if files else "")
             faults.append(fault_of(item, error))
@@ -277,17 +297,60 @@ def with_texts(
     return complete, faults, [note]
 
 
-def _rows_of_items(
+def _made_texts(contents: Contents, item: Item, settings: Dataset) -> tuple[str, str]:
+    """Return the text of an item's first captioner, and those of the others; both may be "".
+
+    Raises:
+        SourceError: a made caption is missing or damaged.
+    """
+    texts = [
+        processed(contents.read(file), settings.captioners[name])
+        for file, name in zip(item.made, item.captioners, strict=True)
+    ]
+    return (texts or [""])[0], "\n".join(filter(None, texts[1:]))
+
+
+def settled(item: Item, part: str, settings: Dataset, *, like_sdscripts: bool) -> Item:
+    """Return inputs that await a made caption with their text; others as they are.
+
+    A job calls this once the captioner's job is done. The result is the one that the plan gets when
+    the caption exists.
+
+    Args:
+        item: the item, or inputs of a text.
+        part: name of the part, such as `text.1`, for inputs; "" for all texts of an item.
+        settings: the dataset's section of the configuration.
+        like_sdscripts: whether texts are the same as in sd-scripts, see `variants`.
+
+    Raises:
+        SourceError: the caption is missing, damaged or empty.
+    """
+    if not item.awaits_caption:
+        return item
+    contents = Contents((), Memo(None), settings)
+    texts = _texts(settings, contents, item, None, like_sdscripts=like_sdscripts) or []
+    if not part:
+        return item._replace(texts=texts)
+    number = int(part.partition("@")[0].partition(".")[2] or 0)
+    files = tuple(file for file in item.files if file.role not in (MADE, NAMED))
+    return item._replace(files=files, texts=[texts[number]], place=item.where)
+
+
+def rows_of_items(
     name: str, settings: Dataset, scan: Scan, items: Iterable[Item]
-) -> tuple[dict[str, Row], list[Fault]]:
-    """Return stem -> row of a metadata file, and its faults; rows without an item share one fault.
+) -> tuple[Mapping[str, Row], list[Fault]]:
+    """Return stem -> row of a list or a metadata file, and the faults of a metadata file.
+
+    Rows without an item share one fault.
 
     A row that names a file that is ignored by design, such as a video beside images, is no fault.
     """
+    if settings.metadata_file is None:
+        return scan.rows, []
     from latentmake.data.lists import metadata_of
     from latentmake.data.unread import left_out
 
-    file, joint = settings.metadata_file or "", (settings.captions or _NO_CHANGES).joint
+    file, joint = settings.metadata_file, (settings.captions or _NO_CHANGES).joint
     listed, faults = metadata_of(name, file, scan.root, joint)
     start, here = len(scan.root) + 1, os.path.relpath(scan.root)
     pairs = [(item.stem, below) for item in items for below in (item.stem, item.image[start:])]
@@ -319,7 +382,7 @@ def _hint(settings: Dataset, item: Item) -> str:
     ways = " or ".join(f"{splitext(item.image)[0]}{ending}" for ending in endings)
     ways += f", or an entry in {settings.metadata_file}" if settings.metadata_file else ""
     ways += ", or a `prompt` in its row" if item.place is not None else ""
-    return f"write {ways}, or set `class_tokens` to a caption for all of them"
+    return f"write {ways}, or set `class_tokens` to a caption for all of them, or a `captioner`"
 
 
 def _with_folder(text: str, item: Item) -> str:
@@ -331,7 +394,12 @@ def _with_folder(text: str, item: Item) -> str:
 
 
 def _texts(
-    settings: Dataset, contents: Contents, item: Item, row: Row | None, *, like_sdscripts: bool
+    settings: Dataset,
+    contents: Contents,
+    item: Item,
+    row: Row | None,
+    *,
+    like_sdscripts: bool,
 ) -> list[str] | None:
     """Return the variants of an item's text, or None if the text is the content of its file.
 
@@ -343,12 +411,14 @@ def _texts(
     """
     files = item.file(CAPTION), item.file(TAGS)
     class_caption = _with_folder(settings.class_tokens, item) if settings.class_tokens else ""
-    plain = not settings.composed and row is None
+    by_captioner = item.made
+    plain = not (settings.composed or row or by_captioner)
     if plain and not (like_sdscripts and (files[0] or "\n" in class_caption.strip())):
         return [class_caption] if class_caption and not files[0] else None
     captions = _with_folders(settings.captions or _NO_CHANGES, item)
-    raw = [contents.read(file) if file else "" for file in files]
-    if not (any(files) or row):
+    made = _made_texts(contents, item, settings)
+    raw = [contents.read(file) if file else text for file, text in zip(files, made, strict=True)]
+    if not (any(files) or row or by_captioner):
         raw[0] = class_caption
     entries = (row.caption, row.tags if settings.composed else None) if row else (None, None)
     texts = list[str]()
@@ -367,8 +437,12 @@ def _texts(
                 listed = _joined(own, listed, captions)
         texts.append(listed or own)
     caption, tags = texts
-    if not (caption or tags) and (any(files) or row) and settings.empty_caption == "error":
+    has_own = any(files) or row or by_captioner
+    if not (caption or tags) and has_own and settings.empty_caption == "error":
         what, hint = _EMPTY_FIRST_LINE if "".join(raw).strip() else EMPTY
+        if by_captioner:
+            hint = "correct `drop` and `replace` of its captioner, or set empty_caption: allow"
+            raise SourceError(EMPTY[0], where=by_captioner[0].path, hint=hint)
         raise SourceError(what if any(files) else "has an empty caption", hint=hint)
     result = variants(item.stem, caption, tags, captions, like_sdscripts=like_sdscripts)
     return None if plain and files[0] and result == [raw[0].strip()] else result

@@ -10,18 +10,17 @@ import math
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from latentmake.base import atomic, digest
 from latentmake.base.errors import SourceError, unreadable
 from latentmake.base.progress import Progress
+from latentmake.data.captions_made import answer_fault
 from latentmake.data.item import Item, fault_of
 from latentmake.encode.reading import Reading, identify, read_ahead, samples_of
 from latentmake.formats import cachefile
 from latentmake.plan import store
-from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import Order, Work, settings_digest
 from latentmake.plan.receipts import Receipt
 
@@ -46,6 +45,7 @@ class Job:
         wanted: path -> item and key of a target that is not written yet.
         failed: stem -> fault in a line.
         marked: names of items whose texts contain `texts.MARKER`.
+        common: fields that all faults of this order share.
         loaded: time (time.monotonic) at which the encoder or another program got the first item.
         waiting: number of samples in the pipeline.
 
@@ -77,9 +77,8 @@ class Job:
         self._placing: dict[str, str] = {}
         self._recipe = digest.canonical(order.recipe)
         self._digest = digest.of_bytes(self._recipe.encode())
-        # Fields that all faults of this order share.
-        self._common = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
-        self._common["recipe"] = self._digest
+        self.common = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
+        self.common["recipe"] = self._digest
         # The store is usually empty; then no target has to be looked up there.
         self._has_store = bool(store.keys()) and not order.forced
         # Files newer than a forced order are kept: an earlier attempt of this job wrote them.
@@ -186,7 +185,11 @@ class Job:
         `source` is the digest of the content that the target was made from. `nonzero` names the
         tensors that are refused if they are all zeros; by default all tensors are.
         """
-        model = self.order.model_settings
+        model, is_caption = self.order.model_settings, self.order.makes_captions
+        if is_caption and (fault := answer_fault(metadata["caption"])):
+            hint = "change the `prompt` of the captioner, or write the caption yourself"
+            self.refuse(item, key, source, f"the captioner {self.order.model} {fault}", hint)
+            return
         if fault := _fault_of(tensors, nonzero):
             source_name = "caption" if self.order.kind == "text" else "image"
             hint = f"check the {source_name} and the weights"
@@ -199,7 +202,13 @@ class Job:
             return
         path, view = self.paths[key], self._placing.get(key, "")
         stamp = cachefile.stamp(key=key, source=source, recipe=self._recipe, view=view)
-        if self.order.layout.npz:
+        if is_caption:
+            text = metadata["caption"]
+            stat = atomic.write(path, cachefile.caption_file(text, stamp))
+            # The next plan need not read the file.
+            own = [stat.st_size, stat.st_mtime_ns, 0, stat.st_ino, digest.of_bytes(text.encode())]
+            self.sources[path] = [*own, text]
+        elif self.order.layout.npz:
             from latentmake.encode.encoders.sdscripts import file_bytes
 
             stat = atomic.write(path, file_bytes(self.order.kind, model, tensors, stamp))
@@ -220,19 +229,11 @@ class Job:
 
     # -- faults -------------------------------------------------------------------------------
 
-    @cached_property
-    def known_faults(self) -> set[str]:
-        """Stems of the items that, by the runs' locks, earlier builds skipped with this recipe."""
-        common = self._common.items()
-        locks = (read_lock(path.parent.name) for path in Path("runs").glob("*/dataset.lock"))
-        faults = (fault for lock in locks for fault in lock.aside.get(self.order.dataset, ()))
-        return {fault["stem"] for fault in faults if common <= fault.items()}
-
     def fail(self, item: Item, content: str, error: SourceError) -> None:
         """Note a faulty item; the job goes on with the others."""
         line = fault_of(item, error).line
         beside = {"controls": item.controls, "layers": item.layers}
-        fault = self._common | {"stem": item.stem, "path": item.source or ""}
+        fault = self.common | {"stem": item.stem, "path": item.source or ""}
         fault |= {name: "\n".join(paths) for name, paths in beside.items() if paths}
         with self._lock:
             self.say(f"faulty: {line}")
@@ -260,7 +261,8 @@ class Job:
         """Return a line with the counts, and with the bottleneck if it is known."""
         others = {"restored": self.counts["spooled"], "linked": self.counts["linked"]}
         others |= {"kept": self.counts["kept"], "faulty": len(self.failed)}
-        line = f"{self.order.kind} of {self.order.dataset}: {self.counts['encoded']} encoded"
+        made = "made" if self.order.makes_captions else "encoded"
+        line = f"{self.order.kind} of {self.order.dataset}: {self.counts['encoded']} {made}"
         line += "".join(f", {number} {word}" for word, number in others.items() if number)
         return f"{line}; {bottleneck}" if bottleneck else line
 

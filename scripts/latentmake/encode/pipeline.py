@@ -15,11 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from latentmake.base.errors import DeviceError, is_surely_memory
 from latentmake.encode.job import Job
 from latentmake.encode.reading import Encoder, Loaded, Sample
+from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import Order
 
 Release = Callable[[], object]
@@ -234,6 +236,14 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
 # -- shortages of memory --------------------------------------------------------------------------
 
 
+def known_faults(job: Job) -> set[str]:
+    """Return the stems of items that builds skipped with this recipe before, by the runs' locks."""
+    common, dataset = job.common.items(), job.order.dataset
+    locks = (read_lock(path.parent.name) for path in Path("runs").glob("*/dataset.lock"))
+    faults = (fault for lock in locks for fault in lock.aside.get(dataset, ()))
+    return {fault["stem"] for fault in faults if common <= fault.items()}
+
+
 class _Shortages:
     """Decides whether the item or the device is at fault if a single sample does not fit.
 
@@ -295,9 +305,14 @@ class _Shortages:
         hint = "end other programs and run the same command again"
         if not isinstance(sample.content, str):
             what += f" ({' x '.join(map(str, sample.shape[:-1]))} pixels)"
-            hint += ", or lower the resolution"
-            if not getattr(model, key := "vae_cache_cpu" if model.spec.video else "vae_tiling"):
-                hint += f"; `{key}: true` in the model encodes in tiles (and all its latents again)"
+            key = "vae_cache_cpu" if model.spec.video else "vae_tiling"
+            if job.order.makes_captions:
+                hint += ", or set a smaller `image_size` of the captioner"
+            else:
+                hint += ", or lower the resolution"
+                if not getattr(model, key):
+                    hint += f"; `{key}: true` in the model encodes in tiles"
+                    hint += " (and all its latents again)"
         if stop:
             raise DeviceError(f"{what}, {stop}: {message}", where=sample.item.name, hint=hint)
         job.refuse(sample.item, sample.key, "", f"{what}: {message}", hint)
@@ -326,7 +341,7 @@ class _Shortages:
             if is_idle or (last is not None and again([last])[0] is not None):
                 return ""
             return "and one that was encoded before does not fit any more"
-        if (is_idle and is_only) or sample.item.stem in job.known_faults:
+        if (is_idle and is_only) or sample.item.stem in known_faults(job):
             return ""
         stop = "and no smaller one was encoded"
         if is_crowded:

@@ -34,7 +34,7 @@ from latentmake.data.contents import (
     joined,
 )
 from latentmake.data.item import BUCKET, CAPTION, IMAGE, Item
-from latentmake.data.texts import MARKER
+from latentmake.data.texts import MARKER, settled
 from latentmake.formats import cachefile
 from latentmake.formats.media import check_image, probe_image, upright_size
 from latentmake.geometry.buckets import Placement, Size
@@ -162,10 +162,14 @@ def identify(order: Order, recipe: str, reading: Reading) -> None:
         OSError: a file cannot be read.
         SourceError: a file is damaged or cannot be downloaded.
     """
-    item, settings, contents = reading.work.item, order.dataset_settings, list[str]()
+    settings, contents = order.dataset_settings, list[str]()
+    part, like_sdscripts = reading.work.targets[0].part, order.layout.like_sdscripts
+    item = settled(reading.work.item, part, settings, like_sdscripts=like_sdscripts)
+    reading.work = reading.work._replace(item=item)
     reading.data = encoded(decode_text((item.text or "").encode(), "")).encode()
+    keeps = not (order.dataset_settings.video and order.kind != "text")
     for role, path, _ in item.read:
-        data, content = _read(path, reading.sources, keep=not order.cuts_clips)
+        data, content = _read(path, reading.sources, keep=keeps)
         if role == CAPTION:
             reading.content = content  # identifies the fault if the file cannot be decoded
             text = decode_text(data, path)
@@ -270,6 +274,8 @@ def samples_of(order: Order, reading: Reading) -> list[Sample]:
             module.check(order, reading)
             return []
         return [*module.samples_of(order, reading)]
+    if order.makes_captions:
+        return [*import_module("latentmake.encode.pixels.plain").pictures_of(order, reading)]
     if (image := item.file(BUCKET)) is not None:
         for path in item.controls:
             check_image(reading.others[path], path, limit)

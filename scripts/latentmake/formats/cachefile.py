@@ -1,7 +1,8 @@
 """Writing of cache files and reading of their headers, which record the origin of a file.
 
-A cache file is a safetensors file, or an npz file for sd-scripts (see npz.py). The same content
-gives the same bytes. So files are written here: the library writes metadata in no fixed order.
+A cache file is a safetensors file, an npz file for sd-scripts (see npz.py), or the JSON of a made
+caption. The same content gives the same bytes. So files are written here: the library writes
+metadata in no fixed order.
 """
 
 from __future__ import annotations
@@ -123,6 +124,38 @@ def head_of(entries: Mapping[str, object], metadata: Mapping[str, str], *body: m
     return struct.pack("<Q", len(text)) + sealed(text)
 
 
+def caption_file(text: str, metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes of the file of a made caption: JSON with its text and its origin.
+
+    Args:
+        text: text as the captioner returned it.
+        metadata: origin of the file, see `stamp`.
+    """
+    origin = {"key": metadata[KEY], "source": metadata[SOURCE], "view": metadata.get(VIEW, "")}
+    values = {"text": text, **origin, "recipe": json.loads(metadata[RECIPE])}
+    # It shows that somebody edited the file: edits belong into a caption file beside the picture.
+    values["checksum"] = digest.of_bytes(text.encode())
+    return f"{json.dumps(values, indent=1, ensure_ascii=False)}\n".encode()
+
+
+def made_caption(data: bytes) -> dict[str, str]:
+    """Return the metadata in the file of a made caption, with its text as `caption`.
+
+    Raises:
+        ValueError: the file is damaged, was edited, or another program wrote it.
+    """
+    try:
+        values = json.loads(data)
+        text, recipe = values["text"], digest.canonical(values["recipe"])
+        origin = {KEY: values["key"], SOURCE: values["source"], RECIPE: recipe}
+        if values["checksum"] != digest.of_bytes(text.encode()):
+            raise ValueError("was edited; write the caption into a file beside the picture instead")
+    except (KeyError, TypeError, AttributeError, RecursionError, UnicodeError):
+        raise ValueError(FOREIGN) from None
+    view = {VIEW: values["view"]} if values.get("view") else {}
+    return {**origin, **view, "caption": text}
+
+
 def describe_copy(path: Path, copy: Path, metadata: Mapping[str, str]) -> None:
     """Write a copy of a safetensors file with other metadata; its tensors keep their bytes.
 
@@ -190,8 +223,7 @@ def recipe_of(metadata: Mapping[str, str]) -> dict[str, object]:
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
     """Return the metadata of a cache file and the bytes of its safetensors header; b"" for npz.
 
-    An npz file is recognised by its name or its first bytes: in the store, a file's name is only
-    its key.
+    The format is recognised by the first bytes: in the store, a file's name is only its key.
     """
     from latentmake.formats import npz  # imported late: a plan with nothing to do reads no header
 
@@ -203,7 +235,10 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
             # An npz file always fails as safetensors: its first bytes, read as the length of a
             # header, are beyond the format's limit.
             with open_regular(path)[0] as file:
-                if file.read(len(npz.MAGIC)) != npz.MAGIC:
+                start = file.read(len(npz.MAGIC))
+                if start.startswith(b"{"):  # as a length it is beyond the limit, too
+                    return made_caption(start + file.read()), b""
+                if start != npz.MAGIC:
                     raise
     return npz.read_metadata(path), b""
 

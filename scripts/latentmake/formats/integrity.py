@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 from latentmake.base.regular import read_regular
 from latentmake.formats import npz
-from latentmake.formats.cachefile import FOREIGN, KEY, Header, parse_header, recipe_of
+from latentmake.formats.cachefile import (
+    FOREIGN,
+    KEY,
+    Header,
+    made_caption,
+    parse_header,
+    recipe_of,
+)
 from latentmake.formats.safetensors import (
     CHECKSUM,
     HEADER_CHECKSUM,
@@ -64,6 +71,12 @@ def check(data: bytes, *, values: bool = True) -> Checked:
     With `values`, NaN, infinity and tensors of zeros are faults. An embedding may be zeros, for
     example the embedding of an empty caption.
     """
+    if data.startswith(b"{"):
+        try:
+            made = made_caption(data)
+            return Checked(None, parse_header(made, b""), recipe_of(made))
+        except ValueError as error:
+            return Checked(str(error))
     is_npz, origin, metadata = data.startswith(npz.MAGIC), None, dict[str, Any]()
     tensors: Iterable[_Bytes]
     arrays: dict[str, tuple[str, _Bytes]]

@@ -34,9 +34,15 @@ It avoids `{4,}`, which Snakemake cannot read in the pattern of a wildcard.
 _RESOLUTION = re.compile(r"(?:text[^@]*@)?(\d+)(?:x(\d+))?")
 
 
+CAPTIONS = "captions"
+"""Kind of made captions; in `cache/{dataset}`, their folder, which takes the place of a model."""
+
+
 def kind_of(part: str) -> str:
-    """Return the kind of a part, `latents` or `text`, by its name: `text`, `text.1@512x768`, ..."""
-    return "text" if part.startswith("text") else "latents"
+    """Return the kind of a part by its name: a resolution, a text (`text.1@512`) or a captioner."""
+    if part.startswith("text"):
+        return "text"
+    return "latents" if part[:1].isdecimal() or part == "latents" else CAPTIONS
 
 
 @lru_cache(maxsize=256)
@@ -48,8 +54,8 @@ def resolution_of(part: str) -> Size | None:
 
 def row_of(part: str) -> str:
     """Return a part's row in tables (`latents 64`, `text`); all variants of a text share one."""
-    if kind_of(part) == "latents":
-        return f"latents {part}"
+    if (kind := kind_of(part)) != "text":
+        return f"latents {part}" if kind == "latents" else part
     text, _, resolution = part.partition("@")
     return f"{text.partition('.')[0]} {resolution}".rstrip()
 
@@ -362,6 +368,17 @@ class Plain(Layout):
     external = False
 
 
+class MadeCaptions(Layout):
+    """Layout of made captions: cache/{dataset}/captions/{captioner}/{stem}.json."""
+
+    name = CAPTIONS
+    encoding = CAPTIONS
+    encoders: ClassVar = {CAPTIONS: ("captions", "captions")}
+    text_ending = None
+    latents_ending = longest_ending = ".json"
+    external = False
+
+
 class Musubi(Layout):
     """Layout of musubi-tuner, for one of its architectures; "" stands for Wan.
 
@@ -469,7 +486,7 @@ def released_clip(model: Model, number: int) -> ClipOutput | None:
 
 @cache
 def layout_of(name: str) -> Layout:
-    """Return a layout by its name: `plain`, `musubi` (Wan), `musubi-qwen_image` and so on.
+    """Return a layout by its name: `plain`, `musubi` (Wan), `musubi-qwen_image`, `captions`...
 
     Raises:
         KeyError: there is no layout of this name.
@@ -477,4 +494,5 @@ def layout_of(name: str) -> Layout:
     kind, _, architecture = name.partition("-")
     layouts: dict[str, Callable[[Any], Layout]]
     layouts = {"plain": lambda _: Plain(), "musubi": Musubi, "sdscripts": SdScripts}
+    layouts[CAPTIONS] = lambda _: MadeCaptions()
     return layouts[kind](architecture)

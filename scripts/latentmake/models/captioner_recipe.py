@@ -137,7 +137,7 @@ def make(
             "format": FORMAT_VERSION,
             "kind": "captions",
             "network": network.kind,
-            "weights": files_digest(network.files, read),
+            "model": files_digest(network.files, read),
             "dtype": settings.dtype,
             **own(settings, network, read),
         }

@@ -47,7 +47,7 @@ def bytes_of(facts: Facts, part: Part, pairs: Pairs, seen: set[str]) -> float:
     """
     sample = pairs[:: -(-len(pairs) // LOOKED_AT) or 1]
     with suppress(UserError, ValueError, LookupError, TypeError):  # other checks report a bad file
-        of_kind = _texts if kind_of(part.name) == "text" else _latents
+        of_kind = {"text": _texts, "latents": _latents}[kind_of(part.name)]
         size = of_kind(facts, part, sample, seen)
         return size * len(pairs) / len(sample)
     return 0.0
@@ -95,6 +95,8 @@ def _texts(facts: Facts, part: Part, pairs: Pairs, seen: set[str]) -> float:
     """Return the bytes of embeddings; raises ValueError if they are unknown."""
     if any(is_remote(item.source or "") for item, _ in pairs):
         raise ValueError("its captions are at a URL")
+    if any(item.awaits_caption for item, _ in pairs):
+        raise ValueError("its captions are not made yet")
     model, layout = facts.config.models[part.model], facts.layout(part.model)
     settings = facts.config.datasets.get(part.dataset)
     contents = Contents((file for item, _ in pairs for file in item.files), facts.memo, settings)

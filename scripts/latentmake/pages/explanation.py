@@ -126,7 +126,7 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
             (work.item, target) for work in state.stale for target in work.targets
         ):
             if target.reason == "changed recipe":
-                alike[part.dataset, part.model, kind, target.recipe].append((part, item, target))
+                alike[part.dataset, part.maker, kind, target.recipe].append((part, item, target))
     counts: dict[tuple[str, str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for (dataset, model, kind, _), targets in alike.items():
         counts[model, kind, _in_words(facts, *targets[0])][dataset] += len(targets)
@@ -138,8 +138,8 @@ def recipe_changes(facts: Facts, runs: Collection[RunPlan]) -> Iterator[str]:
 
 
 def _in_words(facts: Facts, part: Part, item: Item, target: Target) -> str:
-    if not facts.recipe(part.dataset, part.model, kind_of(part.name)):
-        return f"unknown without the model {part.model}"
+    if not facts.recipe_of(part):
+        return f"unknown without the model {part.maker}"
     changed = differences(facts, part, item, target)
     settings = some([str(difference) for difference in changed if difference.name != PLACED])
     return settings or (PLACED if changed else "keys in headers")
@@ -147,8 +147,8 @@ def _in_words(facts: Facts, part: Part, item: Item, target: Target) -> str:
 
 def differences(facts: Facts, part: Part, item: Item, target: Target) -> list[Difference]:
     """Return the differences between the recipe and placement of a file and today's."""
-    now = facts.recipe(part.dataset, part.model, kind_of(part.name))
-    metadata, model = read_metadata(target.path), facts.config.models[part.model]
+    now = facts.recipe_of(part)
+    metadata, model = read_metadata(target.path), facts.config.models.get(part.model)
     # Some values of the recipe, such as the scale, are keys of their own in a header.
     recipe = {key: metadata[key] for key in now if key in metadata} | recipe_of(metadata)
     changed = recipe_differences(recipe, now, model) if now else []

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
+from latentmake.layouts.layout import CAPTIONS
 from latentmake.pages.plan_report import counted
 from latentmake.plan import receipts
 from latentmake.plan.manifest import PREVIOUS, run_folder
@@ -88,7 +89,9 @@ def _encoded(orders: Sequence[Order]) -> str:
         if receipt := receipts.read_receipt(order.receipt):
             counts[order.kind] += receipt.counts.get("encoded", 0)
     latents = counted(counts["latents"], "latent")
-    return f"{counted(counts['text'], 'text')} encoded, {latents}"
+    texts = f"{counted(counts['text'], 'text')} encoded, {latents}"
+    made = counts[CAPTIONS]
+    return f"{counted(made, 'caption')} made, {texts}" if made else texts
 
 
 def failed(logs: Mapping[str, str], sizes: Mapping[str, int], orders: Sequence[Order]) -> list[str]:

@@ -17,7 +17,7 @@ from tabulate import tabulate
 from latentmake.base.errors import SourceError
 from latentmake.base.machine import Need, duration, human, shortages
 from latentmake.data.item import Item
-from latentmake.layouts.layout import kind_of, resolution_of, row_of
+from latentmake.layouts.layout import CAPTIONS, kind_of, resolution_of, row_of
 from latentmake.plan.estimates import Past, past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import REASONS, PartState
@@ -79,10 +79,16 @@ def plan_table(
         jobs = sum(any(id(order) in carried_out for order in job.orders) for job in plan.jobs)
         reused = sum(len(order.paths) for order in orders if order.reuses)
         linked = f", {reused} of them by linking" if reused else ""
+        kinds_made = [counted(made["latents"], "latent"), counted(made["text"], "text")]
+        if made[CAPTIONS]:
+            kinds_made.insert(0, counted(made[CAPTIONS], "caption"))
         lines.append(
-            f"{counted(total, 'target')} to make ({counted(made['latents'], 'latent')}, "
-            f"{counted(made['text'], 'text')}){linked}, in {counted(jobs, 'job')}"
+            f"{counted(total, 'target')} to make ({', '.join(kinds_made)}){linked}, "
+            f"in {counted(jobs, 'job')}"
         )
+        works = (work for order in orders for work in order.items)
+        if awaiting := sum(len(work.targets) for work in works if work.item.awaits_caption):
+            lines.append(f"{counted(awaiting, 'text')} of these only if a new caption differs")
     lines += rest
     return "\n".join([*lines, ""]) if lines else ""
 
@@ -217,7 +223,7 @@ def fitting_lines(facts: Facts, plan: Plan) -> Iterator[str]:
     parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
     for part, state in parts.items():
         resolution = resolution_of(part.name)
-        if kind_of(part.name) == "text" or resolution is None or not state.stale:
+        if resolution is None or kind_of(part.name) != "latents" or not state.stale:
             continue
         settings, layout = facts.config.datasets[part.dataset], facts.layout(part.model)
         if not layout.external and settings.exif_rotation and len(set(resolution)) > 1:
@@ -264,7 +270,8 @@ def ordered(orders: Iterable[Order]) -> Iterator[tuple[Part, Pairs]]:
     for order in orders:
         for work in order.items:
             for target in work.targets:
-                part = Part(order.dataset, order.model, target.part)
+                model = CAPTIONS if order.makes_captions else order.model
+                part = Part(order.dataset, model, target.part)
                 parts.setdefault(part, []).append((work.item, target))
     yield from parts.items()
 

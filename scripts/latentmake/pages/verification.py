@@ -113,12 +113,12 @@ def _misplaced(findings: Sequence[Finding], wanted: Mapping[str, _Wanted]) -> It
 
 def _wanted(facts: Facts, run_name: str) -> Iterator[_Wanted]:
     """Yield the targets of a run, each with its part, judge and item."""
-    run, parts = facts.config.runs[run_name], dict[str, list[Part]]()
+    run, parts = facts.config.runs[run_name], dict[tuple[str, str], list[Part]]()
     for part in parts_of(facts.config, run):
-        parts.setdefault(part.dataset, []).append(part)
-    for dataset, several in parts.items():
-        items = facts.wanted_items(dataset, run.model)
-        judge = Judge(facts, dataset, run.model, [part.name for part in several], items, paths=[])
+        parts.setdefault((part.dataset, part.model), []).append(part)
+    for (dataset, model), several in parts.items():
+        items = facts.wanted_items(dataset, model)
+        judge = Judge(facts, dataset, model, [part.name for part in several], items, paths=[])
         for part in several:
             if dataset == PROMPTS:
                 inputs = prompt_items(prompts_of(facts.config, run))

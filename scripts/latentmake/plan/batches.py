@@ -17,12 +17,13 @@ from latentmake.base.errors import ConfigError, SourceError, refuse_unknown
 from latentmake.config.datasets import Dataset
 from latentmake.config.root import Run
 from latentmake.data.item import Item
-from latentmake.layouts.layout import kind_of
+from latentmake.layouts.layout import CAPTIONS, kind_of
 from latentmake.models.inspection import check_run
 from latentmake.plan.estimates import batch_items
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import Judge, State
 from latentmake.plan.orders import (
+    NO_MODEL,
     PROMPTS,
     EncodingJob,
     Order,
@@ -57,9 +58,9 @@ def batches(
     number of jobs that run at a time on this machine. Without `may_skip`, jobs fail at a faulty
     item instead of skipping it.
     """
-    alike: dict[tuple[str, frozenset[str]], list[str]] = {}
+    alike: dict[tuple[str, frozenset[str], str], list[str]] = {}
     config, anew = facts.config, facts.forced_of(dataset, model)
-    settings = config.models[model]
+    settings = config.models.get(model, NO_MODEL)
     data = config.datasets.get(dataset, _PROMPTS)
     if not may_skip:
         data = data.model_copy(update={"on_error": "fail"})
@@ -67,17 +68,21 @@ def batches(
     for part, wanting in needs.items():
         # A text that is stored once per resolution is encoded once for all of them.
         runs = everyone if "@" in part else frozenset(wanting)
-        alike.setdefault((kind_of(part), runs), []).append(part)
-    for (kind, runs), parts in alike.items():
+        maker = Part(dataset, model, part).maker
+        alike.setdefault((kind_of(part), runs, maker), []).append(part)
+    for (kind, runs, maker), parts in alike.items():
         # (can be linked, is forced) -> stem and text of an item -> its work in all parts
         groups: dict[tuple[bool, bool], dict[tuple[str, str | None], Work]] = {}
         for item, targets, content in (work for part in parts for work in stale[part]):
             for target in targets:
                 is_forced = not anew.isdisjoint((target.part, target.path))
                 group = groups.setdefault((bool(target.at_hand), is_forced), {})
-                work = group.get((item.stem, item.text), Work(item, (), content))
+                name = item.stem, item.text
+                if item.awaits_caption:  # each variant gets a text of its own
+                    name = item.stem, target.part.partition("@")[0]
+                work = group.get(name, Work(item, (), content))
                 more = (*work.targets, target)
-                group[item.stem, item.text] = Work(work.item, more, work.content or content)
+                group[name] = Work(work.item, more, work.content or content)
         for (linked, forced), group in groups.items():
             works = [*group.values()]
             group.clear()  # frees memory: a plan may have very many items
@@ -86,21 +91,22 @@ def batches(
                 size = config.batch.items
             elif not linked:
                 number = sum(len(work.targets) for work in works) / len(works)
-                size = batch_items(facts.memo, f"{kind} {model}", config.batch.minutes, number)
+                size = batch_items(facts.memo, f"{kind} {maker}", config.batch.minutes, number)
             if side_by_side > 1 and not linked:
                 size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
+            external = config.encoding_program(settings)
             for start in range(0, len(works), size):
                 yield (
                     Order(
                         kind=kind,
                         dataset=dataset,
-                        model=model,
+                        model=maker,
                         dataset_settings=data,
                         model_settings=settings,
-                        recipe=facts.recipe(dataset, model, kind),
+                        recipe=facts.recipe(dataset, maker, kind),
                         items=tuple(works[start : start + size]),
                         musubi_tuner=config.musubi_tuner if settings.scripted else None,
-                        sd_scripts=None if settings.scripted else config.encoding_program(settings),
+                        sd_scripts=None if settings.scripted else external,
                         forced=forced,
                     ),
                     runs,
@@ -120,7 +126,8 @@ def jobs_of(
     for order, runs in wanted:
         # Everything that a loaded encoder depends on: orders with equal values can share one.
         encoder = order.work, order.kind == "latents" and order.dataset_settings.flip_aug
-        group: tuple[object, ...] = (encoder, order.reuses, order.forced, frozenset(runs))
+        flags = order.reuses, order.forced, order.awaits
+        group: tuple[object, ...] = (encoder, *flags, frozenset(runs))
         if side_by_side is None or order.is_external:
             group = (id(order),)
         groups.setdefault(group, []).append(order)
@@ -168,7 +175,10 @@ def named_states(
         names = [*path.split("/", 4), "", "", ""]
         dataset, model, place = names[1:4]
         refuse_unknown("dataset", dataset, (PROMPTS, *facts.config.datasets), path)
-        refuse_unknown("model", model, facts.config.models, path)
+        if model == CAPTIONS:
+            refuse_unknown("captioner", place, facts.config.datasets[dataset].captioner, path)
+        else:
+            refuse_unknown("model", model, facts.config.models, path)
         folders.setdefault((dataset, model, place), set()).add(path)
     for (dataset, model, place), named in folders.items():
         if dataset != PROMPTS and _SIZE.fullmatch(place):
@@ -247,7 +257,11 @@ def named_targets(
             continue
         if settings is None:
             inputs = facts.wanted_items(dataset, model) if part == "text" else []
-        elif not (_SIZE.fullmatch(part) or part.partition("@")[0] in text_parts(settings)):
+        elif not (
+            model == CAPTIONS
+            or _SIZE.fullmatch(part)
+            or part.partition("@")[0] in text_parts(settings)
+        ):
             continue
         else:
             items = facts.items(dataset, model)[0]

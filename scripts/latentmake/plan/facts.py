@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from latentmake.base import digest
-from latentmake.base.errors import ModelError, TrainingError
+from latentmake.base.digest import SourceStat
+from latentmake.base.errors import DatasetError, ModelError, TrainingError
 from latentmake.config.root import Config
 from latentmake.data.contents import Contents
-from latentmake.data.item import Item
-from latentmake.data.memo import Memo
+from latentmake.data.item import MADE, NO_FILE, Fault, File, Item
+from latentmake.data.memo import Folder, Memo
 from latentmake.data.scan import Datasets
-from latentmake.layouts.layout import kind_of
+from latentmake.layouts.layout import CAPTIONS, kind_of
 from latentmake.models import cache_recipe, files
 from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import (
     PROMPTS,
+    Part,
     left_faults,
     parts_of,
     prompt_items,
@@ -46,6 +49,10 @@ class Facts(Datasets):
     Args:
         program_digest: function that returns the digest of the external program that encodes a
             model's `latents` or `text`. Its arguments are installation, model, kind and memo.
+        judge_captions: function that returns the `State` of a dataset's made captions. Its
+            arguments are these facts and the dataset.
+        caption_recipe: function that returns the recipe of a captioner. Its arguments are the
+            captioner's section, the digest of a file, and the section's key.
         encoders: whether the command needs the encoders; otherwise they may be on another machine.
     """
 
@@ -57,6 +64,8 @@ class Facts(Datasets):
         runs_jobs: bool = True,
         local: bool = True,
         program_digest: Callable[..., str] | None = None,
+        judge_captions: Callable[[Facts, str], Any] | None = None,
+        caption_recipe: Callable[..., dict[str, object]] | None = None,
         encoders: bool = True,
         read_only: bool = False,
     ) -> None:
@@ -69,26 +78,37 @@ class Facts(Datasets):
         self.local = local
         self.forced: set[str] = set()
         self._program_digest = program_digest
+        self._judge_captions, self._caption_recipe = judge_captions, caption_recipe
+        self._captions: dict[str, Any] = {}
+        self._caption_folders: dict[str, Folder] = {}
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
-        self._faults_of_jobs: dict[str, list[dict[str, str]]] = {}
+        self._faults_of_jobs: dict[tuple[str, bool], list[dict[str, str]]] = {}
         self._by_stem: dict[tuple[str, str], dict[str, Item]] = {}
 
-    def skipped(self, dataset: str) -> list[dict[str, str]]:
+    def skipped(self, dataset: str, model: str = "") -> list[dict[str, str]]:
         """Return the faults of items that jobs skipped and that have not changed since."""
-        return self.noted(dataset) if self.config.datasets[dataset].on_error == "skip" else []
+        skips = self.config.datasets[dataset].on_error == "skip"
+        return self.noted(dataset, model) if skips else []
 
-    def noted(self, dataset: str) -> list[dict[str, str]]:
-        """Return the faults that jobs found in items that have not changed since."""
-        if dataset not in self._faults_of_jobs:
+    def noted(self, dataset: str, model: str = "") -> list[dict[str, str]]:
+        """Return the faults that jobs found in items that have not changed since.
+
+        For `CAPTIONS`, return only those of captioners: whether a text changed depends on them.
+        """
+        key = dataset, model == CAPTIONS
+        if key not in self._faults_of_jobs:
             locks = (read_lock(run).aside.get(dataset, []) for run in self.config.runs)
             noted_faults = (fault for faults in (*locks, left_faults(dataset)) for fault in faults)
             noted = {json.dumps(fault, sort_keys=True): fault for fault in noted_faults}
-            self._faults_of_jobs[dataset] = [*filter(self._is_as_noted, noted.values())]
-        return self._faults_of_jobs[dataset]
+            several = [*noted.values()]
+            if model == CAPTIONS:
+                several = [fault for fault in several if fault.get("kind") == CAPTIONS]
+            self._faults_of_jobs[key] = [*filter(self._is_as_noted, several)]
+        return self._faults_of_jobs[key]
 
     def _is_as_noted(self, fault: Mapping[str, str]) -> bool:
         dataset, model, kind = (fault.get(key, "") for key in ("dataset", "model", "kind"))
-        if model not in self.config.models:
+        if model not in (self.config.captioners if kind == CAPTIONS else self.config.models):
             return False
         now = settings_digest(self.config.datasets[dataset])
         if fault.get("settings", now) != now:  # releases before 0.3 did not note the settings
@@ -101,8 +121,10 @@ class Facts(Datasets):
     def is_unchanged(self, fault: Mapping[str, str], model: str) -> bool:
         """Return whether an item's content is the same as when a job noted its fault."""
         dataset, kind = fault["dataset"], fault.get("kind", "")
+        model = CAPTIONS if kind == CAPTIONS else model
         texts = text_parts(self.config.datasets[dataset])
-        parts = [part for part in ("latents", *texts) if kind in ("", kind_of(part))]
+        kinds = ("latents", *texts, *([CAPTIONS] if kind == CAPTIONS else []))
+        parts = [part for part in kinds if kind in ("", kind_of(part))]
         if (dataset, model) not in self._by_stem:
             items = self.items(dataset, model)[0]
             self._by_stem[dataset, model] = {item.stem: item for item in items}
@@ -120,6 +142,11 @@ class Facts(Datasets):
         except OSError:
             return None
 
+    def add_faults(self, dataset: str, unreadable: Mapping[str, Fault]) -> None:
+        """Treat items as faulty from now on; see `Datasets.add_faults`."""
+        super().add_faults(dataset, unreadable)
+        self._captions.pop(dataset, None)
+
     # -- targets ------------------------------------------------------------------------------
 
     def wanted_items(self, dataset: str, model: str) -> list[Item]:
@@ -128,7 +155,7 @@ class Facts(Datasets):
             runs = [run for run in self.config.runs.values() if run.model == model]
             texts = (prompts_of(self.config, run, generated=True) for run in runs)
             return prompt_items(text for several in texts for text in several)
-        without = {fault["stem"] for fault in self.skipped(dataset)}
+        without = {fault["stem"] for fault in self.skipped(dataset, model)}
         return [item for item in self.items(dataset, model)[0] if item.stem not in without]
 
     def forced_of(self, dataset: str, model: str) -> set[str]:
@@ -141,16 +168,82 @@ class Facts(Datasets):
                     forced.add(part.name)
         return forced
 
+    # -- made captions ------------------------------------------------------------------------
+
+    def made_captions(self, dataset: str) -> Any:
+        """Return the `State` of a dataset's made captions, one part for each captioner."""
+        if dataset not in self._captions:
+            assert self._judge_captions is not None
+            self._captions[dataset] = self._judge_captions(self, dataset)
+        return self._captions[dataset]
+
+    def refuse_awaiting(self, run: str) -> None:
+        """Raise DatasetError if captioners must make captions of a run's items first."""
+        settings = self.config.runs[run]
+        for dataset in settings.datasets:
+            items = self.items(dataset, settings.model)[0]
+            if number := sum(item.awaits_caption for item in items):
+                what = "1 caption is" if number == 1 else f"{number} captions are"
+                hint = f"run `snakemake captions_{run}` first"
+                where = f"datasets.{dataset}.captioner"
+                raise DatasetError(f"{what} not made yet", where=where, hint=hint)
+
+    def captions_folder(self, dataset: str) -> Folder:
+        """Return the listing of a dataset's made captions, read once."""
+        if dataset not in self._caption_folders:
+            self._caption_folders[dataset] = Folder(f"cache/{dataset}/{CAPTIONS}")
+        return self._caption_folders[dataset]
+
+    def captions_mark(self, dataset: str) -> object:
+        """Return everything that made captions depend on besides items; None without captioners."""
+        names = self.config.datasets[dataset].captioner
+        if not names:
+            return None
+        recipes = [self.recipe_digest(dataset, name, CAPTIONS) for name in names]
+        return [self.captions_folder(dataset).fingerprint, recipes]
+
+    def _with_made(self, dataset: str, items: list[Item], lacking: Collection[str]) -> list[Item]:
+        parts, layout = self.made_captions(dataset).parts, self.layout(CAPTIONS)
+        listing = self.captions_folder(dataset).listing()
+        unmade = {
+            name: {work.item.stem for work in parts[name].stale}
+            for name in self.config.datasets[dataset].captioner
+        }
+
+        def made(stem: str) -> Iterable[File]:
+            for name, stems in unmade.items():
+                folder = layout.folder(dataset, CAPTIONS, name)
+                ((path, _),) = layout.named(folder, name, stem, None, None)
+                stat = NO_FILE
+                if stem not in stems and path in listing:
+                    size, mtime_ns, inode = listing[path]
+                    stat = SourceStat(size, mtime_ns, 0, inode)
+                yield File(MADE, path, stat)
+
+        return [
+            item._replace(files=(*item.files, *made(item.stem))) if item.stem in lacking else item
+            for item in items
+        ]
+
     # -- models -------------------------------------------------------------------------------
 
     def recipe(self, dataset: str, model: str, kind: str) -> dict[str, object]:
-        """Return the recipe of a kind; empty if the model is missing and not needed."""
-        key = (dataset if kind == "latents" else "", model, kind)
+        """Return the recipe of a kind; empty if the model is missing and not needed.
+
+        For captions, `model` is the name of the captioner.
+        """
+        key = (dataset if kind != "text" else "", model, kind)
         if key not in self._recipes:
-            settings, data = self.config.models[model], self.config.datasets.get(dataset)
-            read, place = self.memo.digest_of_file, f"models.{model}"
+            read = self.memo.digest_of_file
             try:
-                result = cache_recipe.make(kind, data, settings, read, place)
+                if kind == CAPTIONS:
+                    assert self._caption_recipe is not None
+                    section, place = self.config.captioners[model], f"captioners.{model}"
+                    clips = bool(self.config.datasets[dataset].video)
+                    self._recipes[key] = self._caption_recipe(section, read, place, clips=clips)
+                    return self._recipes[key]
+                settings, data = self.config.models[model], self.config.datasets.get(dataset)
+                result = cache_recipe.make(kind, data, settings, read, f"models.{model}")
                 if program := self.config.encoding_program(settings):
                     assert self._program_digest is not None
                     result["program"] = self._program_digest(program, settings, kind, self.memo)
@@ -160,6 +253,10 @@ class Facts(Datasets):
                 result = {}
             self._recipes[key] = result
         return self._recipes[key]
+
+    def recipe_of(self, part: Part) -> dict[str, object]:
+        """Return the recipe of a part's targets, see `recipe`."""
+        return self.recipe(part.dataset, part.maker, kind_of(part.name))
 
     def recipe_digest(self, dataset: str, model: str, kind: str) -> str:
         """Return the digest of a recipe; `UNKNOWN` if the model is not on this machine."""

@@ -7,6 +7,7 @@ must be read again. All callers (the plan, `status`, `explain`, `verify`) use `J
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +16,14 @@ from pathlib import Path
 
 from latentmake.base import digest
 from latentmake.base.atomic import TEMPORARY_SUFFIX
-from latentmake.base.digest import TargetStat
+from latentmake.base.digest import SourceStat, TargetStat
 from latentmake.base.errors import CacheError, SourceError
 from latentmake.base.paths import is_text
 from latentmake.data.contents import Contents
 from latentmake.data.item import CAPTION, IMAGE, Fault, Item
 from latentmake.data.memo import Listing, Memo
 from latentmake.formats.cachefile import Header, read_header, target_key
-from latentmake.layouts.layout import kind_of
+from latentmake.layouts.layout import MadeCaptions, kind_of
 from latentmake.models.cache_recipe import before_readings
 from latentmake.plan.facts import UNKNOWN, Facts
 from latentmake.plan.orders import Part, Target, Work, targets_of, view_of
@@ -99,6 +100,11 @@ def key_of(
         return row[1], None
     header = header_of(memo, path)
     memo.targets.learn(path, stat, header.key)
+    if header.caption is not None and path.endswith(
+        MadeCaptions.latents_ending
+    ):  # so that it is read once
+        size, mtime_ns, inode = stat
+        memo.texts.learn(path, SourceStat(size, mtime_ns, 0, inode), header.caption)
     return header.key, header
 
 
@@ -139,9 +145,9 @@ class Judge:
         # Part -> digest of an earlier release's recipe, and tokens that today's reads otherwise.
         self._before: dict[str, tuple[str, Collection[str]]] = {}
         for part in parts:
-            kind = kind_of(part)
-            self.recipes[part] = facts.recipe_digest(dataset, model, kind)
-            former, tokens = before_readings(facts.recipe(dataset, model, kind))
+            kind, maker = kind_of(part), Part(dataset, model, part).maker
+            self.recipes[part] = facts.recipe_digest(dataset, maker, kind)
+            former, tokens = before_readings(facts.recipe(dataset, maker, kind))
             if tokens:
                 self._before[part] = digest.of_value(former), tokens
 
@@ -156,7 +162,7 @@ class Judge:
         them.
         """
         if target.size is None:
-            return ""
+            return view_of(self.layout, self.settings, item, target, None)[0]
         size = self.contents.size(item, content, header)
         try:
             return size and view_of(self.layout, self.settings, item, target, size)[0]
@@ -209,6 +215,8 @@ class Judge:
         """
         if stat is None:
             return target  # its reason is `new`
+        if item.awaits_caption:
+            return self._awaiting(target, stat)
         try:
             key, header = key_of(self._memo, self._cached, target.path, stat)
             target = target._replace(found=f"{key}@{stat.mtime_ns}")
@@ -230,6 +238,13 @@ class Judge:
         elif recipe == self.recipe(item, target, header) and header.source != content:
             reason = "edited"
         return target._replace(reason=reason, recipe=recipe)
+
+    def _awaiting(self, target: Target, stat: TargetStat) -> Target:
+        """Return the target of a text that a captioner makes first, with its present file."""
+        key = "damaged"
+        with contextlib.suppress(CacheError, OSError):
+            key, _ = key_of(self._memo, self._cached, target.path, stat)
+        return target._replace(found=f"{key}@{stat.mtime_ns}", reason="edited")
 
     def forces(self, target: Target) -> bool:
         """Return whether the command encodes a target again even if its file is fresh."""

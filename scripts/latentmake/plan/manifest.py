@@ -16,6 +16,8 @@ from pydantic import BaseModel, Field, JsonValue
 from latentmake.base import digest
 from latentmake.base.errors import ConfigError
 from latentmake.base.state_file import JsonFile, is_damaged, read_order
+from latentmake.config.datasets import Dataset
+from latentmake.data.contents import encoded
 from latentmake.data.item import Item
 from latentmake.plan.product import Parts
 from latentmake.plan.receipts import NotedFault
@@ -120,6 +122,11 @@ def keys_digest(keys: Iterable[tuple[str, str]]) -> str:
     return digest.of_lines(f"{stem}\t{key}" for stem, key in keys)
 
 
+def digest_of_texts(texts: Sequence[str]) -> str:
+    """Return the digest of the texts of an item, for a trainer that encodes them itself."""
+    return digest.of_value([*map(encoded, texts)])
+
+
 def lock_digest(
     parts: Mapping[str, str],
     repeats: Mapping[str, int],
@@ -178,6 +185,7 @@ class ManifestOrder(BaseModel, frozen=True):
     validation: int = 0  # number of sources to hold out of training
     vanished: list[str] = []  # orphans to keep apart
     is_reg: list[str] = []  # datasets of regularisation images, sorted
+    captioned: dict[str, Dataset] = {}  # datasets of which items await made captions
 
     @classmethod
     def read(cls, path: Path) -> ManifestOrder:

@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -33,23 +33,28 @@ from latentmake.config.root import Config, Run
 from latentmake.data.item import BUCKET, Item
 from latentmake.geometry.buckets import Placement, Size, refuse_large
 from latentmake.geometry.clips import Clip
-from latentmake.layouts.layout import Layout, kind_of, layout_of, resolution_of
+from latentmake.layouts.layout import CAPTIONS, Layout, kind_of, layout_of, resolution_of
 
 PROMPTS = "_prompts"
 """Dataset of the prompts of sample pictures and generated clips; digests name its items."""
 
 
 class Part(NamedTuple):
-    """Name of a part, with its dataset and model."""
+    """Name of a part, with its dataset and model; made captions have `CAPTIONS` as their model."""
 
     dataset: str
     model: str
     name: str
 
     @property
+    def maker(self) -> str:
+        """Name of the model or captioner that makes its targets."""
+        return self.name if self.model == CAPTIONS else self.model
+
+    @property
     def work(self) -> str:
         """Kind and model of its targets, as `Order.work` of the jobs that make them."""
-        return f"{kind_of(self.name)} {self.model}"
+        return f"{kind_of(self.name)} {self.maker}"
 
 
 class Target(NamedTuple):
@@ -111,13 +116,19 @@ class Work(NamedTuple):
 
 def parts_of(config: Config, run: Run, *, generated: bool = False) -> list[Part]:
     """Return the parts that a run needs; with `generated`, also the prompts of generated clips."""
-    parts = [
+    parts = [part for dataset in run.datasets for part in caption_parts(config, dataset)]
+    parts += (
         Part(dataset, run.model, name)
         for dataset in run.datasets
         for name in part_names(config, run, dataset)
-    ]
+    )
     texts = prompts_of(config, run, generated=generated)
     return [*parts, Part(PROMPTS, run.model, "text")] if texts else parts
+
+
+def caption_parts(config: Config, dataset: str) -> list[Part]:
+    """Return the parts of a dataset's made captions, one for each of its captioners."""
+    return [Part(dataset, CAPTIONS, name) for name in config.datasets[dataset].captioner]
 
 
 def part_names(config: Config, run: Run, dataset: str) -> list[str]:
@@ -173,19 +184,20 @@ def targets_of(
 
 
 def view_of(
-    layout: Layout, settings: Dataset | None, item: Item, target: Target, image: Size
+    layout: Layout, settings: Dataset | None, item: Item, target: Target, image: Size | None
 ) -> tuple[str, Placement | None]:
     """Return the view of a target, and the placement of its image (None for a text).
 
     The view is the part of the target's key that names size, crop, clip and controls. The key is
     the digest of the inputs' content, the recipe and the view (`cachefile.target_key`). `image` is
-    the image's size in pixels: upright for the layout `plain`, as stored for other layouts.
+    the image's size in pixels: upright for the layout `plain`, as stored for other layouts. It is
+    not needed for a caption, nor for a text without controls.
 
     Raises:
         SourceError: an image of this size cannot be encoded.
     """
-    if target.size is None or settings is None:
-        return "", None
+    if target.size is None or settings is None or image is None:
+        return "" if item.window is None else f"seconds {item.window}", None
     is_text = kind_of(target.part) == "text"
     if not (is_text or settings.video):
         refuse_large(image, settings.max_image_pixels)
@@ -248,6 +260,9 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
+NO_MODEL = Model.model_construct()
+"""Section `models` of an order of captions, whose captioner has a section of its own."""
+
 _ITEMS: TypeAdapter[tuple[Work, ...]] = TypeAdapter(tuple[Work, ...])
 _FAULTS = TypeAdapter(list[dict[str, str]])
 
@@ -260,15 +275,16 @@ class Order:
 
     Attributes:
         dataset_settings: the dataset's section of the configuration; the defaults for prompts.
+        awaits: receipts of the captioners' jobs, which come first.
         musubi_tuner: installation whose scripts encode; None if Latentmake's encoders do.
         forced: whether targets are encoded even if they exist or could be linked.
         reuses: whether all targets can probably be linked, so that nothing is encoded.
         work: kind and model. Jobs with the same `work` are about equally fast.
     """
 
-    kind: str  # `latents` or `text`
+    kind: str  # `latents`, `text` or `captions`
     dataset: str
-    model: str
+    model: str  # for captions, the captioner
     dataset_settings: Dataset
     model_settings: Model
     recipe: dict[str, Any]  # the targets' recipe; empty if the model is not on this machine
@@ -276,12 +292,14 @@ class Order:
     musubi_tuner: MusubiTuner | None = None
     sd_scripts: ExternalProgram | None = None  # like `musubi_tuner`, for sd-scripts
     forced: bool = False
+    awaits: tuple[str, ...] = ()
     paths: list[str] = field(init=False, compare=False)  # files of all targets
     reuses: bool = field(init=False, compare=False)
     is_external: bool = field(init=False, compare=False)  # whether another program encodes
     work: str = field(init=False, compare=False)
     layout: Layout = field(init=False, compare=False, repr=False)  # its targets' layout
     cuts_clips: bool = field(init=False, compare=False)  # whether its targets are clips of videos
+    makes_captions: bool = field(init=False, compare=False)  # whether its targets are captions
 
     def __post_init__(self) -> None:
         """Derive paths and layout."""
@@ -289,7 +307,9 @@ class Order:
         self.reuses = all(target.at_hand for target in self.targets)
         self.is_external = self.musubi_tuner is not None or self.sd_scripts is not None
         self.work = f"{self.kind} {self.model}"
-        self.layout = layout_of(self.model_settings.layout_name)
+        self.makes_captions = self.kind == CAPTIONS
+        name = CAPTIONS if self.makes_captions else self.model_settings.layout_name
+        self.layout = layout_of(name)
         self.cuts_clips = self.kind == "latents" and self.dataset_settings.video
 
     @cached_property
@@ -298,8 +318,11 @@ class Order:
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
         for name in _SECTIONS:
             values[name] = values[name] and values[name].model_dump()
-        if not self.forced:
-            del values["forced"]  # most heads stay as earlier releases wrote them
+        if self.makes_captions:
+            values["model_settings"] = None
+        for name in ("forced", "awaits"):
+            if not values[name]:
+                del values[name]  # most heads stay as earlier releases wrote them
         items = _ITEMS.dump_json(self.items)
         return digest.canonical(values | {"items": digest.of_bytes(items)}).encode(), items
 
@@ -332,6 +355,10 @@ class Order:
     def skips(self) -> bool:
         """Whether faulty items are skipped."""
         return self.dataset_settings.on_error == "skip"
+
+    def after(self, receipts: Iterable[str]) -> Order:
+        """Return this order as one of a job that waits for those of some receipts."""
+        return replace(self, awaits=tuple(receipts))
 
     def write(self) -> None:
         """Write the order, with an mtime later than those of all target files; remove its receipt.
@@ -380,6 +407,8 @@ class Order:
             for name, section in _SECTIONS.items():
                 if values.get(name):
                     values[name] = section.model_validate(values[name])
+            values["model_settings"] = values["model_settings"] or NO_MODEL
+            values["awaits"] = tuple(values.get("awaits", ()))
             order = cls(**values | {"items": _ITEMS.validate_json(items)})
             order.name = path.stem
             return order
@@ -429,6 +458,11 @@ class EncodingJob(NamedTuple):
         """Path of its log."""
         first, one = self.orders[0], len({order.dataset for order in self.orders}) == 1
         return f"logs/{first.kind}/{first.dataset if one else first.model}/{self.name}.log"
+
+    @property
+    def awaits(self) -> list[str]:
+        """Receipts of the jobs that come first."""
+        return [*dict.fromkeys(receipt for order in self.orders for receipt in order.awaits)]
 
     @property
     def receipts(self) -> list[str]:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
-from pathlib import Path
 
-from latentmake.base import atomic
-from latentmake.base.errors import ConfigError
-from latentmake.base.workspace import other_owner
+from latentmake.layouts.layout import CAPTIONS
 from latentmake.models.inspection import check_run
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
-from latentmake.plan.judge import FORCED, PartState, State
+from latentmake.plan.judge import State
 from latentmake.plan.orders import PROMPTS, EncodingJob, Order, Part, parts_of, prompts_of
 from latentmake.plan.receipts import learn_receipts
 from latentmake.plan.remembered import judge_dataset, judge_prompts
@@ -64,15 +61,15 @@ def make_plan(
         if any(part.stale for part in state.parts.values())
     }
     for (dataset, _), state in states.items():
-        _refuse_other_items(dataset, state.parts.values())
+        store.refuse_other_items(dataset, state.parts.values())
     plans = {
         name: RunPlan(
             name,
             parts={
-                Part(dataset, run.model, part): part_state
-                for dataset in dict.fromkeys(part.dataset for part in parts[name])
-                for part, part_state in states[dataset, run.model].parts.items()
-                if name in needed[dataset, run.model].get(part, {name})
+                Part(*place, part): part_state
+                for place in dict.fromkeys(part[:2] for part in parts[name])
+                for part, part_state in states[place].parts.items()
+                if name in needed[place].get(part, {name})
             },
             images={dataset: states[dataset, run.model].images for dataset in run.datasets},
         )
@@ -92,10 +89,15 @@ def make_plan(
         from latentmake.plan.batches import batches, jobs_of, named_batches
 
         count = side_by_side or 1
+        places = sorted(stale, key=lambda place: place[1] != CAPTIONS)  # captions come first
         for order, wanting in chain(
-            *(batches(facts, *place, needed[place], stale[place], count) for place in stale),
+            *(batches(facts, *place, needed[place], stale[place], count) for place in places),
             named_batches(facts, named, states.values(), count),
         ):
+            if any(work.item.awaits_caption for work in order.items):
+                made = (made for made, _ in wanted if made.kind == CAPTIONS)
+                receipts = (str(made.receipt) for made in made if made.dataset == order.dataset)
+                order = order.after(receipts)
             if not facts.read_only:
                 order.write()
             for name in wanting:
@@ -118,36 +120,6 @@ def make_plan(
     return Plan(plans, jobs, {part: paths for part, (paths, _) in named.items()})
 
 
-def _refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
-    """Refuse to work on another project's caches, unless both projects have the same items.
-
-    Prompts never conflict: they are named by their content, and the other project's prompts stay.
-
-    Raises:
-        ConfigError: this build or the other project's would remove or replace some of the caches.
-    """
-    touched = [part for part in parts if part.orphans or part.stale]
-    project = other_owner(dataset) if touched else None
-    if project is None:
-        return
-    count = 0
-    for part in touched:
-        # Partial files stay: the other project may be writing them just now.
-        complete = {path for path in part.orphans if not path.endswith(atomic.TEMPORARY_SUFFIX)}
-        part.orphans = sorted(complete) if dataset != PROMPTS else []
-        replaced = [target for target in part.to_make if target.found is not None or part.fresh > 0]
-        others = [target for target in replaced if target.reason not in ("damaged", FORCED)]
-        count += len(part.orphans) + len(others)
-    if count and dataset != PROMPTS:
-        raise ConfigError(
-            f"the project {project} uses this folder too, and its items are not those of "
-            f"{Path.cwd()}: {count} cache files differ",
-            where=f"cache/{dataset}",
-            hint="rename the dataset in one of them (equal files are linked), make `cache` a "
-            "folder of this project, or build there first if the items are meant to be the same",
-        )
-
-
 def _judge_all(
     facts: Facts, needed: Mapping[_Place, Mapping[str, set[str]]], generated: Collection[str]
 ) -> dict[_Place, State]:
@@ -164,7 +136,10 @@ def _judge_all(
             )
             states[place] = judge_prompts(facts, model, texts)
             continue
-        state = states[place] = judge_dataset(facts, *place, [*needed[place]])
+        if model == CAPTIONS:
+            state = states[place] = facts.made_captions(dataset)
+        else:
+            state = states[place] = judge_dataset(facts, *place, [*needed[place]])
         if state.unreadable:
             facts.add_faults(dataset, state.unreadable)
             # Every model leaves these items out, so places that were judged before must be again.

@@ -18,12 +18,13 @@ import latentmake
 from latentmake.base import digest
 from latentmake.base.digest import TargetStat
 from latentmake.base.paths import is_remote
+from latentmake.config.root import Config
 from latentmake.data.item import Item
-from latentmake.data.memo import Folder, Listing, packed, unpacked
-from latentmake.layouts.layout import kind_of
+from latentmake.data.memo import Folder, Listing, Memo, packed, unpacked
+from latentmake.layouts.layout import CAPTIONS, kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import Judge, PartState, State
-from latentmake.plan.orders import PROMPTS, place_of, prompt_items
+from latentmake.plan.orders import PROMPTS, Part, place_of, prompt_items
 
 _MOST_CHANGED = 0.1  # largest share of changed items; above it, all items are judged
 _ALWAYS = 64  # so many changed items are judged separately, even in a small dataset
@@ -34,7 +35,7 @@ _HEAD, _ENTRIES, _CACHES, _PLACES = "head", "entries", "caches", "places"  # row
 def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> State:
     """Return the state of some parts; if a state is remembered, judge only the changed items."""
     past = Remembered(facts, dataset, model, parts)
-    usual = not facts.skipped(dataset) and dataset not in facts.unreadable
+    usual = not facts.skipped(dataset, model) and dataset not in facts.unreadable
     usual = usual and not facts.forced_of(dataset, model)
     if usual:
         if same := past.state():
@@ -47,6 +48,8 @@ def judge_dataset(facts: Facts, dataset: str, model: str, parts: Sequence[str]) 
     owned = {item.stem for item in items} | {fault.stem for fault in faults}
     if layout.flat and facts.config.datasets[dataset].on_error == "skip":
         owned = {item.stem for item in wanted}
+    if model == CAPTIONS:  # a made caption waits for the day when that of a person is deleted
+        owned |= facts.stems(dataset)
     made = past.judged(wanted, owned, past.folder.listing())
     places = {item.stem: place_of(item, layout) for item in wanted}
     made.images = digest.of_lines(places.values())
@@ -64,6 +67,22 @@ def judge_prompts(facts: Facts, model: str, texts: Iterable[str]) -> State:
     return judge.judge({"text": items}, owned, listing)
 
 
+def facts_with(config: Config, memo: Memo, **options: Any) -> Facts:
+    """Return facts that judge made captions; `options` are further arguments of `Facts`."""
+
+    def recipe(*section: Any, **more: Any) -> dict[str, object]:
+        from latentmake.models import captioner_recipe  # few projects have captioners
+
+        return captioner_recipe.make(*section, **more)
+
+    return Facts(config, memo, judge_captions=judge_captions, caption_recipe=recipe, **options)
+
+
+def judge_captions(facts: Facts, dataset: str) -> State:
+    """Return the state of a dataset's made captions."""
+    return judge_dataset(facts, dataset, CAPTIONS, [*facts.config.datasets[dataset].captioner])
+
+
 class Remembered:
     """The listings of a dataset and its cache folder, and the last state in which all was fresh.
 
@@ -76,20 +95,28 @@ class Remembered:
     """
 
     def __init__(self, facts: Facts, dataset: str, model: str, parts: Sequence[str]) -> None:
-        self.folder = Folder(f"cache/{dataset}/{model}")
+        is_captions = model == CAPTIONS
+        self.folder = (
+            facts.captions_folder(dataset) if is_captions else Folder(f"cache/{dataset}/{model}")
+        )
         self._facts, self._place, self._parts = facts, (dataset, model), parts
         self._settings, self._layout = facts.config.datasets[dataset], facts.layout(model)
         self._scan = facts.scan(dataset)
         self._rows, self._name = facts.memo.snapshots, "\n".join((dataset, model, *parts))
-        base = [
+        base: list[object] = [
             [latentmake.__version__, latentmake.PLAN_VERSION],
             dataset,
             model,
             self._layout.name,
-            {part: facts.recipe_digest(dataset, model, kind_of(part)) for part in parts},
+            {
+                part: facts.recipe_digest(dataset, Part(dataset, model, part).maker, kind_of(part))
+                for part in parts
+            },
             facts.scan(dataset, "control_directory").fingerprint or None,
             self._settings.model_dump(),
         ]
+        if model != CAPTIONS and (mark := facts.captions_mark(dataset)):
+            base.append(mark)
         self._base = digest.of_value(base)
         self._listings = self._scan.fingerprint, self.folder.fingerprint
         self._stamp: Any = None
@@ -163,7 +190,7 @@ class Remembered:
         """
         facts, layout = self._facts, self._layout
         latents = [item.inputs("latents", layout) for item in items]  # the same at each resolution
-        texts = [part for part in self._parts if kind_of(part) == "text"]
+        texts = [part for part in self._parts if kind_of(part) != "latents"]
         inputs = dict.fromkeys(self._parts, latents)
         inputs |= {part: [item.inputs(part, layout) for item in items] for part in texts}
         paths = None if gone is None else [*listing, *gone]
@@ -171,7 +198,8 @@ class Remembered:
         if not texts:
             # The trainer encodes the texts itself; an unreadable caption is a fault nevertheless.
             for text_inputs in (item.inputs("text", layout) for item in items):
-                judge.contents.of(text_inputs)
+                if not text_inputs.awaits_caption:
+                    judge.contents.of(text_inputs)
         return judge.judge(inputs, owned, listing)
 
     # -- what changed -------------------------------------------------------------------------
@@ -206,7 +234,10 @@ class Remembered:
         ):
             return None
         listing = self._listing(affected, caches)
-        state = self.judged(items, now, listing, caches - listing.keys())
+        owned = {*now}
+        if self._place[1] == CAPTIONS:  # also items whose caption a person wrote
+            owned |= self._facts.stems(self._place[0], entries)
+        state = self.judged(items, owned, listing, caches - listing.keys())
         if state.unreadable or not self._add_others(state, before, now.keys() | gone):
             return None
         places = before | {stem: place_of(item, self._layout) for stem, item in now.items()}

@@ -14,8 +14,9 @@ from pydantic_core import to_json
 from latentmake.base import atomic, digest
 from latentmake.base.machine import Need
 from latentmake.config.root import Run
-from latentmake.data.contents import Contents, encoded, former_digests
+from latentmake.data.contents import Contents, former_digests
 from latentmake.data.item import Fault
+from latentmake.layouts.layout import CAPTIONS as MADE_CAPTIONS
 from latentmake.layouts.layout import kind_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import FORCED, PartState
@@ -25,6 +26,7 @@ from latentmake.plan.manifest import (
     Lock,
     ManifestOrder,
     Member,
+    digest_of_texts,
     keys_digest,
     lock_fault,
     read_lock,
@@ -187,8 +189,13 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
             plan.outdated = []
             return
     plan.outdated = differences or plan.outdated
-    items = []
+    items, captioned = [], {}
     if not facts.read_only:
+        captioned = {
+            name: settings
+            for name, settings in datasets.items()
+            if any(item.awaits_caption for item in facts.items(name, run.model)[0])
+        }
         keys = {part: state.keys_by_name() for part, state in plan.parts.items()}
         items = [*members(facts, run, keys, texts)]
     order = ManifestOrder.model_construct(  # to validate very many items would take seconds
@@ -204,6 +211,7 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
         layout=facts.layout(run.model).name,
         validation=validation,
         is_reg=regular,
+        captioned=captioned,
     )
     plan.manifest_order = Path(write_order(facts, plan.name, "manifest", order))
 
@@ -246,12 +254,19 @@ def _differences(
     states = {
         f"{part.dataset}/{part.name}": plan.parts[part]
         for part in parts_of(facts.config, facts.config.runs[plan.name])
-        if part.dataset != PROMPTS  # manifests do not name prompts
+        # Manifests name neither prompts nor made captions.
+        if part.dataset != PROMPTS and part.model != MADE_CAPTIONS
     }
     differences = stale_targets(states)
     # Stale targets are reported already, so unknown keys count as unchanged.
     keys = {part: state.keys or lock.parts.get(part) for part, state in states.items()}
-    keys |= {part: keys_digest(digests.items()) for part, digests in texts.values() if digests}
+    for name, (part, digests) in texts.items():
+        if awaiting := sum(not content for content in digests.values()):
+            of_texts = f"{awaiting} of {len(digests)} texts of {name}"
+            differences.append(Difference(f"{of_texts}: a captioner makes them"))
+            keys[part] = lock.parts.get(part)
+        elif digests:
+            keys[part] = keys_digest(digests.items())
     parts = dict(lock.parts)
     for name in today.repeats:
         if f"{name}/{TEXTS}" in keys and parts.pop(f"{name}/{CAPTIONS}", ""):
@@ -322,6 +337,7 @@ def _text_digests(facts: Facts, run: Run, name: str, lock: Lock) -> tuple[str, d
     texts = {
         item.stem: item.texts or ([contents.text(item)] if item.caption else []) for item in items
     }
+    awaiting = {item.stem for item in items if item.awaits_caption}
     if (locked := lock.parts.get(f"{name}/{CAPTIONS}")) is not None:
         files = {item.stem: item.caption for item in items if item.texts is None and item.caption}
         # Stats and digests that the memo has, perhaps of an earlier content.
@@ -336,7 +352,8 @@ def _text_digests(facts: Facts, run: Run, name: str, lock: Lock) -> tuple[str, d
         if keys_digest(former.items()) == locked:
             return f"{name}/{CAPTIONS}", former
     return part, {
-        stem: digest.of_value([*map(encoded, variants)]) for stem, variants in texts.items()
+        stem: "" if stem in awaiting else digest_of_texts(variants)
+        for stem, variants in texts.items()
     }
 
 

@@ -20,13 +20,14 @@ from itertools import chain, islice
 from pathlib import Path
 
 from latentmake.base import atomic
-from latentmake.base.errors import CacheError
+from latentmake.base.errors import CacheError, ConfigError
+from latentmake.base.workspace import other_owner
 from latentmake.data.item import Scan
 from latentmake.data.memo import Folder, Memo
 from latentmake.formats import cachefile
 from latentmake.plan.facts import UNKNOWN
-from latentmake.plan.judge import PartState, State, key_of
-from latentmake.plan.orders import Order, Target
+from latentmake.plan.judge import FORCED, PartState, State, key_of
+from latentmake.plan.orders import PROMPTS, Order, Target
 
 STORE = Path(".latentmake/store")
 _MOST_AT_HAND = 3  # most files that a job tries to link for one target
@@ -243,6 +244,36 @@ def returned(datasets: Iterable[str]) -> Iterator[str]:
         for path in folder.rglob("*"):
             if path.is_file() and (folder.parent / path.relative_to(folder)).exists():
                 yield str(path)
+
+
+def refuse_other_items(dataset: str, parts: Iterable[PartState]) -> None:
+    """Refuse to work on another project's caches, unless both projects have the same items.
+
+    Prompts never conflict: they are named by their content, and the other project's prompts stay.
+
+    Raises:
+        ConfigError: this build or the other project's would remove or replace some of the caches.
+    """
+    touched = [part for part in parts if part.orphans or part.stale]
+    project = other_owner(dataset) if touched else None
+    if project is None:
+        return
+    count = 0
+    for part in touched:
+        # Partial files stay: the other project may be writing them just now.
+        complete = {path for path in part.orphans if not path.endswith(atomic.TEMPORARY_SUFFIX)}
+        part.orphans = sorted(complete) if dataset != PROMPTS else []
+        replaced = [target for target in part.to_make if target.found is not None or part.fresh > 0]
+        others = [target for target in replaced if target.reason not in ("damaged", FORCED)]
+        count += len(part.orphans) + len(others)
+    if count and dataset != PROMPTS:
+        raise ConfigError(
+            f"the project {project} uses this folder too, and its items are not those of "
+            f"{Path.cwd()}: {count} cache files differ",
+            where=f"cache/{dataset}",
+            hint="rename the dataset in one of them (equal files are linked), make `cache` a "
+            "folder of this project, or build there first if the items are meant to be the same",
+        )
 
 
 # -- reusable files -------------------------------------------------------------------------------

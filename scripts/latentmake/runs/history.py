@@ -66,6 +66,7 @@ class RosterItem(BaseModel, extra="ignore", frozen=True):
         view: settings that scaled and cropped it, as canonical JSON; "" for the defaults.
         validation: whether it was held out: evaluated, but not trained on.
         is_reg: whether it was a regularisation image.
+        captioners: captioners that made the texts; none if a person wrote them.
     """
 
     dataset: str
@@ -78,6 +79,7 @@ class RosterItem(BaseModel, extra="ignore", frozen=True):
     view: str = ""
     validation: bool = False
     is_reg: bool = False
+    captioners: list[str] = []
 
     @property
     def name(self) -> str:
@@ -296,6 +298,7 @@ def manifest_items(manifest: Path) -> Iterator[RosterItem]:
             "resolutions": [*row.latents],
             "validation": row.validation,
             "is_reg": row.is_reg,
+            "captioners": row.captioners,
         }
         latents = next((path for size in row.latents for path in row.latents_at(size)), None)
         if latents and (header := header_of(latents)):

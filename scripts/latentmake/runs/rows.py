@@ -31,6 +31,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.base import atomic, digest
 from latentmake.base.errors import CacheError, DatasetError, TrainingError, joined
+from latentmake.data.texts import settled
 from latentmake.formats import cachefile
 from latentmake.layouts.layout import Layout, kind_of, layout_of
 from latentmake.plan import store
@@ -40,6 +41,7 @@ from latentmake.plan.manifest import (
     Lock,
     ManifestOrder,
     Member,
+    digest_of_texts,
     keys_digest,
     lock_digest,
     read_lock,
@@ -111,6 +113,7 @@ class Row(BaseModel, extra="allow"):
     text: str | dict[str, str] | None = None
     variants: list[str] | dict[str, list[str]] | None = None
     texts: list[str] | None = None  # texts, unless the caption file has the text
+    captioners: list[str] = []  # captioners that made the texts; none if a person wrote them
     caption: str | None = None  # path of the caption file; None for the empty caption
     control: str | None = None  # path of the first control image, or of the control video
     controls: list[str] = Field(default_factory=list)  # all control images, if there are several
@@ -198,10 +201,12 @@ def write_manifest(
     _refuse_faulty(order, skipped, say)
     _check_listed(made)
     excluded = {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
-    members = [
-        member for member in order.items if (member.dataset, member.item.stem) not in excluded
-    ]
     layout = layout_of(order.layout)
+    members = [
+        _settled(order, member, layout)
+        for member in order.items
+        if (member.dataset, member.item.stem) not in excluded
+    ]
     held = _held_out(order, members, contents)
     shown = _shown(order, members, held)
     by_part: _Keys = defaultdict(list)
@@ -245,6 +250,16 @@ def write_manifest(
     atomic.write(folder / "manifest.jsonl", listed)
     atomic.write(folder / "dataset.lock", text.encode())
     return lock
+
+
+def _settled(order: ManifestOrder, member: Member, layout: Layout) -> Member:
+    """Return a member with its texts, if a captioner has made them in this build."""
+    if not member.item.awaits_caption:
+        return member
+    settings, like_sdscripts = order.captioned[member.dataset], layout.like_sdscripts
+    item = settled(member.item, "", settings, like_sdscripts=like_sdscripts)
+    text = member.text and (member.text[0], digest_of_texts(item.texts or ()))
+    return member._replace(item=item, text=text)
 
 
 def _check_listed(paths: Iterable[str]) -> None:
@@ -426,6 +441,8 @@ def row_of(member: Member, repeats: int, layout: Layout) -> dict[str, Any]:
     row |= layout.row({part: [path for path, _ in files] for part, files in targets})
     if item.texts is not None:
         row["texts"] = item.texts
+    if item.made:
+        row["captioners"] = item.captioners
     if layout.external:
         row |= {"caption": item.caption, "control": next(iter(item.controls), None)}
         if len(item.controls) > 1:
@@ -544,6 +561,7 @@ def write_items(facts: Facts, name: str) -> Path:
 
 def items_of(facts: Facts, name: str) -> bytes:
     """Return the manifest of a publication without caches; raises DatasetError for faulty items."""
+    facts.refuse_awaiting(name)
     config, run, fatal = facts.config, facts.config.runs[name], list[str]()
     without = set[tuple[str, str]]()
     for dataset in run.datasets:

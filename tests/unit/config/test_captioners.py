@@ -24,10 +24,13 @@ def line(names: object = "florence", **captioners: Any) -> str:
 
 
 def test_a_dataset_names_one_captioner_or_several() -> None:
-    assert parse(smallest()).datasets["cats"].captioner == []
-    assert config().datasets["cats"].captioner == ["florence"]
+    assert parse(smallest()).datasets["cats"].captioner == {}
+    assert [*config().datasets["cats"].captioner] == ["florence"]
     both = config(["wd", "florence"], wd={"model": "w"}, florence={"model": "f"})
-    assert both.datasets["cats"].captioner == ["wd", "florence"]
+    assert [*both.datasets["cats"].captioner] == ["wd", "florence"]
+    assert both.datasets["cats"].captioners == {
+        name: both.captioners[name] for name in ("wd", "florence")
+    }
 
 
 def test_a_name_that_does_not_exist_or_stands_twice_is_refused() -> None:
@@ -36,12 +39,14 @@ def test_a_name_that_does_not_exist_or_stands_twice_is_refused() -> None:
     assert "`florence` is named twice" in line(["florence", "florence"])
 
 
-@pytest.mark.parametrize("name", ["text", "text.1", "64", "480x832", "a/b", ".a"])
+@pytest.mark.parametrize(
+    "name", ["text", "texts", "text.1", "64", "64b", "480x832", "latents", "a/b", ".a"]
+)
 def test_a_name_that_is_no_folder_of_captions_is_refused(name: str) -> None:
     assert name in line(name, **{name: {"model": "m"}})
 
 
-@pytest.mark.parametrize("name", ["florence", "texts", "text.a", "64b", "x64", "qwen2.5-vl"])
+@pytest.mark.parametrize("name", ["florence", "x64", "a-text", "qwen2.5-vl"])
 def test_other_names_are_taken(name: str) -> None:
     assert config(name, **{name: {"model": "m"}}).captioners[name].model.path == "m"
 

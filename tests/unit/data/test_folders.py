@@ -15,7 +15,7 @@ from latentmake.data.folders import items
 from latentmake.data.item import CAPTION, IMAGE, Fault, File, Item, Scan
 from latentmake.data.listing import scan
 from latentmake.data.memo import Memo
-from latentmake.data.texts import with_texts
+from latentmake.data.texts import rows_of_items, with_texts
 from latentmake.data.unread import unread
 from latentmake.formats.endings import IMAGE_EXTENSIONS
 
@@ -33,8 +33,9 @@ def find(root: Path, **changes: object) -> tuple[list[Item], list[Fault]]:
 
 def described(settings_: Dataset, scanned: Scan) -> tuple[list[Item], list[Fault]]:
     found, faults = items("cats", settings_, scanned)
-    found, more, _ = with_texts("cats", settings_, scanned, found, Memo(None), like_sdscripts=False)
-    return found, sorted(faults + more)
+    rows, others = rows_of_items("cats", settings_, scanned, found)
+    found, more, _ = with_texts(settings_, rows, found, Memo(None), like_sdscripts=False)
+    return found, sorted([*faults, *others, *more])
 
 
 def stems(root: Path, **changes: object) -> list[str]:

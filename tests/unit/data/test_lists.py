@@ -47,7 +47,7 @@ def find(path: Path, **changes: Any) -> tuple[list[Item], list[Fault]]:
     asked = Dataset.model_validate({"path": str(path), "target_frames": [5], **changes})
     scan = lists.scan("d", asked)
     assert scan.items is not None
-    items, faults, _ = with_texts("d", asked, scan, scan.items, Memo(None), like_sdscripts=False)
+    items, faults, _ = with_texts(asked, scan.rows, scan.items, Memo(None), like_sdscripts=False)
     return items, sorted([*scan.faults, *faults])
 
 
@@ -138,7 +138,7 @@ def test_a_list_of_captions_that_is_encoded_as_one_text_is_told(
     path.write_text(json.dumps(rows, indent=1))
     asked = Dataset.model_validate({"path": str(path), "captions": captions})
     scan = lists.scan("d", asked)
-    found = with_texts("d", asked, scan, scan.items or [], Memo(None), like_sdscripts=exact)
+    found = with_texts(asked, scan.rows, scan.items or [], Memo(None), like_sdscripts=exact)
     if told is None:
         assert (found[0][0].texts, found[2]) == (["one", "two"], [])
     else:

@@ -10,7 +10,7 @@ import pytest
 from latentmake.config.datasets import Dataset
 from latentmake.data import folders, listing
 from latentmake.data.memo import Memo
-from latentmake.data.texts import with_texts
+from latentmake.data.texts import rows_of_items, with_texts
 
 FILES = {
     "a.png": b"", "a.caption": b"a cat\r\nsecond\n", "a.txt": b"x, y\n",
@@ -40,9 +40,10 @@ def made(
     asked = Dataset.model_validate({**values, **settings})
     scan = listing.scan("d", asked)
     items, faults = folders.items("d", asked, scan)
-    found, more, _ = with_texts("d", asked, scan, items, memo or Memo(None), like_sdscripts=False)
+    rows, others = rows_of_items("d", asked, scan, items)
+    found, more, _ = with_texts(asked, rows, items, memo or Memo(None), like_sdscripts=False)
     texts = {item.stem: item.texts for item in found}
-    return texts, [fault.line for fault in (*faults, *more)]
+    return texts, [fault.line for fault in (*faults, *others, *more)]
 
 
 def test_caption_and_tags_lie_in_files_of_their_own(folder: Path) -> None:

@@ -41,7 +41,8 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(folder: Path, *pixels: Any, **keys: Any) -> list[str]:
     """Return the answers for pictures, encoded together."""
-    order = SimpleNamespace(model_settings=settings(folder, **keys))
+    dataset = SimpleNamespace(captioners={"it": settings(folder, **keys)})
+    order = SimpleNamespace(model="it", dataset_settings=dataset)
     loaded = captions(cast(Order, order), CPU, silent)
     samples = [sample(each, number) for number, each in enumerate(pixels)]
     results = list(loaded.encode(samples))

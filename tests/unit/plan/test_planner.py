@@ -18,7 +18,8 @@ from latentmake.pages.plan_report import plan_table
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import PartState
 from latentmake.plan.orders import PROMPTS, Order, Target, Work, prompt_path
-from latentmake.plan.planner import _refuse_other_items, make_plan
+from latentmake.plan.planner import make_plan
+from latentmake.plan.store import refuse_other_items
 from PIL import Image
 
 CONFIG: dict[str, Any] = {
@@ -224,16 +225,16 @@ def test_other_items_in_anothers_folder_are_refused_and_the_same_are_shared(
     first, second = projects
     mine = [part(fresh=1, new=1, edited=1, orphan="cache/cats/m/64/b")]
     monkeypatch.chdir(first)
-    _refuse_other_items("cats", mine)
+    refuse_other_items("cats", mine)
     monkeypatch.chdir(second)
     with pytest.raises(ConfigError) as refused:
-        _refuse_other_items("cats", mine)
+        refuse_other_items("cats", mine)
     line = str(refused.value)
     assert line.startswith(f"cache/cats: the project {first} uses this folder too, and its items")
     assert f"those of {second}: 3 cache files differ; rename the dataset in one of them" in line
     half = f"cache/cats/m/64/.x{TEMPORARY_SUFFIX}"
     mine = [part(fresh=3), part(new=3, orphan=half)]  # one more resolution
-    _refuse_other_items("cats", mine)
+    refuse_other_items("cats", mine)
     assert mine[1].orphans == []  # the other project may be writing it
 
 
@@ -243,5 +244,5 @@ def test_prompts_of_another_project_stay(
     for place, orphans in zip(projects, (["theirs"], []), strict=True):
         monkeypatch.chdir(place)
         mine = [part(fresh=1, new=1, orphan="theirs")]
-        _refuse_other_items(PROMPTS, mine)
+        refuse_other_items(PROMPTS, mine)
         assert mine[0].orphans == orphans

@@ -43,7 +43,7 @@ def captions(order: Order, device: torch.device, say: Callable[[str], None]) -> 
     Several threads may call the encoder. One at a time uses the network, because some networks keep
     values of a batch in attributes.
     """
-    settings: Any = order.model_settings
+    settings = order.dataset_settings.captioners[order.model]
     write, lock = load_captioner(settings, device, say), threading.Lock()
 
     def encode(samples: list[Sample]) -> Encoded:

@@ -46,7 +46,7 @@ DTYPES: dict[str, torch.dtype] = {
 _IMAGE, _CLIP, _TOKEN = 3000, 16_000, 400_000
 """Most bytes that encoding needs in float32: for a pixel of an image, for a pixel of a clip's
 frame, and for a token of a T5-XXL."""
-_MOST = {"latents": 64, "text": 256}  # largest number of samples in a batch on a GPU
+_MOST = {"latents": 64, "text": 256, "captions": 8}  # largest number of samples in a batch on a GPU
 _IN_FLIGHT = 3  # workers on a GPU: one queues work, others wait for results and write
 _ROWS, _CAPTIONS = 150, 4  # tokens and captions in a batch on a CPU; larger ones gain little
 
@@ -65,7 +65,10 @@ def encoder(order: Order, *, threads: int, say: Callable[[str], None]) -> Loaded
     device = pick_device()
     model = order.model_settings
     on_cpu = device.type == "cpu"
-    if on_cpu:
+    if order.makes_captions:  # it waits for each token, so nothing is queued; batches fill a GPU
+        workers, size, budget = 1, 1 if on_cpu else _MOST["captions"], None
+        say(f"captioning on {device.type}, at most {size} at once")
+    elif on_cpu:
         workers, size, budget = _side_by_side(order, threads), 1, None
         if order.kind == "text":
             size, budget = _CAPTIONS, _ROWS
@@ -86,7 +89,7 @@ def encoder(order: Order, *, threads: int, say: Callable[[str], None]) -> Loaded
         budget=budget,
         workers=workers,
         begin=partial(torch.set_num_threads, threads) if on_cpu else bool,
-        queues=not on_cpu,
+        queues=not (on_cpu or order.makes_captions),
     )
 
 

@@ -1,4 +1,6 @@
-"""Pixels of an image for the encoders of the plain layout: decoded by Pillow, scaled by Lanczos.
+"""Pixels for the encoders of the plain layout: decoded by Pillow, scaled by Lanczos.
+
+A captioner gets the complete upright image, or frames of a video; its processor scales them.
 
 A JPEG that is many times larger than the resolution is decoded to 1/2, 1/4 or 1/8 of its size.
 """
@@ -14,11 +16,15 @@ import numpy as np
 from PIL import Image, ImageColor
 
 from latentmake.config.datasets import Dataset
+from latentmake.data.item import Item
+from latentmake.data.probe import used_part
 from latentmake.encode.pixels import Array
 from latentmake.encode.reading import Reading, Sample
 from latentmake.formats.media import load, opened_image
 from latentmake.formats.metadata import orientation
+from latentmake.formats.video import probe, read_frames
 from latentmake.geometry.buckets import Placement, Size
+from latentmake.geometry.clips import WAN_FPS, Span, kept_indices
 from latentmake.plan.orders import Order
 
 # EXIF orientation -> transposition. ImageOps.exif_transpose would rewrite the EXIF as well, and
@@ -56,6 +62,39 @@ def samples_of(order: Order, reading: Reading) -> Iterator[Sample]:
             image = decode(reading.data, path, settings, shrink=shrink)
             images[shrink] = np.asarray(image)
         yield Sample(key, reading.content, item, fit(images[shrink], placed), size)
+
+
+def pictures_of(order: Order, reading: Reading) -> Iterator[Sample]:
+    """Yield the sample of an item for a captioner; raises SourceError."""
+    item, settings = reading.work.item, order.dataset_settings
+    if settings.video:
+        frames = frames_of(item, settings, settings.captioners[order.model].frames)
+        pixels = np.stack(frames)
+    else:
+        pixels = np.asarray(decode(reading.data, item.image, settings))
+    height, width = pixels.shape[-3:-1]
+    for key in dict.fromkeys(reading.missing.values()):
+        yield Sample(key, reading.content, item, pixels, (width, height))
+
+
+def frames_of(item: Item, settings: Dataset, count: int) -> list[Array]:
+    """Return `count` frames of an item's video, spread evenly over the part that the item uses.
+
+    Each frame is [H, W, 3]. If there are fewer frames, all of them are returned.
+
+    Raises:
+        SourceError: the video cannot be read, or its row names frames that it does not have.
+    """
+    media = [*probe(item.image)][-1]
+    timed, span = used_part(item, settings, media, WAN_FPS)
+    fps = settings.source_fps
+    kept = [
+        index for index, _ in kept_indices(media.frames, fps, span or Span(), timed.timing, WAN_FPS)
+    ]
+    count = min(count, len(kept))
+    places = {round((len(kept) - 1) * number / max(1, count - 1)) for number in range(count)}
+    wanted = sorted({kept[place] for place in places})
+    return [pixels for _, pixels in read_frames(item.image, wanted) if pixels is not None]
 
 
 def shrink_to(size: Size, least: Size) -> int:

@@ -152,6 +152,7 @@ def plan_for(facts: Facts, name: str) -> ClipsOrder:
     for dataset in run.datasets:
         if dataset not in videos:
             sys.stderr.write(f"note: {where}: the images of {dataset} are no clips and left out\n")
+    facts.refuse_awaiting(name)
     (resolution,) = run.resolutions
     size = Size(resolution.width, resolution.height)
     return ClipsOrder(

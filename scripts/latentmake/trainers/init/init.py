@@ -22,6 +22,7 @@ from latentmake.trainers.init.dataset_folders import FoundDataset, datasets_in, 
 from latentmake.trainers.init.local_models import DOWNLOAD, named_model
 from latentmake.trainers.init.model_section import fill_in, trainer_of
 from latentmake.trainers.init.new_config import (
+    CAPTIONER,
     PROGRAMS,
     Run,
     config_text,
@@ -86,6 +87,11 @@ def init(
         if dataset not in taken:
             what = f"its {dataset.counted} are left out, since {to_train.title} does not take them"
             say("note", f"{dataset.settings.path}: {what}")
+    for dataset in taken:
+        if not dataset.captioned:
+            what = f"a network can write its captions: uncomment the captioner in {file}, and run"
+            download = f"hf download {CAPTIONER} --local-dir models/florence"
+            say("note", f"{dataset.settings.path}: {what} {download}")
     for folder, several in by_folder.items():
         for line in left_out(folder, several):
             say("note", line)

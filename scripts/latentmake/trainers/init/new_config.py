@@ -35,6 +35,8 @@ _NEW = "on a beach at night"
 _BATCH = 4  # default batch size of the trainer sd
 PROGRAMS = {"musubi": ("musubi_tuner", "musubi-tuner"), "sdscripts": ("sd_scripts", "sd-scripts")}
 """Trainer that is another program -> section of its settings, and name of its folder."""
+CAPTIONER = "florence-community/Florence-2-base-ft"
+"""Repository on the hub of the captioner that a new configuration offers."""
 _COMMENTS = {
     **dict.fromkeys(("unet", "checkpoint", "dit"), "\tthe network to train"),
     "task": "\twhich version of the model it is",
@@ -163,6 +165,7 @@ def config_text(run: Run) -> str:
         epochs=max(1, round(seen / items)),
         prompts=prompts_of(run.datasets),
         unedited=_UNEDITED,
+        captioner=CAPTIONER,
     )
     text = "\n".join(map(_commented, text.rstrip("\n").split("\n"))) + "\n"
     return text.replace(_UNEDITED, f"{_UNEDITED} ({_digest(text)})", 1)

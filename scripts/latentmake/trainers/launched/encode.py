@@ -33,6 +33,7 @@ from latentmake.base.errors import (
 from latentmake.base.progress import Progress
 from latentmake.data.item import Item
 from latentmake.encode.job import Job
+from latentmake.encode.pipeline import known_faults
 from latentmake.formats.safetensors import parse_head
 from latentmake.plan.orders import EncodingJob, Target, Work
 from latentmake.trainers import process
@@ -101,7 +102,7 @@ class Encoding(ABC):
         for pending in sorted(targets, key=self.amount):
             self.left[str(self.place(pending))] = pending
         self._progress = progress
-        self._failed_before = {pending.item.stem for pending in targets} <= job.known_faults
+        self._failed_before = {pending.item.stem for pending in targets} <= known_faults(job)
         self._begun: list[str] = []
         self._failed: list[tuple[PendingTarget, str]] = []
         self._fitted: int | None = None
