@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _CLIP_SPECIAL, _T5_SPECIAL = 2, 1  # number of special tokens around a text
 _BARS = 40  # most bars of a histogram
 
+AWAITED = "its caption is not made yet"
+"""Fault of a card whose caption a captioner has to make first."""
 
 Cut = tuple[int, int, str, tuple[str, ...]]
 """Number of tokens in a text, number of tokens that an encoder sees (counted from the first), text
@@ -162,15 +164,27 @@ def read_cards(facts: Facts, name: str) -> Cards:
         included += [(dataset, item) for item in items if item.stem not in skipped]
     for dataset, item in Progress(included, desc=f"captions of {name}", unit="item"):
         try:
-            own = item.texts
-            if own is None:
-                own = [read_caption(item.caption)]
+            own, fault = read_texts(item), AWAITED if item.awaits_caption else ""
             marks.update(item.where for text in own if MARKER in text)
-            cards.append(Card(dataset, item, own, [*map(see, own)]))
+            cards.append(Card(dataset, item, own, [*map(see, own)], fault))
         except SourceError as error:
             faults.append(str(error))
             cards.append(Card(dataset, item, [], [], str(error)))
+    if awaited := sum(card.fault == AWAITED for card in cards):
+        are = "1 caption is" if awaited == 1 else f"{awaited} captions are"
+        notes.append(f"{are} not made yet, or not up to date; run `snakemake captions_{name}`")
     return Cards(cards, limits, faults, [*notes, *marked(marks)])
+
+
+def read_texts(item: Item) -> list[str]:
+    """Return the texts of an item as they are encoded; none if its caption is not made yet.
+
+    Raises:
+        SourceError: the caption file cannot be read.
+    """
+    if item.texts is not None:
+        return item.texts
+    return [] if item.awaits_caption else [read_caption(item.caption)]
 
 
 def _token_counter(

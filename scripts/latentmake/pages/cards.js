@@ -136,6 +136,7 @@
     const row = make("p", "badges");
     for (const word of words.filter(Boolean)) row.append(make("span", "badge over", word), " ");
     for (const word of item.stale) row.append(make("span", "badge", `stale ${word}`), " ");
+    if (item.by) row.append(make("span", "badge", `by ${item.by}`), " ");
     return row;
   }
 

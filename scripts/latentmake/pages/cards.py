@@ -66,6 +66,7 @@ def page_data(
             "size": size,
             "picture": picture,
             "fault": card.fault or fault,
+            "by": ", ".join(card.item.captioners),
             "texts": [
                 [split(text, seen), [part[:2] for part in seen]]
                 for text, seen in zip(card.texts, card.seen, strict=True)

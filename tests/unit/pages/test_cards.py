@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import made_caption_world
 import numpy as np
 import pytest
 import world
@@ -223,3 +224,20 @@ def test_tokens_are_counted_and_what_is_cut_is_shown(project: Path) -> None:
     assert seen == [[79, 75]]
     (encoder,) = found["encoders"]
     assert (encoder["texts"], encoder["cut"], encoder["longest"]) == (6, 1, 79)
+
+
+def test_a_card_names_who_made_its_caption_or_that_it_is_not_made_yet(
+    tmp_path: Path, micro: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_caption_world.lay(micro, monkeypatch, tmp_path)
+    values = made_caption_world.config()
+    made_caption_world.write_made(made_caption_world.facts_of(values), {"ant": "a made caption"})
+    page = section(made_caption_world.facts_of(values))
+    items = by_stem(page)
+    assert {stem: item["by"] for stem, item in items.items() if item["by"]} == dict.fromkeys(
+        ("ant", "bee", "cat", "dog"), "florence"
+    )
+    assert items["ant"]["texts"][0][0] == ["a made caption", "", ""]
+    assert items["bee"]["texts"] == []
+    assert items["bee"]["fault"] == "its caption is not made yet"
+    assert any("3 captions are not made yet" in note for note in page["notes"])
