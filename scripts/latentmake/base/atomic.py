@@ -60,6 +60,27 @@ def write(path: str | Path, *pieces: bytes | memoryview) -> os.stat_result:
     return stat  # noqa: RET504 -- for mypy, a context may swallow errors
 
 
+def create(path: Path, data: bytes) -> None:
+    """Write a new file atomically; raises StorageError.
+
+    Raises:
+        FileExistsError: the path exists, perhaps as a broken link; it stays as it is.
+    """
+    temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        temporary.write_bytes(data)
+        try:
+            os.link(temporary, path)  # `rename` would replace an existing file
+        except PermissionError:  # exFAT and some network drives have no links
+            with path.open("xb") as file:
+                file.write(data)
+    except OSError as error:
+        fault = None if isinstance(error, FileExistsError) else storage_error(error, path)
+        raise fault or error from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder that replaces `folder` at the end of the `with`.

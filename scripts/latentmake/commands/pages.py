@@ -1,4 +1,4 @@
-"""`latentmake captions`, `report` and `compare`: write a page about runs.
+"""`latentmake report` and `compare`: write a page about runs.
 
 In a comparison, pictures of several runs stand side by side if they have the same prompt and step.
 Generated clips must have the same prompt and seed.
@@ -15,12 +15,9 @@ from typing import Any
 import typer
 from pydantic import JsonValue
 
-from latentmake.base import atomic
 from latentmake.base.errors import ConfigError, TrainingError
 from latentmake.commands.project import plan_of, run_names
 from latentmake.config.root import Config
-from latentmake.pages.captions import read_cards
-from latentmake.pages.cards import page_data
 from latentmake.pages.page import FPS, Pictures, as_text, write_page
 from latentmake.pages.pictured import Pictured, Row, pictures_in
 from latentmake.pages.report import write_report
@@ -31,27 +28,6 @@ _DIGEST = 12  # digits of a digest that a page shows
 _LONGEST = 200  # most characters of runs' names in the name of a page
 
 
-def captions(facts: Facts, run: str, open_page: bool, as_json: bool) -> None:
-    """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
-    path = Path(f"reports/captions_{run}.html")
-    run_names(facts.config, [run])
-    cards = read_cards(facts, run)
-    lines = "".join(cards.lines())
-    atomic.write(path.with_suffix(".jsonl"), lines.encode())
-    write_page(path, "cards", f"Captions of {run}", page_data(facts, run, cards, path))
-    for line in cards.notes:
-        typer.echo(line, err=as_json)
-    if as_json:
-        typer.echo(lines, nl=False)
-        return
-    for encoder in cards.encoders():
-        cut = f"{encoder['cut']} of {encoder['texts']} texts are cut"
-        typer.echo(f"{encoder['name']}: {cut}, the longest has {encoder['longest']} tokens")
-    for fault in cards.faults:
-        typer.echo(f"faulty: {fault}")
-    _show(path, open_page=open_page)
-
-
 def report(facts: Facts, run: str, open_page: bool, as_json: bool) -> None:
     """Write a page with the caches of a run, its training, its buckets and its items."""
     path = Path(f"reports/report_{run}.html")
@@ -60,10 +36,10 @@ def report(facts: Facts, run: str, open_page: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"page": str(path), **status.model_dump(mode="json")}, indent=1))
         return
-    _show(path, open_page=open_page)
+    show(path, open_page=open_page)
 
 
-def _show(page: Path, *, open_page: bool) -> None:
+def show(page: Path, *, open_page: bool) -> None:
     """Print the path of a page; with `open_page`, open it in a browser."""
     typer.echo(page)
     if open_page:

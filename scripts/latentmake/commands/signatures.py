@@ -230,9 +230,32 @@ def verify(
     """Read every cache file of runs and their trained weights, and name those that are damaged."""
 
 
-@_in("commands.pages", project=True)
-def captions(run: Run, open_page: Open = False) -> None:
-    """Write a page with every text of a run as it is encoded, its tokens, and what is cut off."""
+@_in("commands.captions", project=True)
+def captions(
+    run: Run,
+    stems: Annotated[
+        list[str] | None,
+        _argument("STEM...", "Further items of --accept, or items of --undo.", show_default=""),
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        _option(
+            "Copy the made captions of items, or of `all`, beside their pictures. They are yours "
+            "from then on.",
+            "--accept",
+            default="",
+            metavar="STEM...",
+        ),
+    ] = None,
+    undo: Annotated[
+        bool, _option("Remove accepted captions that were not edited since.", "--undo")
+    ] = False,
+    open_page: Open = False,
+) -> None:
+    """Write a page with every text of a run as it is encoded, its tokens, and what is cut off.
+
+    With --accept and --undo, write caption files beside pictures.
+    """
 
 
 @_in("commands.pages", project=True)

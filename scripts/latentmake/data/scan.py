@@ -143,6 +143,21 @@ class Datasets:
             self._paired[request] = items, rows, faults + more
         return self._paired[request]
 
+    def listed(self, dataset: str) -> tuple[list[Item], Mapping[str, Row]]:
+        """Return the items of a dataset without texts, and stem -> row with a caption or tags."""
+        items, rows, _ = self._pairs(dataset, self.scan(dataset))
+        return items, rows
+
+    def items_with_made(self, dataset: str) -> list[Item]:
+        """Return the items of a dataset without texts, each with the files of its made captions.
+
+        An item with a caption of a person's may have made ones from earlier builds.
+        """
+        items, _ = self.listed(dataset)
+        if not self.config.datasets[dataset].captioner:
+            return items
+        return self._with_made(dataset, items, {item.stem for item in items})
+
     def stems(self, dataset: str, entries: list[Entry] | None = None) -> set[str]:
         """Return the stems of all items of a dataset, and of all that are faulty.
 

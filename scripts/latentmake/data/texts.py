@@ -310,6 +310,16 @@ def _made_texts(contents: Contents, item: Item, settings: Dataset) -> tuple[str,
     return (texts or [""])[0], "\n".join(filter(None, texts[1:]))
 
 
+def made_text(contents: Contents, item: Item, settings: Dataset) -> str:
+    """Return an item's made captions as one text, as a person would write it.
+
+    Raises:
+        SourceError: a made caption is missing or damaged.
+    """
+    captions, made = settings.captions or _NO_CHANGES, _made_texts(contents, item, settings)
+    return _combined(*made, captions, _generator(captions.seed, item.stem, 0, 0)).strip()
+
+
 def settled(item: Item, part: str, settings: Dataset, *, like_sdscripts: bool) -> Item:
     """Return inputs that await a made caption with their text; others as they are.
 
