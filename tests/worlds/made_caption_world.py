@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -56,3 +58,18 @@ def write_made(facts: Facts, texts: Mapping[str, str], captioner: str = "florenc
         path = Path(f"cache/shapes/{CAPTIONS}/{captioner}/{stem}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(caption_file(text, stamp(key=key, source=source, recipe=recipe)))
+
+
+@contextmanager
+def served(facts: Facts) -> Iterator[str]:
+    """Serve the page of the run in a thread; yield its address."""
+    from latentmake.commands.caption_server import prepared
+
+    with prepared(facts, "tiny") as (address, serve, end):
+        thread = Thread(target=serve)
+        thread.start()
+        try:
+            yield address
+        finally:
+            end()
+            thread.join()

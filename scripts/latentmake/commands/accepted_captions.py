@@ -121,8 +121,7 @@ def _text(facts: Facts, dataset: str, item: Item) -> str:
         raise SourceError("has a caption already, which stays")
     if caption_files.awaits(item):
         raise SourceError("its caption is not made yet, or is not up to date; build it first")
-    contents = Contents(item.files, facts.memo, settings)
-    return made_text(contents, item, settings)
+    return made_text(Contents(item.files, facts.memo, settings), item, settings)
 
 
 def _report(word: str, paths: Sequence[str], kept: Sequence[str], as_json: bool) -> None:

@@ -23,18 +23,23 @@ def captions(
     stems: Sequence[str] | None = None,
     accept: Sequence[str] | None = None,
     undo: bool = False,
+    edit: bool = False,
     open_page: bool = False,
     as_json: bool = False,
 ) -> None:
     """Write a page with every text of a run as it is encoded, its tokens, and what is cut off.
 
-    With `accept` and `undo`, write caption files beside pictures.
+    With `accept`, `undo` and `edit`, write caption files beside pictures.
     """
     run_names(facts.config, [run])
-    if (accept and undo) or (stems and not (accept or undo)):
-        what = "takes one of --accept and --undo; items are for them"
+    if bool(accept) + undo + edit > 1 or (stems and not (accept or undo)):
+        what = "takes one of --accept, --undo and --edit; items are for the first two"
         raise ConfigError(what, where=f"captions {run}")
-    if accept or undo:
+    if edit:
+        from latentmake.commands import caption_server
+
+        caption_server.edit(facts, run, open_page)
+    elif accept or undo:
         from latentmake.commands import accepted_captions
 
         command = accepted_captions.undo if undo else accepted_captions.accept

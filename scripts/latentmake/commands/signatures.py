@@ -250,11 +250,14 @@ def captions(
     undo: Annotated[
         bool, _option("Remove accepted captions that were not edited since.", "--undo")
     ] = False,
+    edit: Annotated[
+        bool, _option("Serve a page on this machine to edit captions, until Ctrl-C.", "--edit")
+    ] = False,
     open_page: Open = False,
 ) -> None:
     """Write a page with every text of a run as it is encoded, its tokens, and what is cut off.
 
-    With --accept and --undo, write caption files beside pictures.
+    With --edit, --accept and --undo, write caption files beside pictures.
     """
 
 

@@ -1,7 +1,7 @@
 """Caption files beside pictures: their places, and the reasons not to write there.
 
-Captioners never write these files. `latentmake captions RUN --accept` does, because a person asks
-for it.
+Captioners never write these files. Two commands do, because a person asks for it:
+`latentmake captions RUN --accept` and `--edit`.
 """
 
 from __future__ import annotations

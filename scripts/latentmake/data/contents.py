@@ -231,7 +231,7 @@ class Contents:
         """Return the text of a file of captions or tags as it is written; raises SourceError."""
         if (text := self._cached(file)) is None:
             text = read_made(file.path) if file.role == MADE else read_text(file.path)
-            self._store(file, text)
+            self.learn(file, text)
         return text
 
     def _caption(self, file: File) -> str:
@@ -242,7 +242,8 @@ class Contents:
         entry = (self._texts if file.role in _TEXTS else self._digests).get(file.path)
         return entry[1] if entry is not None and entry[0] == file.stat else None
 
-    def _store(self, file: File, value: str) -> None:
+    def learn(self, file: File, value: str) -> None:
+        """Remember the text of a file, or the digest of an image."""
         entries, memo = self._digests, self._memo.sources
         if file.role in _TEXTS:
             entries, memo = self._texts, self._memo.texts
@@ -261,7 +262,7 @@ class Contents:
 
         for path, content in zip(new, remote.contents([*new], value), strict=True):
             if content is not None:  # else `_file` reads it again and reports the error
-                self._store(new[path], content)
+                self.learn(new[path], content)
 
     def _file(self, file: File) -> str:
         role, path, stat = file
@@ -280,7 +281,7 @@ class Contents:
                 content = digest.of_file(Path(path))
         except OSError as error:
             raise unreadable(error, path) from None
-        self._store(file, content)
+        self.learn(file, content)
         return content
 
     # -- sizes of images ----------------------------------------------------------------------

@@ -23,7 +23,7 @@ from latentmake.base.errors import SourceError
 from latentmake.base.progress import Progress
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.data.captions_made import processed
-from latentmake.data.contents import EMPTY, Contents, newlines
+from latentmake.data.contents import EMPTY, Contents, caption_of, newlines
 from latentmake.data.item import (
     CAPTION,
     MADE,
@@ -31,6 +31,7 @@ from latentmake.data.item import (
     NO_FILE,
     TAGS,
     Fault,
+    File,
     Item,
     Row,
     Scan,
@@ -318,6 +319,22 @@ def made_text(contents: Contents, item: Item, settings: Dataset) -> str:
     """
     captions, made = settings.captions or _NO_CHANGES, _made_texts(contents, item, settings)
     return _combined(*made, captions, _generator(captions.seed, item.stem, 0, 0)).strip()
+
+
+def texts_with(
+    settings: Dataset, item: Item, caption: str, *, like_sdscripts: bool = False
+) -> list[str]:
+    """Return the texts that would be encoded if an item's caption file had this content.
+
+    Raises:
+        SourceError: the caption is empty, or its wildcards are wrong.
+    """
+    file = File(CAPTION, "the caption", NO_FILE)
+    own = item._replace(files=(file, *(file for file in item.files if file.role == TAGS)))
+    contents = Contents((), Memo(None), settings)
+    contents.learn(file, caption)
+    texts = _texts(settings, contents, own, None, like_sdscripts=like_sdscripts)
+    return [caption_of(caption, file.path, settings)] if texts is None else texts
 
 
 def settled(item: Item, part: str, settings: Dataset, *, like_sdscripts: bool) -> Item:

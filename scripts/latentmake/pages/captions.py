@@ -153,7 +153,7 @@ class Cards(NamedTuple):
 def read_cards(facts: Facts, name: str) -> Cards:
     """Read the texts of a run's items; raises UserError."""
     run = facts.config.runs[name]
-    limits, see, notes = _token_counter(facts.config.models[run.model])
+    limits, see, notes = token_counter(facts.config.models[run.model])
     cards, faults, marks = list[Card](), list[str](), set[str]()
     included: list[tuple[str, Item]] = []
     for dataset in run.datasets:
@@ -187,7 +187,7 @@ def read_texts(item: Item) -> list[str]:
     return [] if item.awaits_caption else [read_caption(item.caption)]
 
 
-def _token_counter(
+def token_counter(
     model: Model,
 ) -> tuple[dict[str, int | None], Callable[[str], list[Cut]], list[str]]:
     """Return the limit of each encoder, a function that cuts a text for each encoder, and notes.

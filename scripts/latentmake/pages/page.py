@@ -2,7 +2,8 @@
 
 The content of a page is JSON data. The page's script shows it as text, never as markup. The content
 security policy allows only the page's own script and style sheet, and embedded pictures. Cards and
-galleries may also load picture files beside the page, and pages with clips may load clips.
+galleries may also load picture files beside the page, and pages with clips may load clips. A page
+that edits captions may ask its server.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _FOLDER = Path(__file__).parent
 _PARTS = {
     "cards": ("page", "viewer", "cards"),
     "compare": ("page", "clips", "chart", "viewer", "compare"),
+    "edit": ("page", "edit"),
     "gallery": ("page", "clips", "chart", "gallery"),
 }
 """Kind of page -> names of its templates, style sheets and scripts; not every file exists."""
@@ -69,7 +71,7 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     """Return a page.
 
     Args:
-        kind: `cards`, `compare` or `gallery`.
+        kind: `cards`, `compare`, `gallery`, or `edit`, which a server sends.
         title: title of the page.
         data: JSON values for the page's script.
         state: digest of the inputs that the page was made from; `state_in` reads it.
@@ -83,8 +85,9 @@ def page(kind: str, title: str, data: Any, state: str = "") -> str:
     style, script = ("\n".join(_sources(kind, ending)) for ending in ("css", "js"))
     clips = "media-src data: file: 'self'; " if "clips" in _PARTS[kind] else ""
     beside = "" if kind == "compare" else " file: 'self'"
+    server = "connect-src 'self'; " if kind == "edit" else ""
     policy = (
-        f"default-src 'none'; img-src data:{beside}; {clips}style-src {_allowed(style)}; "
+        f"default-src 'none'; img-src data:{beside}; {clips}{server}style-src {_allowed(style)}; "
         f"script-src {_allowed(script)}; base-uri 'none'; form-action 'none'"
     )
     return templates.get_template(f"{kind}.html").render(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,13 +40,27 @@ def look_at(
     try:
         if not embeds:
             return _size_of(card, settings), None, ""
-        size, image = _opened(card, settings, readers)
+        size, image = _opened(card, settings, readers, _SIDE)
     except SourceError as error:
         return None, None, error.what
     except OSError as error:
         return None, None, f"cannot be read ({error.strerror})"
     image.thumbnail((_SIDE, _SIDE))
     return size, embedded(image, "webp", quality=75), ""
+
+
+def picture(facts: Facts, card: Card, readers: Readers, side: int) -> bytes:
+    """Return an item's picture as WebP, at most `side` pixels wide and high.
+
+    Raises:
+        SourceError: it is damaged.
+        OSError: it cannot be read.
+    """
+    _, image = _opened(card, facts.config.datasets[card.dataset], readers, side)
+    image.thumbnail((side, side))
+    data = io.BytesIO()
+    image.save(data, "webp", quality=80, method=2, lossless=max(image.size) < _SIDE)
+    return data.getvalue()
 
 
 def _size_of(card: Card, settings: Dataset) -> Size:
@@ -61,7 +76,7 @@ def _size_of(card: Card, settings: Dataset) -> Size:
         return Size(*(image.size[::-1] if turned else image.size))
 
 
-def _opened(card: Card, settings: Dataset, readers: Readers) -> tuple[Size, Image.Image]:
+def _opened(card: Card, settings: Dataset, readers: Readers, side: int) -> tuple[Size, Image.Image]:
     from PIL import Image
 
     from latentmake.encode.pixels.plain import decode, shrink_to
@@ -79,5 +94,5 @@ def _opened(card: Card, settings: Dataset, readers: Readers) -> tuple[Size, Imag
     data = path.read_bytes()
     turns, limit = settings.exif_rotation, settings.max_image_pixels
     size = upright_size(data, item.image, limit, turns=turns)
-    shrink = shrink_to(size, Size(2 * _SIDE, 2 * _SIDE))
+    shrink = shrink_to(size, Size(2 * side, 2 * side))
     return size, decode(data, item.image, settings, shrink=shrink)
