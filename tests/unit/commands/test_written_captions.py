@@ -77,6 +77,7 @@ def test_no_byte_of_a_persons_file_is_changed_or_lost(number: int) -> None:
         assert {path: path.read_bytes() for path in person.files} == person.files
     person.world.build()
     written = {path.stem for path in Path("data").glob("*.txt")}
-    rows = person.world.rows()
-    assert {stem for stem, row in rows.items() if not row.captioners} == written
+    items, _ = person.world.facts().items("cats", "tiny")
+    assert {item.stem for item in items if item.caption} == written
+    assert {item.stem for item in items if not item.made} == written
     assert {path: path.read_bytes() for path in person.files} == person.files
