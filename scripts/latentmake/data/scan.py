@@ -133,14 +133,18 @@ class Datasets:
         """Return the items of a listing without texts, stem -> row of a list, and faults."""
         if (request := (dataset, scan.fingerprint)) not in self._paired:
             from latentmake.data import folders
-            from latentmake.data.texts import rows_of_items
 
             settings = self.config.datasets[dataset]
             items, faults = scan.items, [*scan.faults]
             if items is None:
                 items, faults = folders.items(dataset, settings, scan)
-            rows, more = rows_of_items(dataset, settings, scan, items)
-            self._paired[request] = items, rows, faults + more
+            rows = scan.rows
+            if settings.metadata_file is not None:
+                from latentmake.data.texts import rows_of_items
+
+                rows, more = rows_of_items(dataset, settings, scan, items)
+                faults += more
+            self._paired[request] = items, rows, faults
         return self._paired[request]
 
     def listed(self, dataset: str) -> tuple[list[Item], Mapping[str, Row]]:

@@ -194,11 +194,9 @@ class Facts(Datasets):
             self._caption_folders[dataset] = Folder(f"cache/{dataset}/{CAPTIONS}")
         return self._caption_folders[dataset]
 
-    def captions_mark(self, dataset: str) -> object:
-        """Return everything that made captions depend on besides items; None without captioners."""
+    def captions_mark(self, dataset: str) -> list[object]:
+        """Return everything that a dataset's made captions depend on besides its items."""
         names = self.config.datasets[dataset].captioner
-        if not names:
-            return None
         recipes = [self.recipe_digest(dataset, name, CAPTIONS) for name in names]
         return [self.captions_folder(dataset).fingerprint, recipes]
 

@@ -115,8 +115,8 @@ class Remembered:
             facts.scan(dataset, "control_directory").fingerprint or None,
             self._settings.model_dump(),
         ]
-        if model != CAPTIONS and (mark := facts.captions_mark(dataset)):
-            base.append(mark)
+        if self._settings.captioner and model != CAPTIONS:
+            base.append(facts.captions_mark(dataset))
         self._base = digest.of_value(base)
         self._listings = self._scan.fingerprint, self.folder.fingerprint
         self._stamp: Any = None

@@ -203,7 +203,7 @@ def write_manifest(
     excluded = {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
     layout = layout_of(order.layout)
     members = [
-        _settled(order, member, layout)
+        _settled(order, member, layout) if member.item.awaits_caption else member
         for member in order.items
         if (member.dataset, member.item.stem) not in excluded
     ]
@@ -253,9 +253,7 @@ def write_manifest(
 
 
 def _settled(order: ManifestOrder, member: Member, layout: Layout) -> Member:
-    """Return a member with its texts, if a captioner has made them in this build."""
-    if not member.item.awaits_caption:
-        return member
+    """Return a member with its texts, which a captioner has made in this build."""
     settings, like_sdscripts = order.captioned[member.dataset], layout.like_sdscripts
     item = settled(member.item, "", settings, like_sdscripts=like_sdscripts)
     text = member.text and (member.text[0], digest_of_texts(item.texts or ()))
