@@ -70,7 +70,7 @@ def test_dependencies_are_those_imported_and_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
     extras = project["optional-dependencies"]
-    optional = {*extras["parquet"], *extras["adamw8bit"]}
+    optional = {*extras["parquet"], *extras["adamw8bit"], *extras["captioners"]}
     modules = {
         "opencv-python-headless": "cv2",
         "pillow": "PIL",
@@ -89,7 +89,6 @@ def test_dependencies_are_those_imported_and_locked() -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").partition(".")[0])
     imported |= {"snakemake", "tensorboard"}  # the Snakefile's; what torch's own writer needs
-    imported |= {"num2words"}  # what SmolVLM's processor needs
     assert {modules.get(name, name) for name in named} <= imported
     foreign = imported - set(sys.stdlib_module_names) - {"latentmake", "demo"}
     assert foreign <= {modules.get(name, name) for name in named} | {"tensorboard"} | optional

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -354,6 +355,13 @@ def tagger(folder: Path) -> Path:
     rows = [f"{number},{tag},{category},1" for number, (tag, category) in pairs]
     (folder / "selected_tags.csv").write_text("\n".join(["tag_id,name,category,count", *rows]))
     return folder
+
+
+def lacking() -> set[str]:
+    """Return the kinds whose processors or models need packages that are not there."""
+    has = {name: importlib.util.find_spec(name) is not None for name in ("timm", "torchvision")}
+    lacks = set() if has["torchvision"] else {"qwen", "smolvlm"}
+    return lacks if has["timm"] else lacks | {"tagger"}
 
 
 MAKERS = {

@@ -438,7 +438,7 @@ def _texts(
     """
     files = item.file(CAPTION), item.file(TAGS)
     class_caption = _with_folder(settings.class_tokens, item) if settings.class_tokens else ""
-    by_captioner = item.made
+    by_captioner = settings.captioner and item.made
     plain = not (settings.composed or row or by_captioner)
     if plain and not (like_sdscripts and (files[0] or "\n" in class_caption.strip())):
         return [class_caption] if class_caption and not files[0] else None

@@ -30,13 +30,27 @@ CHATS = ("qwen", "smolvlm", "llava")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+class Nets:
+    """Folders of captioners by kind; a test skips if its kind needs packages that are missing.
+
+    `test_caption_packages.py` runs this module again where they are there.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name, maker in world.MAKERS.items():
+            if name not in world.lacking():
+                maker(root / name)
+
+    def __truediv__(self, path: str) -> Path:
+        if path.partition("/")[0] in world.lacking():
+            pytest.skip("it needs the packages of envs/captioners.lock")
+        return self.root / path
+
+
 @pytest.fixture(scope="module")
-def nets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of all kinds of captioners."""
-    root = tmp_path_factory.mktemp("nets")
-    for name, maker in world.MAKERS.items():
-        maker(root / name)
-    return root
+def nets(tmp_path_factory: pytest.TempPathFactory) -> Nets:
+    return Nets(tmp_path_factory.mktemp("nets"))
 
 
 def write(folder: Path, *pixels: Any, **keys: Any) -> list[str]:
@@ -54,7 +68,7 @@ PICTURES = [picture(number) for number in range(4)]
 
 
 @pytest.mark.parametrize("name", [*world.MAKERS])
-def test_a_batch_gives_what_single_pictures_give_again_and_again(nets: Path, name: str) -> None:
+def test_a_batch_gives_what_single_pictures_give_again_and_again(nets: Nets, name: str) -> None:
     together = write(nets / name, *PICTURES)
     assert together == write(nets / name, *PICTURES)
     samples = [sample(each) for each in PICTURES]
@@ -66,7 +80,7 @@ def test_a_batch_gives_what_single_pictures_give_again_and_again(nets: Path, nam
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
-def test_the_prompt_counts(nets: Path, name: str) -> None:
+def test_the_prompt_counts(nets: Nets, name: str) -> None:
     prompts = ("a photo of", "what does the big dog")
     if name == "florence":
         prompts = ("<CAPTION>", "<DETAILED_CAPTION>")
@@ -79,14 +93,14 @@ def test_the_prompt_counts(nets: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["blip", "blip2"])
-def test_a_question_is_no_part_of_its_answer(nets: Path, name: str) -> None:
+def test_a_question_is_no_part_of_its_answer(nets: Nets, name: str) -> None:
     question = "what does the dog ?"
     (answer,) = write(nets / name, PICTURES[0], prompt=question)
     assert answer and question not in answer
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
-def test_a_temperature_draws_by_the_seed_and_the_picture(nets: Path, name: str) -> None:
+def test_a_temperature_draws_by_the_seed_and_the_picture(nets: Nets, name: str) -> None:
     before = torch.random.get_rng_state()
     drawn = write(nets / name, *PICTURES, temperature=2.0)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -97,7 +111,7 @@ def test_a_temperature_draws_by_the_seed_and_the_picture(nets: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", [*world.MAKERS])
-def test_a_clip_is_several_pictures_or_its_middle_frame(nets: Path, name: str) -> None:
+def test_a_clip_is_several_pictures_or_its_middle_frame(nets: Nets, name: str) -> None:
     clip = picture(5, 30, 44, 3)
     (answer,) = write(nets / name, clip)
     sees_all = name in CHATS
@@ -106,7 +120,7 @@ def test_a_clip_is_several_pictures_or_its_middle_frame(nets: Path, name: str) -
     assert (write(nets / name, other) == [answer]) is not sees_all
 
 
-def test_a_task_that_finds_objects_gives_their_names(nets: Path) -> None:
+def test_a_task_that_finds_objects_gives_their_names(nets: Nets) -> None:
     network = settings(nets / "florence", prompt="<OD>")
     model = module.TaskModel(network_of(network), network, CPU, torch.float32)
     found = {"<OD>": {"bboxes": [[0, 0, 1, 1]] * 2, "labels": ["cat", "dog"]}}
@@ -114,7 +128,7 @@ def test_a_task_that_finds_objects_gives_their_names(nets: Path) -> None:
     assert model.write([sample(PICTURES[0])]) == ["cat, dog"]
 
 
-def test_fewer_tokens_than_places_are_written(nets: Path) -> None:
+def test_fewer_tokens_than_places_are_written(nets: Nets) -> None:
     (answer,) = write(nets / "blip", PICTURES[0], max_new_tokens=500)
     assert len(answer.split()) < 32
 
@@ -126,7 +140,7 @@ def test_a_large_picture_is_scaled_down_and_a_small_one_stays() -> None:
         assert np.array_equal(sized(PICTURES[0], longest), PICTURES[0])
 
 
-def test_the_size_of_the_picture_counts(nets: Path) -> None:
+def test_the_size_of_the_picture_counts(nets: Nets) -> None:
     assert write(nets / "qwen", *PICTURES, image_size=8) != write(nets / "qwen", *PICTURES)
 
 
@@ -156,7 +170,7 @@ def chat(folder: Path, template: str) -> ChatModel:
     ],
 )
 def test_a_chat_has_its_picture_in_each_form_of_template(
-    nets: Path, template: str, text: str
+    nets: Nets, template: str, text: str
 ) -> None:
     model = chat(nets / "qwen", template)
     assert text in model._message(1)
@@ -164,7 +178,7 @@ def test_a_chat_has_its_picture_in_each_form_of_template(
     assert model.write([sample(PICTURES[0])])[0]
 
 
-def test_a_template_without_pictures_is_refused(nets: Path) -> None:
+def test_a_template_without_pictures_is_refused(nets: Nets) -> None:
     model = chat(nets / "qwen", PARTS_ONLY)
     assert "takes no picture" in refused(lambda: model._message(1), kind=ModelError)
 
@@ -172,10 +186,9 @@ def test_a_template_without_pictures_is_refused(nets: Path) -> None:
 # -- tags -----------------------------------------------------------------------------------------
 
 
-def test_tags_are_those_of_timm_above_the_thresholds(nets: Path) -> None:
+def test_tags_are_those_of_timm_above_the_thresholds(nets: Nets) -> None:
     """The pixels are prepared as wdv3_timm.py does, with timm's own transform."""
-    import timm
-
+    timm = pytest.importorskip("timm")
     model = timm.create_model(f"local-dir:{nets / 'tagger'}", pretrained=True).eval()
     config = timm.data.resolve_data_config(model.pretrained_cfg, model=model)
     transform = timm.data.create_transform(**{**config, "crop_pct": 1.0})
@@ -199,7 +212,7 @@ def test_tags_are_those_of_timm_above_the_thresholds(nets: Path) -> None:
     assert {*found.split(", ")} >= {"general", "sensitive"}
 
 
-def test_tags_are_excluded_in_both_spellings_and_lose_underscores(nets: Path) -> None:
+def test_tags_are_excluded_in_both_spellings_and_lose_underscores(nets: Nets) -> None:
     every = {"thresholds": {"general": 0, "character": 0}}
     (found,) = write(nets / "tagger", PICTURES[0], **every)
     assert {*found.split(", ")} == {"1girl", "long hair", ">_<", "sks (game)"}
@@ -220,7 +233,7 @@ def test_a_picture_lies_in_the_middle_of_a_white_square() -> None:
 # -- mistakes -------------------------------------------------------------------------------------
 
 
-def damaged(nets: Path, tmp_path: Path, name: str, change: Callable[[Path], object]) -> str:
+def damaged(nets: Nets, tmp_path: Path, name: str, change: Callable[[Path], object]) -> str:
     folder = tmp_path / name
     shutil.copytree(nets / name, folder)
     change(folder)
@@ -244,12 +257,12 @@ def rewritten(name: str, text: str | bytes) -> Callable[[Path], object]:
     ],
 )
 def test_a_damaged_model_is_one_line(
-    nets: Path, tmp_path: Path, name: str, change: Callable[[Path], object], words: str
+    nets: Nets, tmp_path: Path, name: str, change: Callable[[Path], object], words: str
 ) -> None:
     assert words in damaged(nets, tmp_path, name, change)
 
 
-def test_missing_weights_are_not_drawn(nets: Path, tmp_path: Path) -> None:
+def test_missing_weights_are_not_drawn(nets: Nets, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     def change(folder: Path) -> None:
@@ -261,7 +274,7 @@ def test_missing_weights_are_not_drawn(nets: Path, tmp_path: Path) -> None:
     assert "lacks vision_model.post_layernorm.weight" in damaged(nets, tmp_path, "blip", change)
 
 
-def test_a_missing_library_is_one_line(nets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_one_line(nets: Nets, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: None)
     for bits in ("8bit", "4bit"):
         own = settings(nets / "blip", quantization=bits)
@@ -270,7 +283,17 @@ def test_a_missing_library_is_one_line(nets: Path, monkeypatch: pytest.MonkeyPat
         assert "pip install bitsandbytes" in said
 
 
-def test_out_of_memory_is_passed_on(nets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tagger_without_timm_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("config.json", "{}"), ("selected_tags.csv", "name,category\na,0")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: None)
+    said = refused(lambda: load_captioner(settings(tmp_path), CPU, silent), kind=ModelError)
+    assert "a tagger needs timm, which is missing" in said
+    assert "pip install timm torchvision num2words" in said
+
+
+def test_out_of_memory_is_passed_on(nets: Nets, monkeypatch: pytest.MonkeyPatch) -> None:
     own = settings(nets / "blip")
     load_captioner(own, CPU, silent)
 
@@ -282,7 +305,7 @@ def test_out_of_memory_is_passed_on(nets: Path, monkeypatch: pytest.MonkeyPatch)
         write(nets / "blip", PICTURES[0])
 
 
-def test_code_of_a_model_runs_only_if_it_is_trusted(nets: Path, tmp_path: Path) -> None:
+def test_code_of_a_model_runs_only_if_it_is_trusted(nets: Nets, tmp_path: Path) -> None:
     def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_bytes())
         config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
@@ -292,7 +315,7 @@ def test_code_of_a_model_runs_only_if_it_is_trusted(nets: Path, tmp_path: Path) 
     assert "trust_remote_code: true" in damaged(nets, tmp_path, "blip", change)
 
 
-def test_tags_are_read_in_their_order(nets: Path) -> None:
+def test_tags_are_read_in_their_order(nets: Nets) -> None:
     tags = read_tags(nets / "tagger/selected_tags.csv")
     assert [tag.name for tag in tags] == [*world.TAGS]
     assert [tag.category for tag in tags][:2] == ["rating", "general"]

@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from latentmake.base.errors import ModelError
+from latentmake.base.errors import ModelError, first_line
 from latentmake.config.captioners import Captioner
 from latentmake.config.weights import Weights
 from latentmake.encode.encoders.device import compute_dtype
 from latentmake.encode.encoders.local_state import complete, refusing
-from latentmake.encode.encoders.tagger import Tagger
+from latentmake.encode.encoders.tagger import PACKAGES, Tagger
 from latentmake.encode.reading import Encoded, Loaded, Sample
 from latentmake.models.captioner_recipe import Network, network_of
 from latentmake.models.files import only_variant
@@ -251,10 +251,21 @@ def _load(
     transformers.utils.logging.disable_progress_bar()  # it takes a second, and hides other lines
     with refusing(Weights(path=folder), "a captioner", hint):
         model = complete(getattr(transformers, loader), folder, foreign=".*", **options, **own)
-        processor = transformers.AutoProcessor.from_pretrained(folder, **own)
+        processor = _processor(folder, **own)
     if settings.quantization == "none":
         model.to(device)
     return model.eval().requires_grad_(False), processor
+
+
+def _processor(folder: str, **options: Any) -> Any:
+    """Load the processor of a model; raises ModelError if it needs a package that is missing."""
+    import transformers
+
+    try:
+        return transformers.AutoProcessor.from_pretrained(folder, **options)
+    except ImportError as error:
+        what = first_line(error) or "its processor needs a package that is missing"
+        raise ModelError(what, where=folder, hint=PACKAGES) from None
 
 
 def _quantization(settings: Captioner, dtype: torch.dtype) -> Any:

@@ -8,6 +8,7 @@ the order blue, green, red. Source: `pil_pad_square` and `main` of neggles/wdv3-
 from __future__ import annotations
 
 import csv
+import importlib.util
 import math
 import re
 from collections.abc import Sequence
@@ -25,6 +26,11 @@ from latentmake.config.captioners import Captioner
 from latentmake.config.weights import Weights
 from latentmake.encode.encoders.local_state import place, refusing
 from latentmake.models.captioner_recipe import TAGS, Network
+
+PACKAGES = (
+    "run `pip install timm torchvision num2words`, with a torchvision for the torch that is there"
+)
+"""Hint for a captioner that needs one of these packages."""
 
 _CATEGORIES = {0: "general", 4: "character", 9: "rating"}
 """Number in `selected_tags.csv` -> category. Its order is that of a caption's tags."""
@@ -50,6 +56,8 @@ class Tagger:
     def __init__(
         self, network: Network, settings: Captioner, device: torch.device, dtype: torch.dtype
     ) -> None:
+        if importlib.util.find_spec("timm") is None:
+            raise ModelError("a tagger needs timm, which is missing", where=TAGS, hint=PACKAGES)
         import timm  # takes seconds, and only taggers need it
 
         self._settings, self._device, self._dtype = settings, device, dtype
