@@ -63,6 +63,8 @@ def test_one_command_makes_captions_then_embeddings_then_a_training(captioned: P
     (captioned / "data/shapes/bee.txt").write_text("my own words")
     written = captioned.run("caches_tiny")
     assert (written.encoded("text").encoded, "captions of" in written.output) == (1, False)
+    unused = captioned.ask("explain", f"{CAPTIONS}/bee.json").output
+    assert "unused (somebody wrote the caption of its item)" in unused
     (captioned / "data/shapes/bee.txt").unlink()
     assert captioned.run("caches_tiny").encoded("text").encoded == 0
     assert texts(captioned)["bee"] == [made["bee"]["text"]]

@@ -37,7 +37,7 @@ class Explanation:
     """Explanation of a file, of a missing cache file, or of a target of a run."""
 
     path: str
-    state: str  # `fresh`, `stale`, `orphaned`, `unknown`, `unreadable` or `previous`
+    state: str  # `fresh`, `stale`, `orphaned`, `unused`, `unknown`, `unreadable` or `previous`
     reason: str = ""  # one of `state.REASONS` if the file is stale; otherwise a sentence
     differences: list[Difference] = field(default_factory=list)  # differences of keys or trainings
     source: list[str] = field(default_factory=list)  # files that it is made from, or the text
@@ -192,6 +192,8 @@ def _of_cache(facts: Facts, path: str) -> Explanation:
         state, reason = "orphaned", "its item is gone, or named otherwise"
         if any(layout.base(item.stem) in bases for item in items):
             reason = "its item has no such text, clip or size any more"
+        if model == CAPTIONS and not facts.stems(dataset).isdisjoint(bases):
+            state, reason = "unused", "somebody wrote the caption of its item"
         for fault in facts.faults.get((dataset, model), ()):
             if layout.base(fault.stem) in bases:
                 state, reason = "unknown", f"its item is faulty: {fault.line}"
