@@ -179,7 +179,7 @@ def check(real: RealProject) -> None:
     foretold = real.foretold()
     assert real.build()
     written = sum((real.project / name).stat().st_size for name in latents)
-    assert foretold is None or foretold == pytest.approx(written, rel=0.02)
+    assert foretold is None or foretold == pytest.approx(written, rel=0.02), (foretold, written)
     assert {*real.project.cache_files()} == latents | text
     assert not real.build()
     assert not real.planned()

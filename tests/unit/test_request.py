@@ -58,8 +58,8 @@ def test_a_run_that_there_is_not_is_answered_with_the_nearest(target: str, meant
 
 
 FILE = "cache/cats/sd15/64/x.latents.safetensors"
-CACHES = {"latents_a_b", "text_a_b"}
-ALL = {*CACHES, "manifest_a_b", "latents", "text"}
+CACHES = {"captions_a_b", "latents_a_b", "text_a_b"}
+ALL = {*CACHES, "manifest_a_b", "captions", "latents", "text"}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ ALL = {*CACHES, "manifest_a_b", "latents", "text"}
         ("train_a_b", ["train"], {"train_a_b"}),
         ("train_a_b", ["--forceall"], {*ALL, "train_a_b"}),
         ("generate_a_b", ["--forceall"], {*ALL, "train_a_b", "generate_a_b"}),
-        ("latents_a_b", ["--forceall"], ALL - {"text_a_b"}),
+        ("latents_a_b", ["--forceall"], ALL - {"captions_a_b", "text_a_b"}),
         ("train_a_b", ["--force"], {"train_a_b"}),
         ("runs/a_b/trained.json", ["--force"], {"train_a_b"}),
         ("runs/a_b/x.safetensors", ["--force"], {"train_a_b"}),
@@ -79,7 +79,7 @@ ALL = {*CACHES, "manifest_a_b", "latents", "text"}
         (FILE, ["--force"], {FILE}),
         ("train_a_b", [FILE], {FILE}),
         ("train_a_b", ["text"], {"text", "text_a_b"}),
-        ("train_a_b", ["caches_cats"], {"latents_cats", "text_cats"}),
+        ("train_a_b", ["caches_cats"], {"captions_cats", "latents_cats", "text_cats"}),
         ("train_a_b", ["manifest"], {"manifest_a_b"}),
         ("train_a_b", ["generate"], set()),
         ("all", ["--force"], {f"train_{run}" for run in RUNS}),
@@ -104,7 +104,7 @@ def test_what_is_forced_by_its_name_is_asked_for_beside_the_targets() -> None:
 def test_the_training_of_a_run_is_asked_for_by_all_that_follows_it(target: str) -> None:
     asked = request(target)
     assert "a_b" in asked.trained and "cats" not in asked.trained
-    assert asked.kinds["a_b"] == {"latents", "text"} and not asked.kinds["cats"]
+    assert asked.kinds["a_b"] == {"captions", "latents", "text"} and not asked.kinds["cats"]
 
 
 def test_a_file_of_a_run_is_asked_for_by_what_makes_it() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -50,10 +51,11 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _CONTROL = "latents_control_"
 _WAN = 16, 8, 4  # channels of Wan's latents; pixels and frames of a latent
 _MASK_CHANNELS = 4  # more channels in the condition of image-to-video
-# The networks of Wan, if they are single files without a configuration: tokens and width of
+# The networks of Wan, if no file says it, such as a torch file: tokens and width of
 # ViT-huge, which image-to-video reads, and width of umT5-xxl.
 _VISION = 257, 1280
 _UMT5 = 4096
+_VISION_PLACES = re.compile(r"(visual|vision_model)\.(.*\.)?pos(ition)?_embedding(\.weight)?$")
 _CHUNK = 75  # tokens of a caption that CLIP sees at once
 _T5_SPECIAL = 1  # EOS
 # Bytes of an npz file: of its end, and of a member besides its data and two copies of its name.
@@ -165,9 +167,15 @@ def _vae(model: Model) -> tuple[int, int, int] | None:
 def _vision(weights: Weights) -> tuple[int, int]:
     """Return the tokens and the width of a CLIP image encoder's output."""
     if (config := network_config(weights)) is None:
-        return _VISION
+        return _vision_in(Path(weights.path or ""))
     config = {**config, **(config.get("vision_config") or {})}
     return (config["image_size"] // config["patch_size"]) ** 2 + 1, config["hidden_size"]
+
+
+def _vision_in(path: Path) -> tuple[int, int]:
+    tensors = contents_of(path)[0] if path.suffix == ".safetensors" else {}
+    shapes = (row.shape[-2:] for name, row in tensors.items() if _VISION_PLACES.match(name))
+    return next(((tokens, width) for tokens, width in shapes), _VISION)
 
 
 # -- embeddings -----------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_a_view_has_the_sizes_of_controls_where_they_are_of_their_own() -> None:
         ("512x768", "latents", (512, 768)),
         ("text", "text", None),
         ("text.1@512x768", "text", (512, 768)),
-        ("a folder of others", "latents", None),
+        ("a folder of others", "captions", None),
     ],
 )
 def test_the_name_of_a_part_says_what_it_holds(
