@@ -73,13 +73,12 @@ def test_one_command_makes_captions_then_embeddings_then_a_training(captioned: P
 def test_a_killed_captioner_keeps_what_it_finished(captioned: Project) -> None:
     captioned.stop_in_script("encode.py", CAPTIONS, 2)
     running = captioned.start("captions_tiny")
-    stopped(running)
-    os.killpg(running.pid, signal.SIGKILL)
-    running.wait(timeout=60)
-    assert len([*(captioned / CAPTIONS).glob("*.json")]) == 2
-    assert (
-        "captions of shapes: 3 made" in captioned.run("captions_tiny", "--rerun-incomplete").output
-    )
+    os.kill(stopped(running), signal.SIGKILL)
+    assert running.wait(timeout=600) != 0
+    finished = len([*(captioned / CAPTIONS).glob("*.json")])
+    assert 2 <= finished < 5
+    again = captioned.run("captions_tiny").output
+    assert f"captions of shapes: {5 - finished} made" in again
     assert captioned.run("captions_tiny").idle
     captioned.ask("verify", "tiny")
 
