@@ -133,7 +133,7 @@ class Request:
         """Return the orders of a plan that a build carries out, without duplicates."""
         of_runs = ((name, order) for name, run in plan.runs.items() for order in run.orders)
         needed = {id(order) for name, order in of_runs if order.kind in self.kinds[name]}
-        named = self.files.intersection
+        named = set[str]().union(*plan.named.values()).intersection
         return [order for order in plan.orders if id(order) in needed or named(order.paths)]
 
     def check(self, rules: Collection[str], is_made: Callable[[str], bool]) -> None:

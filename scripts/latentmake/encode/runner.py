@@ -111,7 +111,7 @@ class _Runner:
         with self.held, self.progress, self.pipeline:
             for order in orders:
                 self.progress.total = (self.progress.total or 0) + len(order.paths)
-                self.progress.set_description(f"{order.kind} of {order.dataset}", refresh=False)
+                self.progress.set_description_str(f"{order.kind} of {order.dataset}", refresh=False)
                 job = Job(order, self.say, self.take_gpu, job)
                 jobs.append(job)
                 self.make(job, order.items)

@@ -207,6 +207,22 @@ def named_states(
             yield Part(dataset, model, part), (named, state)
 
 
+def named_and_awaited(
+    facts: Facts, paths: Collection[str]
+) -> dict[Part, tuple[Collection[str], State]]:
+    """Judge named cache files as `named_states` does, and the made captions that they wait for.
+
+    The parts of captions come first.
+    """
+    named = dict(named_states(facts, sorted(paths)))
+    parts = (part for _, state in named.values() for part in state.parts.values())
+    items = [work.item for part in parts for work in part.stale if work.item.awaits_caption]
+    captions = {made.path for item in items for made in item.made}
+    if captions.difference(paths):
+        named = dict(named_states(facts, sorted(captions.union(paths))))
+    return dict(sorted(named.items(), key=lambda entry: entry[0].model != CAPTIONS))
+
+
 def _check_size(facts: Facts, dataset: str, model: str, place: str, path: str) -> None:
     """Raise ConfigError for a resolution that no run of the dataset and model can have."""
     try:

@@ -21,6 +21,7 @@ from latentmake.plan.manifest import read_lock
 from latentmake.plan.orders import (
     PROMPTS,
     Part,
+    caption_parts,
     left_faults,
     parts_of,
     prompt_items,
@@ -196,8 +197,7 @@ class Facts(Datasets):
 
     def captions_mark(self, dataset: str) -> list[object]:
         """Return everything that a dataset's made captions depend on besides its items."""
-        names = self.config.datasets[dataset].captioner
-        recipes = [self.recipe_digest(dataset, name, CAPTIONS) for name in names]
+        recipes = [*map(self.recipe_digest, caption_parts(self.config, dataset))]
         return [self.captions_folder(dataset).fingerprint, recipes]
 
     def _with_made(self, dataset: str, items: list[Item], lacking: Collection[str]) -> list[Item]:
@@ -256,7 +256,7 @@ class Facts(Datasets):
         """Return the recipe of a part's targets, see `recipe`."""
         return self.recipe(part.dataset, part.maker, kind_of(part.name))
 
-    def recipe_digest(self, dataset: str, model: str, kind: str) -> str:
-        """Return the digest of a recipe; `UNKNOWN` if the model is not on this machine."""
-        values = self.recipe(dataset, model, kind)
+    def recipe_digest(self, part: Part) -> str:
+        """Return the digest of a part's recipe; `UNKNOWN` if its model is not on this machine."""
+        values = self.recipe(part.dataset, part.maker, kind_of(part.name))
         return digest.of_value(values) if values else UNKNOWN

@@ -100,9 +100,8 @@ def key_of(
         return row[1], None
     header = header_of(memo, path)
     memo.targets.learn(path, stat, header.key)
-    if header.caption is not None and path.endswith(
-        MadeCaptions.latents_ending
-    ):  # so that it is read once
+    is_caption = path.endswith(MadeCaptions.latents_ending)
+    if is_caption and header.caption is not None:  # so that it is read once
         size, mtime_ns, inode = stat
         memo.texts.learn(path, SourceStat(size, mtime_ns, 0, inode), header.caption)
     return header.key, header
@@ -145,9 +144,9 @@ class Judge:
         # Part -> digest of an earlier release's recipe, and tokens that today's reads otherwise.
         self._before: dict[str, tuple[str, Collection[str]]] = {}
         for part in parts:
-            kind, maker = kind_of(part), Part(dataset, model, part).maker
-            self.recipes[part] = facts.recipe_digest(dataset, maker, kind)
-            former, tokens = before_readings(facts.recipe(dataset, maker, kind))
+            place = Part(dataset, model, part)
+            self.recipes[part] = facts.recipe_digest(place)
+            former, tokens = before_readings(facts.recipe(dataset, place.maker, kind_of(part)))
             if tokens:
                 self._before[part] = digest.of_value(former), tokens
 

@@ -80,9 +80,9 @@ def make_plan(
     datasets = {dataset for dataset, _ in states} - {PROMPTS}
     apart = {dataset: store.kept_apart(facts.memo, dataset) for dataset in datasets}
     if files:
-        from latentmake.plan.batches import named_states
+        from latentmake.plan.batches import named_and_awaited
 
-        named = dict(named_states(facts, sorted(files)))
+        named = named_and_awaited(facts, files)
     if files or stale:
         store.mark_reusable(facts.memo, [*states.values(), *(state for _, state in named.values())])
     if batched and (files or stale):

@@ -108,10 +108,7 @@ class Remembered:
             dataset,
             model,
             self._layout.name,
-            {
-                part: facts.recipe_digest(dataset, Part(dataset, model, part).maker, kind_of(part))
-                for part in parts
-            },
+            {part: facts.recipe_digest(Part(dataset, model, part)) for part in parts},
             facts.scan(dataset, "control_directory").fingerprint or None,
             self._settings.model_dump(),
         ]

@@ -48,6 +48,8 @@ from latentmake.plan.orders import (
 from latentmake.plan.product import Difference, Made, Product, judge, some
 
 _ANEW = Difference("the manifest is written anew")
+_AWAITED = "awaited"
+"""Digest, in a plan, of texts that a captioner must make first."""
 _Texts = Mapping[str, tuple[str, Mapping[str, str]]]
 """Dataset -> part of the lock, and stem -> digest of texts that a trainer encodes itself."""
 
@@ -122,7 +124,7 @@ class Plan:
     Attributes:
         runs: run -> its plan.
         jobs: encoding jobs of all runs.
-        named: part -> cache files that the command names.
+        named: part -> cache files that the command names, and made captions that these wait for.
         needs: disk space for files other than caches and trainings.
     """
 
@@ -261,7 +263,7 @@ def _differences(
     # Stale targets are reported already, so unknown keys count as unchanged.
     keys = {part: state.keys or lock.parts.get(part) for part, state in states.items()}
     for name, (part, digests) in texts.items():
-        if awaiting := sum(not content for content in digests.values()):
+        if awaiting := [*digests.values()].count(_AWAITED):
             of_texts = f"{awaiting} of {len(digests)} texts of {name}"
             differences.append(Difference(f"{of_texts}: a captioner makes them"))
             keys[part] = lock.parts.get(part)
@@ -352,7 +354,7 @@ def _text_digests(facts: Facts, run: Run, name: str, lock: Lock) -> tuple[str, d
         if keys_digest(former.items()) == locked:
             return f"{name}/{CAPTIONS}", former
     return part, {
-        stem: "" if stem in awaiting else digest_of_texts(variants)
+        stem: _AWAITED if stem in awaiting else digest_of_texts(variants)
         for stem, variants in texts.items()
     }
 

@@ -180,17 +180,18 @@ def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() ->
     latents, folder = Part("cats", "tiny", "64"), Path("runs/first")
     memo = Memo(Path("memo.sqlite"))
     memo.digest_of_file(Path("data/one.txt"))  # as the release did that wrote the lock
+    Image.new("RGB", (64, 64)).save("data/bare.png")  # a lock of that release has "" for no caption
 
     def plan() -> RunPlan:
         found = RunPlan("first", {latents: PartState()}, images={"cats": ""})
-        facts = facts_of(model)
+        facts = facts_of(model, missing_caption="empty")
         facts.memo = memo
         plan_manifest(facts, found)
         return found
 
     texts = [(stem, lines.decode()) for stem, lines in sorted(first_lines().items())]
     digests = [(stem, digest.of_value([line])) for stem, line in texts if stem != "one"]
-    digests.append(("one", digest.of_file(Path("data/one.txt"))))
+    digests += [("one", digest.of_file(Path("data/one.txt"))), ("bare", "")]
     keys = {
         "cats/64": PartState().keys or "",
         f"cats/{manifest.CAPTIONS}": keys_digest(sorted(digests)),

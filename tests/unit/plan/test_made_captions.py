@@ -17,7 +17,9 @@ from latentmake.encode.reading import Loaded, Sample
 from latentmake.formats.video import read_frames
 from latentmake.geometry.clips import Span
 from latentmake.plan.manifest import read_lock
+from latentmake.plan.orders import Part
 from latentmake.plan.planner import make_plan
+from latentmake.request import Request
 from order_world import Encoded, carry_out
 from video_world import write_video
 
@@ -201,6 +203,20 @@ def test_texts_that_a_trainer_encodes_itself_are_known_once_they_are_made() -> N
     ]
     assert made(world) == ["flo a", "flo b"]
     assert read_lock("cats").digest != lock.digest
+
+
+def test_a_text_that_a_command_names_has_its_caption_made_first() -> None:
+    world = CaptionedWorld("a", "b")
+    text = "cache/cats/tiny/text/a.text.safetensors"
+    facts = world.facts()
+    plan = make_plan(facts, [], files=[text])
+    captions, texts = Request([text], facts.config).orders(plan)
+    assert captions.paths == ["cache/cats/captions/flo/a.json"]
+    assert (texts.paths, texts.awaits) == ([text], (str(captions.receipt),))
+    world.build()
+    built = world.facts()
+    assert make_plan(built, [], files=[text]).jobs == []
+    assert [*make_plan(built, [], files=[text]).named] == [Part("cats", "tiny", "text")]
 
 
 def test_each_gpu_gets_a_job_of_captions_and_texts_wait_for_all_of_them() -> None:
