@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from latentmake.config.architectures import ARCHITECTURES, MUSUBI, SDSCRIPTS, WAN, Architecture
-from latentmake.config.makers import Encoder, File, Scripts, Setting, Strategies
+from latentmake.config.architectures import MUSUBI, SDSCRIPTS, WAN
+from latentmake.config.makers import (
+    Architecture,
+    Encoder,
+    File,
+    Scripts,
+    Setting,
+    Strategies,
+)
 
 from reference.tables import table
 from reference.types import short
 
 __all__ = ["page"]
 
-_MUSUBI = [(row, row.scripts) for row in (WAN, *ARCHITECTURES.values()) if row.name in MUSUBI]
-_SD_SCRIPTS = [(ARCHITECTURES[name], row) for name, row in SDSCRIPTS.items()]
 _SHOWN = 4  # most tasks of one architecture that are listed
 _DESCRIBED = {"learning_rate", "network_dim", "network_alpha", "gradient_checkpointing", "seed"}
 _TEXT = """# Architectures
@@ -99,49 +104,47 @@ def page() -> str:
                 "suffix",
                 "training script",
             ),
-            map(_musubi_row, _MUSUBI),
+            map(_musubi_row, MUSUBI.values()),
         ),
-        musubi_defaults=_defaults((a.name, scripts.settings) for a, scripts in _MUSUBI),
+        musubi_defaults=_defaults(MUSUBI.values()),
         sd_scripts=table(
             ("architecture", "name", "text", "sides", "bucket steps", "caches", "training scripts"),
-            map(_sd_scripts_row, _SD_SCRIPTS),
+            map(_sd_scripts_row, SDSCRIPTS.values()),
         ),
         options="\n".join(
-            f"| `{a.name}` | {_flags(row.latents)} | {_flags(row.text)} |"
-            for a, row in _SD_SCRIPTS
+            f"| `{row.name}` | {_flags(row.latents)} | {_flags(row.text)} |"
+            for row in SDSCRIPTS.values()
             if row.latents
         ),
-        sd_scripts_defaults=_defaults((a.name, row.settings) for a, row in _SD_SCRIPTS),
+        sd_scripts_defaults=_defaults(SDSCRIPTS.values()),
     )
 
 
-def _musubi_row(row: tuple[Architecture, Scripts]) -> list[str]:
-    architecture, scripts = row
+def _musubi_row(scripts: Scripts) -> list[str]:
     return [
-        "none" if architecture is WAN else f"`{architecture.name}`",
+        "none" if scripts is WAN else f"`{scripts.name}`",
         scripts.title,
         _tasks(scripts),
         ", ".join(_weights((*scripts.latents.files, *scripts.text.files))) or "none",
         ", ".join(_items(scripts)),
-        str(architecture.side),
+        str(scripts.side),
         f"`{scripts.suffix}`",
         f"`{scripts.training.name}`",
     ]
 
 
-def _sd_scripts_row(row: tuple[Architecture, Strategies]) -> list[str]:
-    architecture, strategies = row
+def _sd_scripts_row(strategies: Strategies) -> list[str]:
     encoders = [file for file in strategies.files if file.key.startswith("text")]
     flags = [f"`{file.flag}`" for file in sorted(encoders, key=lambda file: file.key)]
     endings = filter(None, (strategies.latents_ending, strategies.text_ending))
     return [
-        f"`{architecture.name}`",
+        f"`{strategies.name}`",
         strategies.title,
-        ", ".join(architecture.text_encoders or flags),
-        str(architecture.side),
-        f"{architecture.bucket_steps} ({strategies.divisor or architecture.bucket_divisor})",
+        ", ".join(strategies.text_encoders or flags),
+        str(strategies.side),
+        f"{strategies.bucket_steps} ({strategies.divisor or strategies.bucket_divisor})",
         ", ".join(f"`{ending}`" for ending in endings),
-        ", ".join(f"`{name}`" for name in strategies.scripts),
+        ", ".join(f"`{name}`" for name in strategies.training_scripts),
     ]
 
 
@@ -183,10 +186,10 @@ def _flags(encoder: Encoder | None) -> str:
     return ", ".join(f"`{flag}`" for flag in encoder.options) if encoder else ""
 
 
-def _defaults(rows: Iterable[tuple[str, Mapping[str, Setting]]]) -> str:
+def _defaults(rows: Iterable[Architecture]) -> str:
     return table(
         ("architecture", "learning rate", "rank", "alpha", "further"),
-        ([f"`{name}`", *_default_row(settings)] for name, settings in rows),
+        ([f"`{row.name}`", *_default_row(row.settings)] for row in rows),
     )
 
 

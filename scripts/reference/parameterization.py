@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from latentmake.config.architectures import ARCHITECTURES, MUSUBI, WAN, Architecture
-from latentmake.config.makers import Setting
+from latentmake.config.architectures import ARCHITECTURES, MUSUBI, WAN
+from latentmake.config.makers import Architecture, Setting
 from latentmake.models import parameterization
 
 from reference.tables import table
@@ -78,7 +78,7 @@ def _diffusion() -> Iterator[list[str]]:
             f"the file; else {row.prediction or f'`{key}`, which is asked for'}"
             for key in ("prediction_type", "v_parameterization")
         ]
-        name, scale = f"`{row.name}`", ": ".join(reversed(row.maker.scale))
+        name, scale = f"`{row.name}`", ": ".join(reversed(row.scale))
         rows = (
             ("`sd`", "folder", f"{own}: `prediction_type`", own, f"{config}: `scaling_factor`"),
             ("`sd`", "one file", words[0], f"{own} beside it; else {stable}", _scale(row)),
@@ -99,7 +99,7 @@ def _flow() -> Iterator[list[str]]:
             name = row.scripts.training.name
             yield _flow_row(row, "musubi", name.removesuffix(".py"))
         elif not row.checkpoints:
-            yield _flow_row(row, "sdscripts", row.strategies.scripts[0])
+            yield _flow_row(row, "sdscripts", row.strategies.training_scripts[0])
     scale = "its `config.json`; else those of Wan 2.1, as in diffusers' AutoencoderKLWan"
     yield [
         "none",
@@ -111,8 +111,8 @@ def _flow() -> Iterator[list[str]]:
 
 
 def _flow_row(row: Architecture, kind: str, script: str) -> list[str]:
-    text, file = row.maker.scale
-    settings = {key.removeprefix("--"): value for key, value in row.maker.settings.items()}
+    text, file = row.scale
+    settings = {key.removeprefix("--"): value for key, value in row.settings.items()}
     sampling = [
         f"`{key}: {_number(settings[key])}`"
         for key in ("timestep_sampling", "discrete_flow_shift")
@@ -121,7 +121,7 @@ def _flow_row(row: Architecture, kind: str, script: str) -> list[str]:
     return [
         "none" if row is WAN else f"`{row.name}`",
         f"`{kind}`",
-        f"{row.maker.predicts}: `{script}.py`",
+        f"{row.predicts}: `{script}.py`",
         ", ".join(sampling) or "the script's own",
         f"{text}: `{file}`",
     ]

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from conftest import PYTHON, sources
-from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram
+from latentmake.config.makers import Architecture
 from latentmake.trainers.launched.installation import Installation
 from latentmake.trainers.launched.order import Resume, prompt_lines
 from latentmake.trainers.sdscripts.order import training_arguments as command_arguments
@@ -51,13 +52,13 @@ def asked_steps(script: str) -> int:
 
 @pytest.mark.parametrize("row", [WAN, *ARCHITECTURES.values()], ids=lambda row: row.name or "wan")
 def test_the_scale_of_latents_is_in_the_file_that_the_page_names(row: Architecture) -> None:
-    name, below = ("musubi-tuner", "src") if row.maker.versions else ("sd-scripts", "")
-    words, file = row.maker.scale
+    name, below = ("musubi-tuner", "src") if row.versions else ("sd-scripts", "")
+    words, file = row.scale
     text = (sources(name) / below / file).read_text(encoding="utf-8")
     numbers = re.findall(r"-?\d+\.\d+|running_\w+", words)
     assert numbers or "no VAE" in words
     assert all(each in text for each in numbers), file
-    if not row.maker.versions and row.scaling_factor is not None:
+    if not row.versions and row.scaling_factor is not None:
         ours = f"factor {row.scaling_factor}", f"shift {row.shift_factor}"
         assert all(each in words for each in ours[: 1 + bool(row.shift_factor)])
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from conftest import PYTHON, sources
-from latentmake.config.architectures import ARCHITECTURES, WAN, Architecture
+from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.machines import ExternalProgram
+from latentmake.config.makers import Architecture
 from latentmake.config.models import Model
 from latentmake.trainers.launched.installation import Installation
 from latentmake.trainers.musubi.command import caching_arguments
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.real_trainer
 ROWS = [
     row
     for row in (WAN, *ARCHITECTURES.values())
-    if any(each.latents or each.text for each in row.maker.versions.values())
+    if any(each.latents or each.text for each in row.versions.values())
 ]
 
 

@@ -22,7 +22,7 @@ CLASSES = {
     *("SdTrainer", "WanTrainer", "MusubiTrainer", "SdScriptsTrainer"),
     *("WAN", "GENERIC", "Scripts", "Strategies"),
 }
-OPTIONAL = {"scripts", "strategies", "maker"}  # facts of a program: "is there one" asks who it is
+OPTIONAL = {"scripts", "strategies"}  # facts of a program: "is there one" asks who it is
 TABLES = {"config", "layouts", "backends"}  # tables have names as keys
 FREE = {
     "models/checkpoints.py",  # tells the three families whose releases are one file

@@ -29,7 +29,7 @@ def install(folder: Path) -> None:
     for row in MUSUBI.values():
         scripts["musubi-tuner"] |= {row.latents.name, row.text.name, row.training.name}
     for each in SDSCRIPTS.values():
-        scripts["sd-scripts"] |= {f"{name}.py" for name in each.scripts}
+        scripts["sd-scripts"] |= {f"{name}.py" for name in each.training_scripts}
         encoders = filter(None, (each.latents, each.text))
         modules = {module for encoder in encoders for module in encoder.modules}
         scripts["sd-scripts"] |= {f"{module.replace('.', '/')}.py" for module in modules}

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from latentmake.base import digest
-from latentmake.config.architectures import ARCHITECTURES, MUSUBI, WAN
+from latentmake.config.architectures import MUSUBI
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer
 from latentmake.config.machines import ExternalProgram, Publish
-from latentmake.config.makers import Scripts
 from latentmake.config.models import Model
 from latentmake.trainers.launched.order import with_defaults
 from latentmake.trainers.musubi.order import MusubiOrder
@@ -33,11 +32,7 @@ _BUCKET = (64, 64)  # (width, height) of an image of 80 x 64 without buckets
 _WIDE = (32, 64)  # of a control, (height, width) in pixels
 
 Tensors = dict[str, torch.Tensor]
-ROWS: Mapping[str, Scripts] = {
-    (name or "wan"): row.scripts
-    for name, row in {"": WAN, **ARCHITECTURES}.items()
-    if row.name in MUSUBI
-}
+ROWS = MUSUBI
 VERSIONS = [(name, task) for name, scripts in ROWS.items() for task in scripts.versions]
 # A name of a tensor that the DiT's file has, as its class names it.
 DIT_NAMES = {

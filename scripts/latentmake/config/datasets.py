@@ -29,7 +29,7 @@ from latentmake.config.fields import (
 )
 
 if TYPE_CHECKING:
-    from latentmake.config.architectures import Architecture
+    from latentmake.config.makers import Architecture
 
 
 _VARIED = Applies(
@@ -157,15 +157,15 @@ _MERGED = Applies("needs a `metadata_file`", when=lambda data: data.metadata_fil
 _CONTROLLED = Applies("takes no control images", row=lambda model: model.version.controls[1] != 0)
 _SIZED = Applies(
     "takes control images of the item's own size only",
-    row=lambda model: model.spec.maker.sized_controls,
+    row=lambda model: model.spec.sized_controls,
 )
-_LAYERED = Applies("has one target image", row=lambda model: model.spec.maker.layers)
-_IN_SECTIONS = Applies("has no sections", row=lambda model: model.spec.maker.sections)
+_LAYERED = Applies("has one target image", row=lambda model: model.spec.layers)
+_IN_SECTIONS = Applies("has no sections", row=lambda model: model.spec.sections)
 _FILMED = Applies("takes no videos", row=lambda model: model.version.videos)
 _OF_ONE_FRAME = Applies("is not trained on one frame", row=lambda model: model.version.one_frame)
 _REGULARISED = Applies(
     "is trained without regularisation images, which neither musubi-tuner nor the trainer wan has",
-    row=lambda model: not model.spec.maker.has_tasks,
+    row=lambda model: not model.spec.has_tasks,
 )
 
 _BUCKETS = Shapes("latents", indirect=True, when=("fit", ("bucket",)))

@@ -256,7 +256,7 @@ def shaping_settings(trainer: Trainer, lora: str) -> dict[str, Any]:
 if TYPE_CHECKING:
     TrainingScript = str
 else:  # pydantic refuses any other name
-    _SCRIPTS = dict.fromkeys(name for row in SDSCRIPTS.values() for name in row.scripts)
+    _SCRIPTS = dict.fromkeys(name for row in SDSCRIPTS.values() for name in row.training_scripts)
     TrainingScript = Literal[tuple(_SCRIPTS)]
 
 OF_CAPTIONS = frozenset(

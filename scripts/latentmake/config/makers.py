@@ -1,6 +1,7 @@
-"""Makers of caches: Latentmake's encoders, musubi-tuner's scripts and sd-scripts' classes.
+"""Model architectures, as Latentmake, musubi-tuner's scripts and sd-scripts' classes support them.
 
-A row of an architecture names one of them with its facts; other modules ask it.
+`config.architectures` holds a row for each of them, so that other modules never compare names of
+models: layouts, recipes, launches, checks and publication ask the row.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 from pydantic import BaseModel
 
@@ -91,21 +92,67 @@ class Version(NamedTuple):
         return self.text if kind == "text" else self.latents
 
 
-class Maker(BaseModel, frozen=True, extra="forbid"):
-    """Encoders of the caches of an architecture, and the facts for its trainers.
+class ClipOutput(NamedTuple):
+    """Tensors of a CLIP's output that a cache keeps.
 
-    This class stands for Latentmake's encoders, `Scripts` for musubi-tuner's scripts, and
-    `Strategies` for sd-scripts' classes. Where Latentmake has encoders for an architecture of these
-    programs, too, `encodes` is true.
+    Attributes:
+        layer: layer of the hidden states, counted from the last (1); None: the last layer, after
+            the final normalisation.
+        normalised: whether the hidden states of `layer` get the final normalisation too.
+        pooled: vector of the caption. `own`: the network's own, projected if it has a projection.
+            `bare`: the same without projection. `end`: state of the first EOS in the last layer,
+            projected. None: no vector.
+        projects: whether the network must have a projection.
+        padding: token that sd-scripts pads captions with; None: the end of text.
     """
 
-    title: str = ""  # name of the architecture for people
+    layer: int | None
+    normalised: bool
+    pooled: Literal["own", "bare", "end"] | None
+    projects: bool = False
+    padding: int | None = None
+
+
+class Architecture(BaseModel, frozen=True, extra="forbid"):
+    """Facts about one model architecture, its encoders and its trainers.
+
+    This class stands for an architecture that only Latentmake's encoders know, `Scripts` for one
+    of musubi-tuner's scripts, and `Strategies` for one of sd-scripts' classes.
+    """
+
+    caption_dtype: ClassVar[Literal["bfloat16"] | None] = None  # only dtype of embeddings, if fixed
+
+    name: str = ""  # "" if the model has no `architecture`
+    title: str = ""  # its name for people
+    encodes: bool = True  # whether Latentmake has encoders for it
+    text_encoders: tuple[str, ...] = ()  # kinds of the text encoders, in order
+    clips: tuple[ClipOutput, ...] = ()  # outputs to keep of the CLIPs among them
+    picks_layer: bool = False  # whether `clip_skip` chooses the layer of CLIP
+    masks_clips: bool = False  # whether padding may be hidden from the CLIPs
+    chunks_captions: bool = False  # whether CLIP takes captions in chunks of 75 tokens
+    cleans_captions: bool = False  # whether HTML and repeated space are removed (umT5)
+    caches_text: bool = True  # whether sd-scripts reads embeddings from caches
+    single_file: bool = False  # whether sd-scripts reads the network from one file only
+    npz_scale: tuple[float, float] | None = None  # shift and factor of latents; None: unscaled
+    sized_arrays: bool = False  # whether array names contain the size of the latents
+    side: int = 8  # sides of resolutions are multiples of this, in pixels
+    bucket_steps: int = 64  # sd-scripts' default for `bucket_reso_steps`
+    bucket_divisor: int = 64  # `bucket_reso_steps` must be a multiple of this
+    original_files: bool = False  # whether encoders may be files without a configuration
+    checkpoints: bool = False  # whether one file may hold VAE, text encoders and UNet
+    trainer: str | None = None  # kind of Latentmake's own trainer for it
+    usual: bool = False  # whether an imported dataset file is for it, if nothing says which
+    channels: int = 4  # channels of its latents
+    prediction: str | None = None  # prediction of its networks; None if they differ
+    # A network takes (latents - shift_factor) * scaling_factor; None: unknown.
+    scaling_factor: float | None = None
+    shift_factor: float = 0.0
     network: str = ""  # module of the LoRA in the program; "" without a program
     pixels: int = 8  # pixels of the side of a latent
     # Tensors in the files of its program; None and {} if they are unknown or depend on the caption.
     cached_latents: tuple[str, int] | None = None  # dtype, unless `vae_dtype` is set, and channels
     cached_text: Mapping[str, tuple[str | int, ...]] = {}  # tensor -> dtype and shape
-    inputs: Mapping[str, Mapping[str, int]] = {}  # see `Inputs`
+    inputs: Inputs = {}
     reads_scales: bool = False  # whether it reads a network in 8 bits with scales
     settings: Mapping[str, Setting] = {}  # values in the guide: the trainer's keys, further flags
     versions: Mapping[str, Version] = {}  # the model's `task` -> version
@@ -113,7 +160,6 @@ class Maker(BaseModel, frozen=True, extra="forbid"):
     layers: bool = False  # whether an item has several target images
     sized_controls: bool = False  # whether `no_resize_control` and `control_resolution` count
     insists: bool = False  # whether the script loads `files` even if everything is cached
-    architecture: Mapping[str, Any] = {}  # see `facts`; musubi-tuner: only if Latentmake encodes
     scale: tuple[str, str] = ("", "")  # scale of the latents, and its source file; for people
     predicts: str = "flow matching"  # prediction of the network; for people
     init: Recognition = Recognition()
@@ -122,19 +168,19 @@ class Maker(BaseModel, frozen=True, extra="forbid"):
     untrained: Untrained | None = None
 
     @property
+    def scripts(self) -> Scripts:
+        """Facts for musubi-tuner, which must train the architecture."""
+        return cast("Scripts", self)
+
+    @property
+    def strategies(self) -> Strategies:
+        """Facts for sd-scripts, which must train the architecture."""
+        return cast("Strategies", self)
+
+    @property
     def pattern(self) -> str:
         """Pattern of names of tensors that its trainer reads."""
         return "$^"
-
-    @property
-    def encodes(self) -> bool:
-        """Whether Latentmake has encoders for it."""
-        return True
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Fields of `Architecture`."""
-        return self.architecture
 
     @property
     def has_tasks(self) -> bool:
@@ -142,9 +188,19 @@ class Maker(BaseModel, frozen=True, extra="forbid"):
         return bool(self.versions)
 
     @property
+    def video(self) -> bool:
+        """Whether its VAE encodes videos."""
+        return any(version.videos for version in self.versions.values())
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a model may have two networks, for high and low noise."""
+        return any(version.boundary for version in self.versions.values())
+
+    @property
     def encodes_pictures(self) -> bool:
         """Whether Latentmake encodes its pictures with an AutoencoderKL, and captions with CLIP."""
-        return self.encodes
+        return self.encodes and not self.has_tasks
 
     @property
     def encoders(self) -> tuple[str, ...]:
@@ -160,11 +216,6 @@ class Maker(BaseModel, frozen=True, extra="forbid"):
     def defaults(self) -> Mapping[str, str]:
         """Default values of a model's keys."""
         return {}
-
-    @property
-    def caption_dtype(self) -> Literal["bfloat16"] | None:
-        """The only dtype of embeddings; None if there are several."""
-        return None
 
     @property
     def fixes_dtype(self) -> bool:
@@ -221,10 +272,13 @@ class Script(NamedTuple):
     reads_controls: bool = False
 
 
-class Scripts(Maker, frozen=True):
+class Scripts(Architecture, frozen=True):
     """An architecture as musubi-tuner's scripts support it."""
 
+    caption_dtype = "bfloat16"
+
     title: str
+    encodes: bool = False
     suffix: str  # suffix in names of cache files, without underscores
     header: str  # name of the architecture in headers of cache files
     latents: Script
@@ -259,20 +313,6 @@ class Scripts(Maker, frozen=True):
         return self.text if kind == "text" else self.latents
 
     @property
-    def facts(self) -> Mapping[str, Any]:
-        side = max(self.pixels, 16)
-        videos = any(version.videos for version in self.versions.values())
-        return self.architecture or {"side": side, "bucket_steps": side, "video": videos}
-
-    @property
-    def encodes(self) -> bool:
-        return bool(self.architecture)
-
-    @property
-    def encodes_pictures(self) -> bool:
-        return False
-
-    @property
     def encoders(self) -> tuple[str, ...]:
         return ("latentmake", "musubi") if self.encodes else ("musubi",)
 
@@ -287,10 +327,6 @@ class Scripts(Maker, frozen=True):
             defaults["encoder"] = "musubi"
         only, *others = self.versions
         return {**defaults, "task": only} if only and not others else defaults
-
-    @property
-    def caption_dtype(self) -> Literal["bfloat16"]:
-        return "bfloat16"
 
     @property
     def fixes_dtype(self) -> bool:
@@ -408,12 +444,12 @@ class Encoder(NamedTuple):
         return tuple(sorted({name.rpartition(".")[0] for name in calls if name}))
 
 
-class Strategies(Maker, frozen=True):
+class Strategies(Architecture, frozen=True):
     """An architecture as sd-scripts supports it."""
 
     title: str
     latents_ending: str
-    scripts: tuple[str, ...]  # training scripts without endings, the default first
+    training_scripts: tuple[str, ...]  # without endings, the default first
     network: str
     marks: tuple[str, ...]  # parts of tensor names; a file of the network has one of them
     text_ending: str | None = None  # None: captions are encoded during the training
@@ -434,10 +470,6 @@ class Strategies(Maker, frozen=True):
     @property
     def pattern(self) -> str:
         return "|".join(map(re.escape, self.marks))
-
-    @property
-    def encodes(self) -> bool:
-        return self.latents is None
 
     @property
     def encoders(self) -> tuple[str, ...]:

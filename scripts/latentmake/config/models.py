@@ -13,7 +13,6 @@ from latentmake.config.architectures import (
     GENERIC,
     MUSUBI,
     WAN,
-    Architecture,
     ArchitectureName,
 )
 from latentmake.config.fields import (
@@ -28,7 +27,7 @@ from latentmake.config.fields import (
     Shapes,
     shaped,
 )
-from latentmake.config.makers import File, Version, options_in
+from latentmake.config.makers import Architecture, File, Version, options_in
 from latentmake.config.weights import (
     NO_WEIGHTS,
     AiTraining,
@@ -54,19 +53,17 @@ def _having(fact: Callable[[Architecture], object]) -> dict[str, Any]:
 
 
 _PLAIN = _only("`layout: plain`", lambda model: model.is_plain)
-_MUSUBI = _only(
-    "Wan and other architectures of musubi-tuner", lambda model: model.spec.maker.has_tasks
-)
+_MUSUBI = _only("Wan and other architectures of musubi-tuner", lambda model: model.spec.has_tasks)
 _TWO_NETWORKS = _only("Wan 2.2", lambda model: model.version.boundary is not None)
 _VISION = _only("image-to-video with Wan 2.1", lambda model: model.needs_clip)
 _SIGLIP = _only(
     "FramePack and image-to-video with HunyuanVideo 1.5",
     lambda model: "image_encoder" in model.version.needs,
 )
-_WAN = _only("Wan", lambda model: model.spec.encodes and model.spec.maker.has_tasks)
+_WAN = _only("Wan", lambda model: model.spec.encodes and model.spec.has_tasks)
 _TILED = _only(
     "VAEs of images that Latentmake encodes with",
-    lambda model: model.spec.maker.encodes_pictures,
+    lambda model: model.spec.encodes_pictures,
 )
 _CHECKPOINT = Applies(
     "is a file of Stable Diffusion, or what sd-scripts trains: it needs `layout: sdscripts`",
@@ -74,9 +71,9 @@ _CHECKPOINT = Applies(
 )
 _VAE = Applies(
     "is not for this architecture, which has no VAE",
-    when=lambda model: not model.spec.maker.has_tasks or "vae" in model.files,
+    when=lambda model: not model.spec.has_tasks or "vae" in model.files,
 )
-_DRAWN = Applies("is decided by musubi-tuner", when=lambda model: not model.spec.maker.has_tasks)
+_DRAWN = Applies("is decided by musubi-tuner", when=lambda model: not model.spec.has_tasks)
 _FOREIGN = Applies(
     "is for other programs that encode: it needs `encoder: musubi`",
     when=lambda model: model.is_external,
@@ -284,7 +281,7 @@ class Model(Closed):
         row = ARCHITECTURES.get(name, usual) if isinstance(name, str) else usual
         if row.checkpoints and values.get("checkpoint") and task is None:
             values = _with_checkpoint(values, row)
-        return {**row.maker.defaults, **values}
+        return {**row.defaults, **values}
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
@@ -302,7 +299,7 @@ class Model(Closed):
     @property
     def version(self) -> Version:
         """Version of the architecture that `task` names; the default one without musubi-tuner."""
-        return self.spec.maker.version(self.task)
+        return self.spec.version(self.task)
 
     @property
     def is_plain(self) -> bool:
@@ -327,7 +324,7 @@ class Model(Closed):
     @property
     def title(self) -> str:
         """Name of the architecture for people."""
-        return self.spec.maker.title
+        return self.spec.title
 
     @property
     def layout_name(self) -> str:
@@ -338,7 +335,7 @@ class Model(Closed):
     @property
     def caption_dtype(self) -> Dtype:
         """Dtype of cached embeddings; always `bfloat16` for musubi-tuner."""
-        return self.spec.maker.caption_dtype or self.text_dtype or self.dtype
+        return self.spec.caption_dtype or self.text_dtype or self.dtype
 
     def further_arguments(self, kind: str) -> list[str]:
         """Return `latents_arguments` or `text_arguments`."""
@@ -371,11 +368,11 @@ class Model(Closed):
     @property
     def files(self) -> dict[str, File]:
         """Key -> file, for weights that external programs read."""
-        return {file.key: file for file in self.spec.maker.program_files}
+        return {file.key: file for file in self.spec.program_files}
 
     def takes_dtype(self, kind: str) -> bool:
         """Whether the dtype of `latents` or `text` can be set."""
-        return self.spec.maker.takes_dtype(kind, self.text_dtype)
+        return self.spec.takes_dtype(kind, self.text_dtype)
 
 
 def _faults(model: Model) -> Iterator[str]:
@@ -389,7 +386,7 @@ def _faults(model: Model) -> Iterator[str]:
     if not model.spec.encodes:
         yield from _faults_of_program(model, model.title)
     yield from _faults_of_number(model)
-    for key in model.spec.maker.needs:
+    for key in model.spec.needs:
         if model.weights(key) is None:
             raise PydanticCustomError("missing_key", "this key is missing", {"key": key})
     if model.spec.text_encoders:
@@ -400,14 +397,14 @@ def _faults(model: Model) -> Iterator[str]:
 
 def _faults_of_choice(model: Model) -> Iterator[str]:
     """Yield faults of `architecture`, `task`, `layout` and `encoder`, which must fit together."""
-    maker, title = model.spec.maker, model.title
-    if model.layout not in maker.trainers:
+    spec, title = model.spec, model.title
+    if model.layout not in spec.trainers:
         yield "`layout: musubi` is for a Wan model's `task`, or an `architecture` of musubi-tuner"
-    if maker.has_tasks and (model.task or "") not in maker.versions:
-        tasks = ", ".join(filter(None, maker.versions)) or "none"
+    if spec.has_tasks and (model.task or "") not in spec.versions:
+        tasks = ", ".join(filter(None, spec.versions)) or "none"
         what = f"{model.task} is no task of" if model.task else "a `task` is needed for"
         yield f"{what} {title}; known: {tasks}"
-    if model.encoder not in maker.encoders:
+    if model.encoder not in spec.encoders:
         yield f"`encoder: {model.encoder}` is not for {title or 'this model'}"
     if model.is_for_sdscripts and model.architecture is None:
         yield "`layout: sdscripts` needs the model's `architecture`"
@@ -415,7 +412,7 @@ def _faults_of_choice(model: Model) -> Iterator[str]:
 
 def _faults_of_number(model: Model) -> Iterator[str]:
     """Yield the fault of a wrong number of text encoders, for external trainers."""
-    fewest, most = model.spec.maker.text_counts or (0, len(model.text))
+    fewest, most = model.spec.text_counts or (0, len(model.text))
     if model.text and not fewest <= len(model.text) <= most:
         number = str(most) if most == fewest else f"{fewest} to {most}"
         noun = "text encoder" if number == "1" else "text encoders"
@@ -424,11 +421,11 @@ def _faults_of_number(model: Model) -> Iterator[str]:
 
 def _faults_of_program(model: Model, title: str) -> Iterator[str]:
     """Yield faults of a model that musubi-tuner's or sd-scripts' own encoders encode for."""
-    maker = model.spec.maker
-    for name, value in maker.defaults.items():
+    spec = model.spec
+    for name, value in spec.defaults.items():
         if name != "dtype" and getattr(model, name) != value:
             yield f"sd-scripts' own encoders make {title}'s caches: leave out `{name}`"
-    if maker.fixes_dtype and model.dtype != "bfloat16":
+    if spec.fixes_dtype and model.dtype != "bfloat16":
         yield f"the program that encodes {title} decides about `dtype`: leave it out"
     for key in model.files:
         for name in ("config", "tokenizer", "max_length", "projection"):
@@ -436,7 +433,7 @@ def _faults_of_program(model: Model, title: str) -> Iterator[str]:
                 what = f"the program that encodes {title} takes a path only"
                 yield f"`{key}`: {what}: leave out `{name}`"
     for kind in ("latents", "text"):
-        if encoder := maker.encoder(kind):
+        if encoder := spec.encoder(kind):
             try:
                 options_in(model.further_arguments(kind), encoder.options)
             except ValueError as error:
@@ -445,7 +442,7 @@ def _faults_of_program(model: Model, title: str) -> Iterator[str]:
 
 def _faults_of_texts(model: Model, encoders: Sequence[str]) -> Iterator[str]:
     """Yield faults of the text encoders of an architecture that Latentmake encodes for."""
-    if model.spec.maker.has_tasks:
+    if model.spec.has_tasks:
         if any(encoder.projection for encoder in model.text):
             yield f"a {model.title} model takes its embeddings without `projection`"
         return

@@ -127,7 +127,7 @@ def _faults_of_trainer(where: str, run: Run, model: Model) -> Iterator[Fault]:
     trainer = run.trainer
     if trainer is not None and trainer.layout != model.layout:
         what = f"this trainer reads caches of the layout {trainer.layout}, and {run.model} has "
-        kind = model.spec.maker.trainers[model.layout]
+        kind = model.spec.trainers[model.layout]
         hint = f"use kind: {kind}, or set `layout` or `task` of models.{run.model}"
         yield f"{where}.trainer.kind", what + model.layout, hint
     if trainer is not None:
@@ -300,7 +300,7 @@ def training_faults(where: str, trainer: MusubiTrainer, model: Model) -> Iterato
 def _faults_of_wan(where: str, trainer: WanTrainer, model: Model) -> Iterator[Fault]:
     """Yield faults of models that the trainer `wan` cannot train, and of its sample clips."""
     task, side, samples = str(model.task), model.spec.side, trainer.samples
-    if not model.spec.encodes or (model.spec.maker.has_tasks and not model.version.ours):
+    if not model.spec.encodes or (model.spec.has_tasks and not model.version.ours):
         what = f"the trainer wan does not train {model.task or model.title}"
         yield f"{where}.kind", what, "use kind: musubi"
     yield from _faults_of_section(trainer, where, model)
@@ -345,7 +345,7 @@ def _faults_of_sdscripts(
             yield from _faults_of_buckets(dataset, settings, run, model)
     if not isinstance(trainer, SdScriptsTrainer):
         return
-    scripts, where = strategies.scripts, f"{run_key}.trainer"
+    scripts, where = strategies.training_scripts, f"{run_key}.trainer"
     if trainer.script not in (None, *scripts):
         what = f"{trainer.script} does not train {model.architecture}"
         yield f"{where}.script", what, f"use {' or '.join(scripts)}"
@@ -505,7 +505,7 @@ class Config(Closed):
             key = title.replace("-", "_")
             hint = f"the run {name} needs {title}: set {key}.path to its folder"
             yield key, "this key is missing", hint
-        if model.spec.maker.has_tasks:
+        if model.spec.has_tasks:
             yield from _faults_of_musubi(where, run, model, datasets)
         for dataset, settings in datasets.items():
             yield from _faults_of_section(settings, f"datasets.{dataset}", model)

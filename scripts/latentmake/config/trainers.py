@@ -340,8 +340,8 @@ _DIFFERENT = Applies(
     when=lambda settings: len({*settings.prompts}) == len(settings.prompts),
 )
 _FROM_IMAGE = Applies("draws from text only", row=lambda model: model.image_to_video)
-_FILMS = Applies("draws pictures, not clips", row=lambda model: model.spec.maker.has_tasks)
-_STILLS = Applies("draws clips: set `videos`", row=lambda model: not model.spec.maker.has_tasks)
+_FILMS = Applies("draws pictures, not clips", row=lambda model: model.spec.has_tasks)
+_STILLS = Applies("draws clips: set `videos`", row=lambda model: not model.spec.has_tasks)
 _OF_CLIPS = Shapes("clips", applies=[_FILMS])
 
 

@@ -232,7 +232,7 @@ def _control_sizes(
         return ()
     sizes: list[Size] = []
     step = model.spec.side
-    cut = 7 if model.spec.maker.encoder_files("latents") else 0  # pixels that a VAE may ignore
+    cut = 7 if model.spec.encoder_files("latents") else 0  # pixels that a VAE may ignore
     media_of = probed(files, memo, video=False)
     for _, path, _ in files:
         try:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from latentmake.base.errors import ModelError, first_line
-from latentmake.config.architectures import ClipOutput
+from latentmake.config.makers import ClipOutput
 from latentmake.config.weights import TextWeights
 from latentmake.models.cache_recipe import END_OF_TEXT, pads_with_zero
 from latentmake.models.files import tokenizer_files

@@ -8,8 +8,9 @@ from functools import cache, lru_cache
 from typing import Any, ClassVar
 
 from latentmake.base.errors import SourceError
-from latentmake.config.architectures import ARCHITECTURES, WAN, ArchitectureName, ClipOutput
+from latentmake.config.architectures import ARCHITECTURES, WAN, ArchitectureName
 from latentmake.config.datasets import BUCKET_STEPS, Dataset
+from latentmake.config.makers import ClipOutput
 from latentmake.config.models import Model
 from latentmake.geometry.buckets import (
     Placement,

@@ -67,7 +67,7 @@ def make(
     Raises:
         ModelError: a file is missing, cannot be read or is the wrong one.
     """
-    if place and model.spec.maker.encoder_files(kind):
+    if place and model.spec.encoder_files(kind):
         from latentmake.models.inspection import encoder_fault
 
         if wrong := encoder_fault(model, kind):
@@ -209,7 +209,7 @@ def before_readings(recipe: Mapping[str, object]) -> tuple[dict[str, object], li
 
 def encoder_of(model: Model, kind: str) -> Encoder:
     """Return sd-scripts' encoder for the `latents` or `text` of a model."""
-    encoder = model.spec.maker.encoder(kind)
+    encoder = model.spec.encoder(kind)
     assert encoder is not None  # callers exclude models that Latentmake encodes itself
     return encoder
 
@@ -222,7 +222,7 @@ def options_of(model: Model, kind: str) -> dict[str, object]:
 def _program_recipe(
     kind: str, dataset: Dataset | None, model: Model, file_digest: FileDigest
 ) -> dict[str, object]:
-    own = _by_strategy if model.spec.maker.encoder(kind) else _scripted
+    own = _by_strategy if model.spec.encoder(kind) else _scripted
     recipe: dict[str, object] = {
         "format": FORMAT_VERSIONS["program"],
         "kind": kind,

@@ -152,8 +152,8 @@ def _arrays(
 def _vae(model: Model) -> tuple[int, int, int] | None:
     """Return the channels of a VAE's latents, and the pixels and the frames of a latent."""
     if not model.spec.encodes:
-        cached = model.spec.maker.cached_latents
-        return cached and (cached[1], model.spec.maker.pixels, 1)
+        cached = model.spec.cached_latents
+        return cached and (cached[1], model.spec.pixels, 1)
     if layout_of(model.layout_name).has_frames:
         return _WAN
     path, config = Path(model.vae.path or ""), network_config(model.vae)
@@ -211,7 +211,7 @@ def _programs_text(model: Model) -> Tensors | None:
     """Return the tensors that a program writes for any caption, if they are known."""
     if model.text_dtype or any("length" in argument for argument in model.text_arguments):
         return None
-    cached = model.spec.maker.cached_text.items()
+    cached = model.spec.cached_text.items()
     tensors = {name: (str(dtype), tuple(map(int, shape))) for name, (dtype, *shape) in cached}
     return tensors or None
 

@@ -61,7 +61,7 @@ def check(model: Model, trains: bool) -> None:
         ModelError: names the key of the model.
     """
     spec, sizes = model.spec, dict[str, int | None]()
-    if spec.maker.encodes_pictures:
+    if spec.encodes_pictures:
         with _at("vae", model.vae):
             sizes["vae"] = _autoencoder(model.vae)
         for index, place in enumerate(model.text):
@@ -79,10 +79,9 @@ def check(model: Model, trains: bool) -> None:
     if model.unet is not None:
         with _at("unet", model.unet):
             _check_unet(model, model.unet, sizes)
-    program = spec.maker
     for key in ("checkpoint", "dit", "dit_high_noise"):
         path = getattr(model, key)
-        if path is None or not program.network:
+        if path is None or not spec.network:
             continue
         unet = Weights(path=path, subfolder="unet")
         if spec.checkpoints and Path(path).is_dir():
@@ -91,7 +90,7 @@ def check(model: Model, trains: bool) -> None:
             if spec.checkpoints:
                 _check_unet(model, unet, sizes)
             else:
-                _check_network(path, program.inputs, sizes, scaled=program.reads_scales)
+                _check_network(path, spec.inputs, sizes, scaled=spec.reads_scales)
 
 
 @contextmanager

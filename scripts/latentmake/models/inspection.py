@@ -189,7 +189,7 @@ def encoder_fault(model: Model, kind: str) -> tuple[str, str] | None:
 
 def encoders(model: Model, kind: str) -> Iterator[ModelFile]:
     """Inspect the files that encode `latents` or `text`, and yield the results."""
-    for file in model.spec.maker.encoder_files(kind):
+    for file in model.spec.encoder_files(kind):
         weights = model.weights(file.key)
         if weights is not None and weights.path is None:
             doubt = "is on the hub, and was not inspected"
@@ -268,11 +268,11 @@ def other_task(model: Model, tensors: Mapping[str, Tensor]) -> str:
 
     A DiT whose sizes are not those of any Wan model fits, too.
     """
-    maker, own, task = model.spec.maker, model.version, model.task
+    spec, own, task = model.spec, model.version, model.task
     if not own.channels:
         return ""
-    versions = maker.versions.values()
-    weights = (name for name in tensors if re.search(maker.sized_by, name))
+    versions = spec.versions.values()
+    weights = (name for name in tensors if re.search(spec.sized_by, name))
     shapes = (tensors[name].shape for name in weights)
     for width, channels, *_ in (shape for shape in shapes if len(shape) == 5):
         if channels != own.channels and channels in {version.channels for version in versions}:

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from latentmake.base.errors import ModelError
 from latentmake.base.regular import read_text
-from latentmake.config.architectures import ARCHITECTURES, Architecture
+from latentmake.config.architectures import ARCHITECTURES
+from latentmake.config.makers import Architecture
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights, place_of
 from latentmake.models import headers
@@ -317,7 +318,7 @@ def _settled(
     elif kind is None and row.prediction is not None:
         kind = Fact("prediction_type", row.prediction, f"architecture {row.name}")
     if kind is None:
-        network = row.maker.title or "its network"
+        network = row.title or "its network"
         what = f"this key is missing: {place} does not say what {network} predicts"
         hint = "2.1 of 768 pixels predicts v, the base models of 512 pixels predict epsilon"
         raise ModelError(what, where=f"{given.where}.{given.names[0]}", hint=hint)

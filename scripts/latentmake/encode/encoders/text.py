@@ -38,7 +38,7 @@ from transformers import (
 )
 
 from latentmake.base.errors import ModelError
-from latentmake.config.architectures import ClipOutput
+from latentmake.config.makers import ClipOutput
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights
 from latentmake.encode.encoders.device import DTYPES, compute_dtype, download, upload

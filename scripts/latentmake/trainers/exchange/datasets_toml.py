@@ -22,9 +22,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.base.errors import ConfigError, unreadable
 from latentmake.base.regular import read_text
-from latentmake.config.architectures import ROWS, Architecture
+from latentmake.config.architectures import ROWS
 from latentmake.config.datasets import Captions, Dataset
 from latentmake.config.fields import literal
+from latentmake.config.makers import Architecture
 from latentmake.config.root import parse
 from latentmake.data.folders import kohya, slug
 from latentmake.layouts.names import encoder_name
@@ -352,7 +353,7 @@ def _architecture(
     Raises:
         ConfigError: the trainer of the file has no such architecture.
     """
-    rows = [row for row in ROWS.values() if row.maker.has_tasks == musubi]
+    rows = [row for row in ROWS.values() if row.has_tasks == musubi]
     usual = next(row for row in rows if row.usual)
     named = {row.name: row for row in [usual, *rows]}
     if name in named:
@@ -363,7 +364,7 @@ def _architecture(
         raise ConfigError(what, where="--architecture", hint=f"use one of {', '.join(named)}")
     for folder in dict.fromkeys(filter(None, (block.caches for block in blocks))):
         for row in named.values():
-            if any(Path(folder.replace("$$", "$")).rglob(f"*{row.maker.latents_names}")):
+            if any(Path(folder.replace("$$", "$")).rglob(f"*{row.latents_names}")):
                 reason = f"as the caches in {folder} are"
                 config.note(f"models: the architecture is {row.name}, {reason}")
                 return row
@@ -405,7 +406,7 @@ def _fitting(
         ConfigError: it is valid with no task, or not with the given one.
     """
     values = _values(config, blocks, spec)
-    tasks = [name or None for name in spec.maker.versions] or [None]
+    tasks = [name or None for name in spec.versions] or [None]
     faults: list[ConfigError] = []
     for candidate in [task] if task else tasks:
         values["models"] = {spec.name: {"architecture": spec.name, **_weights(spec, candidate)}}
@@ -427,7 +428,7 @@ def _values(config: Imported, blocks: Sequence[Block], spec: Architecture) -> di
 
     Datasets with the same resolutions share a run.
     """
-    musubi, groups = spec.maker.has_tasks, dict[str, list[Block]]()
+    musubi, groups = spec.has_tasks, dict[str, list[Block]]()
     for block in blocks:
         groups.setdefault(json.dumps(block.values, sort_keys=True), []).append(block)
     datasets: dict[str, Any] = {}
@@ -494,9 +495,9 @@ def _join_regularisation(
 
 
 def _weights(spec: Architecture, task: str | None) -> dict[str, Any]:
-    folder, maker = f"models/{spec.name}", spec.maker
-    if not maker.has_tasks:
-        encoder = maker.encoder("text")
+    folder = f"models/{spec.name}"
+    if not spec.has_tasks:
+        encoder = spec.encoder("text")
         networks = {network.key for network in encoder.networks} if encoder else set()
         names = spec.text_encoders or [key for key in networks if key.startswith("text")]
         return {
@@ -505,8 +506,8 @@ def _weights(spec: Architecture, task: str | None) -> dict[str, Any]:
             "text": [f"{folder}/{encoder_name(n)}" for n in range(max(1, len(names)))],
             "checkpoint": f"{folder}/model.safetensors",
         }
-    needs = maker.version(task).needs
-    keys = [file.key for file in maker.program_files if file.required or file.key in needs]
+    needs = spec.version(task).needs
+    keys = [file.key for file in spec.program_files if file.required or file.key in needs]
     values: dict[str, Any] = {"task": task} if task else {}
     values |= {key: f"{folder}/{key}.safetensors" for key in keys if not key.startswith("text")}
     texts = {key for key in keys if key.startswith("text")}

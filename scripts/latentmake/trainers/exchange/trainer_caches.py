@@ -240,7 +240,7 @@ def _check_text_arrays(arrays: Arrays, order: Order) -> None:
 def _text_names(order: Order) -> set[str]:
     model = order.model_settings
     clips = len(model.spec.clips)
-    if encoder := model.spec.maker.encoder("text"):
+    if encoder := model.spec.encoder("text"):
         return set(encoder.arrays)
     if clips == len(model.text):
         return {"hidden_state1", "hidden_state2", "pool2"}

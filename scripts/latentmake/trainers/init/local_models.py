@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from latentmake.base.errors import ModelError
 from latentmake.config import weights
-from latentmake.config.architectures import ROWS, Architecture
+from latentmake.config.architectures import ROWS
 from latentmake.config.fields import literal
-from latentmake.config.makers import Version
+from latentmake.config.makers import Architecture, Version
 from latentmake.config.weights import fetching
 from latentmake.data.folders import slug
 from latentmake.formats.safetensors import Tensor
@@ -123,13 +123,13 @@ class Model:
     @property
     def title(self) -> str:
         """Name of the architecture and task for people."""
-        title = self.architecture.maker.title
+        title = self.architecture.title
         return f"{title} {self.task}" if self.task else title
 
     @property
     def version(self) -> Version:
         """Version of the architecture for the model's task."""
-        return self.architecture.maker.version(self.task)
+        return self.architecture.version(self.task)
 
     def takes(self, dataset: FoundDataset) -> bool:
         """Whether the model can be trained on the images or videos of a dataset."""
@@ -178,8 +178,8 @@ def model_at(place: Path, label: str = "") -> Model:
         raise ModelError(what, where=place, hint=f"name the file or folder of one: {_KNOWN}")
     ((name, networks),) = by_architecture.items()
     row, first = ROWS[name], networks[0]
-    fault = row.maker.untrained
-    if fault and first.shape(row.maker.sized_by)[:2] == fault.shape:
+    fault = row.untrained
+    if fault and first.shape(row.sized_by)[:2] == fault.shape:
         raise ModelError(fault.what, where=place, hint=fault.hint)
     if row.pairs:
         networks = _pair(parts, networks, place, row.init.network)
@@ -234,7 +234,7 @@ def _name_of(part: Part, words: str) -> str | None:
             if part.shape(pattern)[-1:] == (size,):
                 return row.name
     for row in _RECOGNISED:
-        if row.init.word in words and part.has(row.init.network):
+        if row.init.word in words and part.has(row.init.network or row.pattern):
             return row.name
     return None
 
@@ -245,7 +245,7 @@ def _task(row: Architecture, networks: list[Part], label: str) -> str | None:
     If neither decides, the simplest task is returned: one that needs no control images and no
     further weights.
     """
-    versions, sized_by = row.maker.versions, row.maker.sized_by
+    versions, sized_by = row.versions, row.sized_by
     if len(versions) < 2:
         return None
     usual, label = next(iter(versions.values())), label.lower()

@@ -38,11 +38,11 @@ def trainer_of(model: Model, requested: str | None, *, musubi: bool) -> str:
         ConfigError: The trainer cannot train the model. The hint names the trainers that can.
     """
     row, version = model.architecture, model.version
-    kinds = ["musubi" if row.maker.has_tasks else "sdscripts"]
+    kinds = ["musubi" if row.has_tasks else "sdscripts"]
     if row.checkpoints and row.trainer:
         kinds.insert(0, row.trainer)
-    elif row.maker.has_tasks and row.trainer:
-        if not any(network.has(row.maker.pattern) for network in model.networks):
+    elif row.has_tasks and row.trainer:
+        if not any(network.has(row.pattern) for network in model.networks):
             kinds.clear()  # musubi-tuner reads the names of the original release
         if version.ours:
             kinds.append(row.trainer)
@@ -95,8 +95,8 @@ def _usable(model: Model, kind: str) -> list[Part]:
         return folders or [network for network in networks if network.complete]
     if kind == "wan":
         return [network for network in networks if network.file.suffix == ".safetensors"]
-    pattern, unread = row.maker.pattern, row.maker.unread
-    if row.maker.has_tasks:
+    pattern, unread = row.pattern, row.unread
+    if row.has_tasks:
         return [network for network in networks if network.has(pattern) and not network.has(unread)]
     if files := [network for network in networks if network.has(pattern)]:
         return files
@@ -114,18 +114,18 @@ def _trained(model: Model, network: Part) -> Path:
 
 def _encoders(model: Model) -> Iterator[tuple[File, str, str]]:
     """Yield the encoders of a model: file, name in `TEXT_ENCODERS`, and pattern of tensor names."""
-    row, maker = model.architecture, model.architecture.maker
-    if maker.has_tasks:
-        files = (*maker.encoder_files("latents"), *maker.encoder_files("text"))
+    row = model.architecture
+    if row.has_tasks:
+        files = (*row.encoder_files("latents"), *row.encoder_files("text"))
         for file in {file.key: file for file in files}.values():
             if file.required or file.key in model.version.needs:
                 yield file, "".join(row.text_encoders), ""
     elif not row.encodes:
-        for encoder in filter(None, (maker.encoder("latents"), maker.encoder("text"))):
+        for encoder in filter(None, (row.encoder("latents"), row.encoder("text"))):
             for network in encoder.networks:
                 yield File("", network.key), "", "|".join(map(re.escape, network.marks))
     else:
-        original = r"^encoder\.down\.0\." if maker.insists else ""
+        original = r"^encoder\.down\.0\." if row.insists else ""
         yield File("", "vae", kind="VAE", vae=Vae(2, row.channels)), "", original
         for number, name in enumerate(row.text_encoders):
             kind, _ = TEXT_ENCODERS[name]
@@ -136,7 +136,7 @@ def _put(model: Model, file: File, name: str, pattern: str) -> None:
     """Choose the file of an encoder and add its key to the section."""
     row = model.architecture
     # Some encoders of sd-scripts read neither folders nor shards.
-    one_file = row.maker.insists
+    one_file = row.insists
     takes_folder = file.form == "folder" or (row.encodes and not one_file)
     sizes = _sizes(model, file, name)
     fitting = [

@@ -158,7 +158,7 @@ class ExternalOrder(RunOrder):
     @property
     def lora_module(self) -> str:
         """Python module of the program that creates the LoRA of the architecture."""
-        return self.model.spec.maker.network
+        return self.model.spec.network
 
     @property
     def beginning(self) -> str:

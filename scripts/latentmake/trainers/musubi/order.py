@@ -41,7 +41,7 @@ class MusubiOrder(ExternalOrder):
 
     @staticmethod
     def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
-        return model.spec.maker.settings
+        return model.spec.settings
 
     def find(self, memory: Memo | None = None) -> Installation:
         return find(self.musubi_tuner, self.scripts, memory)

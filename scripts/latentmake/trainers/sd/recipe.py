@@ -24,7 +24,8 @@ from diffusers.training_utils import compute_snr
 from numpy.typing import NDArray
 
 from latentmake.base.errors import ModelError
-from latentmake.config.architectures import GENERIC, Architecture
+from latentmake.config.architectures import GENERIC
+from latentmake.config.makers import Architecture
 from latentmake.config.weights import NO_WEIGHTS, Weights
 from latentmake.encode.encoders.device import pixel_bytes
 from latentmake.encode.encoders.vae import load_vae, tile

@@ -41,7 +41,7 @@ class StrategiesEncoding(Encoding):
     def start(self) -> tuple[Installation, dict[str, Any]]:
         order, model = self.order, self.order.model_settings
         assert order.sd_scripts is not None
-        program = find(model.spec.strategies.scripts[0], order.sd_scripts)
+        program = find(model.spec.strategies.training_scripts[0], order.sd_scripts)
         items = [
             (self.amount(pending), self._item(path, pending)) for path, pending in self.left.items()
         ]

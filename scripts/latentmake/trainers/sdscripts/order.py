@@ -60,7 +60,7 @@ class SdScriptsOrder(ExternalOrder):
     @staticmethod
     def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
         row = model.spec.strategies
-        return row.recommended(trainer.script or row.scripts[0])
+        return row.recommended(trainer.script or row.training_scripts[0])
 
     def settled(self, where: str) -> Self:
         if not self.trained or (network := self.parameterization(where)) is None:
@@ -143,7 +143,7 @@ class SdScriptsOrder(ExternalOrder):
     @property
     def script(self) -> TrainingScript:
         """Training script, without its ending."""
-        return self.trainer.script or self.strategies.scripts[0]
+        return self.trainer.script or self.strategies.training_scripts[0]
 
     def settings_digest(self) -> str:
         """Return the digest of all settings that shape the trained weights."""
@@ -185,7 +185,7 @@ def program_digest(
         TrainingError: sd-scripts or one of the sources is missing.
     """
     encoder = encoder_of(model, kind)
-    installation = find(model.spec.strategies.scripts[0], settings, memory)
+    installation = find(model.spec.strategies.training_scripts[0], settings, memory)
     contents = []
     for module in encoder.modules:
         name = f"{module.replace('.', '/')}.py"
