@@ -87,10 +87,9 @@ def _models(values: Mapping[str, Any], folder: str) -> Iterator[Model]:
         yield Model.model_validate({**values, **place, "text": texts, **kept, **given})
 
 
-def _row(name: str, several: list[tuple[Model, Tensors | None]]) -> list[str]:
+def _row(name: str, several: list[tuple[Model, Tensors]]) -> list[str]:
     sizes, shapes = [], ""
     for model, tensors in several:
-        assert tensors is not None
         sizes.append(human(file_bytes(layout_of(model.layout_name), tensors, {})))
         largest = sorted(tensors.values(), key=lambda tensor: -len(tensor[1]))
         shapes = ", ".join(" x ".join(map(str, shape)) for _, shape in largest if len(shape) > 1)

@@ -453,6 +453,9 @@ class Strategies(Architecture, frozen=True):
     network: str
     marks: tuple[str, ...]  # parts of tensor names; a file of the network has one of them
     text_ending: str | None = None  # None: captions are encoded during the training
+    # Array in embeddings that Latentmake makes -> tensor, and the text encoders whose tensors are
+    # joined. `places` stands for zeros for each token, `applied` for the model's key of this name.
+    text_arrays: Mapping[str, tuple[str, tuple[int, ...]]] = {}
     files: tuple[File, ...] = ()  # files of the training script besides the network
     folders: tuple[str, ...] = ()  # flags of `files` that also take a folder
     switches: tuple[str, ...] = ()  # further flags of the training scripts

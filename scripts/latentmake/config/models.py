@@ -79,8 +79,8 @@ _FOREIGN = Applies(
     when=lambda model: model.is_external,
 )
 _FIXED = "is decided by the program that encodes this architecture"
-_VAE_DTYPE = Applies(_FIXED, when=lambda model: model.takes_dtype("latents"))
-_TEXT_DTYPE = Applies(_FIXED, when=lambda model: model.takes_dtype("text"))
+_VAE_DTYPE = Applies(_FIXED, when=lambda model: model.spec.takes_dtype("latents", model.text_dtype))
+_TEXT_DTYPE = Applies(_FIXED, when=lambda model: model.spec.takes_dtype("text", model.text_dtype))
 
 
 _PLACE: TypeAdapter[str] = TypeAdapter(LocalPlace)
@@ -369,10 +369,6 @@ class Model(Closed):
     def files(self) -> dict[str, File]:
         """Key -> file, for weights that external programs read."""
         return {file.key: file for file in self.spec.program_files}
-
-    def takes_dtype(self, kind: str) -> bool:
-        """Whether the dtype of `latents` or `text` can be set."""
-        return self.spec.takes_dtype(kind, self.text_dtype)
 
 
 def _faults(model: Model) -> Iterator[str]:

@@ -464,11 +464,8 @@ class Config(Closed):
         for where, what, hint in self._faults(name, run):
             raise ConfigError(what, where=where, hint=hint)
 
-    def encoding_program(self, model: Model) -> ExternalProgram | None:
-        """Return the external program that encodes for a model; None if Latentmake encodes."""
-        return self._program(model.encoder)
-
-    def _program(self, name: str) -> ExternalProgram | None:
+    def program(self, name: str) -> ExternalProgram | None:
+        """Return the external program that a model's `encoder` or `layout` names, if it is set."""
         return {"musubi": self.musubi_tuner, "sdscripts": self.sd_scripts}.get(name)
 
     def generation(self, run: Run) -> Generation:
@@ -501,7 +498,7 @@ class Config(Closed):
             yield from _faults_of_sdscripts(where, run, model, datasets)
         title = PROGRAMS.get(model.layout)
         needed = model.is_external or (trainer is not None and trainer.kind in PROGRAMS)
-        if title and needed and not self._program(model.layout):
+        if title and needed and not self.program(model.layout):
             key = title.replace("-", "_")
             hint = f"the run {name} needs {title}: set {key}.path to its folder"
             yield key, "this key is missing", hint

@@ -88,14 +88,14 @@ class Layout:
         has_frames: whether latents have an axis of frames, [C, F, h, w], and caches have the
             tensors of musubi-tuner.
         npz: whether cache files are `.npz` and not `.safetensors`.
-        names_architecture: whether the recipe of latents contains the model's architecture.
         numbered_controls: whether an item has several control images with numbers in their names;
             else it has one with its own name.
         controlled_text: whether embeddings depend on control images.
         rate: frame rate that `source_fps` converts videos to.
         like_sdscripts: whether texts and images are the same as in sd-scripts: see
             `data.texts.variants`; CLIP's released tokenizers read the captions; T5 attends to the
-            padding of captions; the alpha channel is dropped before an image is scaled.
+            padding of captions; the alpha channel is dropped before an image is scaled. Recipes of
+            latents then contain the model's architecture.
     """
 
     name: str
@@ -111,7 +111,6 @@ class Layout:
     clip_name: re.Pattern[str] | None = None
     bucket_side: int | None = None
     npz = False
-    names_architecture = False
     numbered_controls = False
     controlled_text = False
     rate: float = WAN_FPS
@@ -434,7 +433,6 @@ class SdScripts(Layout):
     encoding = "sdscripts"
     npz = True
     like_sdscripts = True
-    names_architecture = True
 
     def __init__(self, architecture: ArchitectureName) -> None:
         self._architecture = ARCHITECTURES[architecture]

@@ -22,7 +22,6 @@ from latentmake.layouts.layout import layout_of, released_clip
 from latentmake.models.files import (
     checkpoint_of,
     projection_file,
-    script_of,
     scripted_files,
     special_tokens,
     tokenizer_files,
@@ -111,7 +110,7 @@ def latents_recipe(
         **shaping(dataset, "latents", model.layout, defaults=False),
         **{key: own[key] for key in own if key not in (*_DTYPES, "architecture", "task")},
     }
-    if layout.names_architecture:
+    if layout.like_sdscripts:
         recipe["architecture"] = model.architecture
     if model.image_to_video:
         recipe["image_to_video"] = True
@@ -239,7 +238,7 @@ def _program_recipe(
 
 
 def _scripted(model: Model, kind: str, file_digest: FileDigest) -> dict[str, object]:
-    files = script_of(model, kind).files
+    files = model.spec.scripts.caching(kind).files
     digests = _digests(model, [file.key for file in files], file_digest)
     dtype = model.text_dtype if kind == "text" else model.vae_dtype
     recipe: dict[str, object] = {

@@ -2,7 +2,8 @@
 
 `latents_tensors` and `text_tensors` name the tensors of a file with their shapes, as the encoders
 write them (`encode.encoders`), and `file_bytes` adds the header. No encoder is loaded. The length
-of some embeddings depends on the caption, so `lengths` counts its tokens.
+of some embeddings depends on the caption, so `lengths` counts its tokens. All functions raise a
+ValueError if the size is unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from latentmake.config.models import Model
 from latentmake.config.weights import TextWeights, Weights
 from latentmake.formats.cachefile import head_of
-from latentmake.formats.safetensors import DTYPES, filled
+from latentmake.formats.safetensors import DTYPES, Tensor, filled
 from latentmake.geometry.buckets import Size
 from latentmake.layouts.layout import Layout, layout_of
 from latentmake.layouts.names import (
@@ -49,7 +50,6 @@ _BYTES = {"bool": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "int64": 8, "float
 _NUMBER = 4  # bytes of a number of other dtypes
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _CONTROL = "latents_control_"
-_WAN = 16, 8, 4  # channels of Wan's latents; pixels and frames of a latent
 _MASK_CHANNELS = 4  # more channels in the condition of image-to-video
 # The networks of Wan, if no file says it, such as a torch file: tokens and width of
 # ViT-huge, which image-to-video reads, and width of umT5-xxl.
@@ -73,8 +73,8 @@ def latents_tensors(
     flips: bool = False,
     masks: bool = False,
     controls: Sequence[Size] = (),
-) -> Tensors | None:
-    """Return the tensors of a file of latents; None if the size is unknown.
+) -> Tensors:
+    """Return the tensors of a file of latents.
 
     Args:
         model: model with the paths of its parts.
@@ -87,9 +87,7 @@ def latents_tensors(
     layout = layout_of(model.layout_name)
     if not (model.spec.encodes or layout.npz):
         return _programs_latents(model, size, frames, controls)
-    if (vae := _vae(model)) is None:
-        return None
-    (channels, side, span), dtype = vae, model.vae_dtype or model.dtype
+    (channels, side, span), dtype = _vae(model), model.vae_dtype or model.dtype
     height, width = size.height // side, size.width // side
     if layout.npz:
         return _arrays(model, (channels, height, width), size, flips=flips, masks=masks)
@@ -109,14 +107,12 @@ def latents_tensors(
     return tensors
 
 
-def _programs_latents(
-    model: Model, size: Size, frames: int, controls: Sequence[Size]
-) -> Tensors | None:
-    """Return the tensors that a script of musubi-tuner writes for latents, if they are known."""
+def _programs_latents(model: Model, size: Size, frames: int, controls: Sequence[Size]) -> Tensors:
+    """Return the tensors that a script of musubi-tuner writes for latents."""
     scripts, tensors = model.spec.scripts, Tensors()
     others = {*model.version.tensors} - {_CONTROL}
     if scripts.cached_latents is None or others or scripts.sections:
-        return None
+        raise ValueError("its size is unknown")
     dtype, channels = scripts.cached_latents
     dtype = dtype if dtype == "bfloat16" else model.vae_dtype or dtype
     several = {"latents": size}
@@ -149,40 +145,42 @@ def _arrays(
     }
 
 
-def _vae(model: Model) -> tuple[int, int, int] | None:
+def _vae(model: Model) -> tuple[int, int, int]:
     """Return the channels of a VAE's latents, and the pixels and the frames of a latent."""
-    if not model.spec.encodes:
-        cached = model.spec.cached_latents
-        return cached and (cached[1], model.spec.pixels, 1)
-    if layout_of(model.layout_name).has_frames:
-        return _WAN
+    spec = model.spec
+    if spec.cached_latents:
+        return spec.cached_latents[1], spec.pixels, spec.scripts.frames if spec.has_tasks else 1
     path, config = Path(model.vae.path or ""), network_config(model.vae)
     if config is None and path.is_file():
         config = vae_config({name: row.shape for name, row in contents_of(path)[0].items()})
     if config is None:
-        return None
+        raise ValueError("its size is unknown")
     return config.get("latent_channels", 4), 2 ** (len(config["block_out_channels"]) - 1), 1
 
 
 def _vision(weights: Weights) -> tuple[int, int]:
     """Return the tokens and the width of a CLIP image encoder's output."""
-    if (config := network_config(weights)) is None:
-        return _vision_in(Path(weights.path or ""))
-    config = {**config, **(config.get("vision_config") or {})}
-    return (config["image_size"] // config["patch_size"]) ** 2 + 1, config["hidden_size"]
+    if (config := network_config(weights)) is not None:
+        config |= config.get("vision_config") or {}
+        return (config["image_size"] // config["patch_size"]) ** 2 + 1, config["hidden_size"]
+    for name, tensor in _tensors(weights).items():
+        if _VISION_PLACES.match(name):
+            tokens, width = tensor.shape[-2:]
+            return tokens, width
+    return _VISION
 
 
-def _vision_in(path: Path) -> tuple[int, int]:
-    tensors = contents_of(path)[0] if path.suffix == ".safetensors" else {}
-    shapes = (row.shape[-2:] for name, row in tensors.items() if _VISION_PLACES.match(name))
-    return next(((tokens, width) for tokens, width in shapes), _VISION)
+def _tensors(weights: Weights) -> Mapping[str, Tensor]:
+    """Return the tensors of a single file; none of a torch file, whose shapes are not read."""
+    path = Path(weights.path or "")
+    return contents_of(path)[0] if path.suffix == ".safetensors" else {}
 
 
 # -- embeddings -----------------------------------------------------------------------------------
 
 
-def text_tensors(model: Model, tokens: Sequence[int]) -> Tensors | None:
-    """Return the tensors of an embedding; None if the size is unknown.
+def text_tensors(model: Model, tokens: Sequence[int]) -> Tensors:
+    """Return the tensors of an embedding.
 
     `tokens` has the number of tokens of each text encoder, see `lengths`.
     """
@@ -190,9 +188,9 @@ def text_tensors(model: Model, tokens: Sequence[int]) -> Tensors | None:
         return _programs_text(model)
     layout, dtype, tensors = layout_of(model.layout_name), model.caption_dtype, Tensors()
     for number, (weights, count) in enumerate(zip(model.text, tokens, strict=True)):
-        width = text_width(weights) or (_umt5_width(weights) if layout.has_frames else None)
-        if width is None:
-            return None
+        width = text_width(weights) or (layout.has_frames and _umt5_width(weights))
+        if not width:
+            raise ValueError("its size is unknown")
         name = encoder_name(number)
         tensors[hidden_state(number)] = dtype, (count, width)
         if pooled := _pooled_width(model, number):
@@ -201,61 +199,38 @@ def text_tensors(model: Model, tokens: Sequence[int]) -> Tensors | None:
     if layout.has_frames:
         return {f"varlen_t5_{dtype}": tensors[hidden_state(0)]}
     if layout.npz:
-        return _text_arrays(model, tensors)
+        return {
+            name: _text_array(tensors, part, numbers)
+            for name, (part, numbers) in model.spec.strategies.text_arrays.items()
+        }
     if model.spec.text_encoders:
         return tensors
     return {name: row for name, row in tensors.items() if not name.endswith("attention_mask")}
 
 
-def _programs_text(model: Model) -> Tensors | None:
-    """Return the tensors that a program writes for any caption, if they are known."""
-    if model.text_dtype or any("length" in argument for argument in model.text_arguments):
-        return None
+def _programs_text(model: Model) -> Tensors:
+    """Return the tensors that a program writes for any caption."""
+    other = model.text_dtype or any("length" in argument for argument in model.text_arguments)
+    if other or not model.spec.cached_text:
+        raise ValueError("its size is unknown")
     cached = model.spec.cached_text.items()
-    tensors = {name: (str(dtype), tuple(map(int, shape))) for name, (dtype, *shape) in cached}
-    return tensors or None
+    return {name: (str(dtype), tuple(map(int, shape))) for name, (dtype, *shape) in cached}
 
 
-def _text_arrays(model: Model, tensors: Tensors) -> Tensors:
-    """Return the arrays of an embedding for sd-scripts, as `encoders.sdscripts.text_arrays`."""
-
-    def joined(part: str, count: int = 2) -> tuple[str, tuple[int, ...]]:
-        several = [tensors[f"{encoder_name(number)}.{part}"] for number in range(count)]
-        dtype, (*before, _) = several[0]
-        dtype = "float32" if dtype == "bfloat16" else dtype
-        return dtype, (*before, sum(shape[-1] for _, shape in several))
-
-    clips = len(model.spec.clips)
-    second = {name.replace("_2.", "."): row for name, row in tensors.items() if "_2." in name}
-    states, vector = joined("hidden_state", 1), "text_encoder.pooled"
-    if clips == len(model.text):
-        return {
-            "hidden_state1": states,
-            "hidden_state2": (states[0], second[hidden_state(0)][1]),
-            "pool2": (states[0], second[vector][1]),
-        }
-    mask = tensors[f"{encoder_name(clips)}.attention_mask"]
-    arrays: Tensors = {
-        "t5_out": (states[0], tensors[hidden_state(clips)][1]),
-        "t5_attn_mask": mask,
-        "apply_t5_attn_mask": ("bool", ()),
-    }
-    if clips == 1:
-        ids = "float32", (*mask[1], 3)
-        return arrays | {"l_pooled": (states[0], tensors[vector][1]), "txt_ids": ids}
-    own = tensors["text_encoder.attention_mask"]
-    return arrays | {
-        "lg_out": joined("hidden_state"),
-        "lg_pooled": joined("pooled"),
-        "clip_l_attn_mask": own,
-        "clip_g_attn_mask": own,
-        "apply_lg_attn_mask": ("bool", ()),
-    }
+def _text_array(tensors: Tensors, part: str, numbers: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+    """Return an array of sd-scripts' embeddings, see `Strategies.text_arrays`."""
+    if part == "applied":
+        return "bool", ()
+    if part == "places":
+        return "float32", (*tensors[f"{encoder_name(numbers[0])}.attention_mask"][1], 3)
+    several = [tensors[f"{encoder_name(number)}.{part}"] for number in numbers]
+    dtype, (*before, _) = several[0]
+    dtype = "float32" if dtype == "bfloat16" else dtype
+    return dtype, (*before, sum(shape[-1] for _, shape in several))
 
 
 def _umt5_width(weights: TextWeights) -> int:
-    path = Path(weights.path or "")
-    tensors = contents_of(path)[0] if path.suffix == ".safetensors" else {}
+    tensors = _tensors(weights)
     names = ("shared.weight", "token_embedding.weight", "encoder.embed_tokens.weight")
     return next((tensors[name].shape[1] for name in names if name in tensors), _UMT5)
 
@@ -270,20 +245,16 @@ def _pooled_width(model: Model, number: int) -> int:
     else:
         is_clip = "clip" in str(config.get("model_type"))
         pooled = "own" if is_clip and not model.spec.text_encoders else None
-    return _vector(config, projects=projects) if pooled else 0
-
-
-def _vector(config: Mapping[str, Any], *, projects: bool) -> int:
-    return int(config["projection_dim"] if projects else config["hidden_size"])
+    return int(config["projection_dim" if projects else "hidden_size"]) if pooled else 0
 
 
 # -- tokens ---------------------------------------------------------------------------------------
 
 
-def lengths(model: Model, captions: Sequence[str]) -> list[tuple[int, ...]] | None:
+def lengths(model: Model, captions: Sequence[str]) -> list[tuple[int, ...]]:
     """Return the number of tokens in the embedding of each caption, for each text encoder.
 
-    Special tokens and padding are included. The result is None if a tokenizer is needed, and no
+    Special tokens and padding are included. It is unknown if a tokenizer is needed, and no
     `tokenizer.json` of it is on this disk.
     """
     if not model.spec.encodes:
@@ -297,7 +268,7 @@ def lengths(model: Model, captions: Sequence[str]) -> list[tuple[int, ...]] | No
             columns.append([_CHUNK * count + 2 for count in chunks])
             continue
         if (own := _limit(model, kind, weights)) is None:
-            return None
+            raise ValueError("its length is unknown")
         limit, is_fixed = own
         if is_fixed:
             columns.append([limit] * len(captions))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from latentmake.base.errors import ConfigError, ModelError
 from latentmake.base.regular import read_text
-from latentmake.config.makers import Script
 from latentmake.config.models import Model
 from latentmake.config.root import Config
 from latentmake.config.weights import TextWeights, Weights, download, fetching
@@ -232,11 +231,6 @@ def _present(shards: list[Path]) -> list[Path]:
         if not shard.is_file():
             raise ModelError("these weights are missing", where=shard, hint=_COPY)
     return shards
-
-
-def script_of(model: Model, kind: str) -> Script:
-    """Return the script of musubi-tuner that caches the `latents` or `text` of a model."""
-    return model.spec.scripts.caching(kind)
 
 
 def scripted_files(path: Path) -> list[Path]:

@@ -78,8 +78,6 @@ def _latents(facts: Facts, part: Part, pairs: Pairs, _seen: Collection[str]) -> 
                 controls=layout.controls(item.control_sizes, settings)
                 or [placed] * len(item.controls),
             )
-            if tensors is None:
-                raise ValueError("its size is unknown")
             view, _ = view_of(layout, settings, item, target, image)
             placing = placing_of(layout, settings, item, target, image, view)
             stamped = stamp(key=_DIGEST, source=_DIGEST, recipe=recipe, view=placing)
@@ -105,15 +103,11 @@ def _texts(facts: Facts, part: Part, pairs: Pairs, seen: set[str]) -> float:
     seen.update(f"{part.work} {caption}" for caption in new)
     recipe = digest.canonical(facts.recipe(part.dataset, part.model, "text"))
     same, total = stamp(key=_DIGEST, source=_DIGEST, recipe=recipe), 0.0
-    if (counts := lengths(model, new)) is None:
-        raise ValueError("its length is unknown")
-    for caption, tokens in zip(new, counts, strict=True):
-        if (tensors := text_tensors(model, tokens)) is None:
-            raise ValueError("its size is unknown")
+    for caption, tokens in zip(new, lengths(model, new), strict=True):
         metadata = {} if layout.npz else {"caption": caption}
         if layout.has_frames:
             metadata = text_metadata(caption)
-        total += file_bytes(layout, tensors, metadata | same)
+        total += file_bytes(layout, text_tensors(model, tokens), metadata | same)
     return total
 
 

@@ -94,7 +94,7 @@ def batches(
                 size = batch_items(facts.memo, f"{kind} {maker}", config.batch.minutes, number)
             if side_by_side > 1 and not linked:
                 size = min(size, max(_SHARED_ITEMS, -(-len(works) // side_by_side)))
-            external = config.encoding_program(settings)
+            external = config.program(settings.encoder)
             for start in range(0, len(works), size):
                 yield (
                     Order(

@@ -242,7 +242,7 @@ class Facts(Datasets):
                     return self._recipes[key]
                 settings, data = self.config.models[model], self.config.datasets.get(dataset)
                 result = cache_recipe.make(kind, data, settings, read, f"models.{model}")
-                if program := self.config.encoding_program(settings):
+                if program := self.config.program(settings.encoder):
                     assert self._program_digest is not None
                     result["program"] = self._program_digest(program, settings, kind, self.memo)
             except (ModelError, TrainingError):

@@ -69,29 +69,19 @@ def text_arrays(model: Model, tensors: Mapping[str, torch.Tensor]) -> Arrays:
     named = _numpy(tensors)
     if not model.spec.encodes:
         return named  # sd-scripts' own arrays
-
-    def of(part: str) -> list[Any]:
-        return [named.get(f"{encoder_name(i)}.{part}") for i in range(len(model.text))]
-
-    states, pooled, masks = of("hidden_state"), of("pooled"), of("attention_mask")
-    clips = len(model.spec.clips)
-    if clips == len(model.text):
-        return {"hidden_state1": states[0], "hidden_state2": states[1], "pool2": pooled[1]}
-    arrays: Arrays = {
-        "t5_out": states[clips],
-        "t5_attn_mask": masks[clips].astype(np.int64),
-        "apply_t5_attn_mask": np.array(model.apply_t5_attn_mask),
-    }
-    if clips == 1:
-        ids = np.zeros((len(states[clips]), 3), np.float32)
-        return arrays | {"l_pooled": pooled[0], "txt_ids": ids}
-    return arrays | {
-        "lg_out": np.concatenate(states[:2], axis=-1),
-        "lg_pooled": np.concatenate(pooled[:2], axis=-1),
-        "clip_l_attn_mask": masks[0].astype(np.int64),
-        "clip_g_attn_mask": masks[1].astype(np.int64),
-        "apply_lg_attn_mask": np.array(model.apply_lg_attn_mask),
-    }
+    arrays: Arrays = {}
+    for name, (part, numbers) in model.spec.strategies.text_arrays.items():
+        encoders = [encoder_name(number) for number in numbers]
+        if part == "applied":
+            arrays[name] = np.array(getattr(model, name))
+        elif part == "places":
+            tokens = len(named[f"{encoders[0]}.hidden_state"])
+            arrays[name] = np.zeros((tokens, 3), np.float32)
+        else:
+            arrays[name] = np.concatenate([named[f"{each}.{part}"] for each in encoders], axis=-1)
+            if part == "attention_mask":
+                arrays[name] = arrays[name].astype(np.int64)
+    return arrays
 
 
 def _numpy(tensors: Mapping[str, torch.Tensor]) -> Arrays:

@@ -217,7 +217,8 @@ def _check_text_arrays(arrays: Arrays, order: Order) -> None:
             what = f"is of the caption as it is, and captions.{key} of datasets.{order.dataset} "
             what += "changes it"
             raise CacheError(what, hint="leave that out, or let it be encoded")
-    wanted = _text_names(order)
+    encoder = model.spec.encoder("text")
+    wanted = {*(encoder.arrays if encoder else model.spec.strategies.text_arrays)}
     _demand(wanted, arrays)
     dtype = "float16" if model.caption_dtype == "float16" else "float32"
     for name in sorted(wanted) if model.spec.encodes else ():
@@ -235,17 +236,3 @@ def _check_text_arrays(arrays: Arrays, order: Order) -> None:
             if shape[0] != tokens or width not in (None, shape[-1]):
                 what = f"holds hidden_state{number} of the shape {list(shape)}, not "
                 raise CacheError(f"{what}{[tokens, width or 'D']}")
-
-
-def _text_names(order: Order) -> set[str]:
-    model = order.model_settings
-    clips = len(model.spec.clips)
-    if encoder := model.spec.encoder("text"):
-        return set(encoder.arrays)
-    if clips == len(model.text):
-        return {"hidden_state1", "hidden_state2", "pool2"}
-    names = {"t5_out", "t5_attn_mask", "apply_t5_attn_mask"}
-    if clips == 1:
-        return names | {"l_pooled", "txt_ids"}
-    more = {"lg_out", "lg_pooled", "clip_l_attn_mask", "clip_g_attn_mask", "apply_lg_attn_mask"}
-    return names | more

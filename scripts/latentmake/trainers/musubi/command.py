@@ -13,7 +13,6 @@ from pathlib import Path
 from latentmake.config.makers import Setting
 from latentmake.config.models import Model
 from latentmake.config.weights import Weights
-from latentmake.models.files import script_of
 from latentmake.models.headers import weight_file
 from latentmake.trainers.launched.order import (
     Places,
@@ -119,7 +118,7 @@ def caching_arguments(
         place: function that returns the path of weights.
         further: further options of the script.
     """
-    script = script_of(model, kind)
+    script = model.spec.scripts.caching(kind)
     files = {
         file.flag: None if (weights := model.weights(file.key)) is None else place(weights)
         for file in script.files

@@ -14,7 +14,7 @@ from latentmake.config.makers import Scripts, Setting
 from latentmake.config.models import Model
 from latentmake.data.memo import Memo
 from latentmake.layouts.layout import Layout, layout_of
-from latentmake.models.files import script_of, scripted_files
+from latentmake.models.files import scripted_files
 from latentmake.trainers.launched.installation import Installation
 from latentmake.trainers.launched.order import ExternalOrder, Resume, depends_on_length
 
@@ -132,7 +132,8 @@ def program_digest(
     Raises:
         TrainingError: musubi-tuner or the script is missing.
     """
-    installation, name = find(settings, model.spec.scripts, memory), script_of(model, kind).name
+    scripts = model.spec.scripts
+    installation, name = find(settings, scripts, memory), scripts.caching(kind).name
     installation.script(name)
     # The recipes of Wan's caches have always included all imports: to exclude some now would make
     # these caches stale.

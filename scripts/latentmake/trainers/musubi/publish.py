@@ -11,7 +11,6 @@ from typing import Any
 
 from latentmake.base.errors import ConfigError, SourceError
 from latentmake.data.contents import decode_text, encoded
-from latentmake.models.files import script_of
 from latentmake.models.inspection import ModelFile
 from latentmake.runs.findings import Finding
 from latentmake.runs.rows import Row, rows_of
@@ -95,7 +94,7 @@ class MusubiPublication(Publication[MusubiOrder]):
             arguments = command.caching_arguments(
                 model, kind, toml, lambda weights: names.of(str(weights.path)), further
             )
-            calls.append((script_of(order.model, kind).name, arguments))
+            calls.append((order.scripts.caching(kind).name, arguments))
         training = command.training_arguments(order, names.places, self.attention, Resume())
         return [*calls, (order.scripts.training.name, training)]
 
