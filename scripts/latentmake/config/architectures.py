@@ -1,7 +1,7 @@
 """Model architectures as rows of facts, so that other modules never compare names of models.
 
-The rows are in `sdscripts.yaml` and `musubi.yaml`. An `Architecture` holds all differences between
-models.
+The rows are in `sdscripts.yaml` and `musubi.yaml`; the fields of `config.makers.Architecture` are
+their keys.
 
 Sources: sd-scripts' library/strategy_sd.py, strategy_sdxl.py, strategy_sd3.py, strategy_flux.py and
 flux_models.py, `verify_bucket_reso_steps` in its training scripts; musubi-tuner's wan/configs,
@@ -60,11 +60,15 @@ def _merged(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any
 
 
 def _scripts(row: dict[str, Any]) -> Scripts:
-    """Return a row of musubi-tuner, with its default `header`, sides and names of its scripts."""
+    """Return a row of musubi-tuner, with its default `header` and sides, and names of scripts."""
     side = max(row.get("pixels", 8), 16)
     usual: dict[str, Any] = {"header": row["name"], "side": side, "bucket_steps": side}
     if program := row.pop("program", None):
         usual |= {part: {"name": f"{program}_{ending}.py"} for part, ending in _ENDINGS.items()}
+    flags = row.pop("task_flags", {}).items()
+    for name, version in row.get("versions", {}).items():
+        named = {part: [flag, name] for part, flag in flags if name}
+        row["versions"][name] = {**named, **version}
     return Scripts.model_validate(_merged(row, usual))
 
 

@@ -1,7 +1,8 @@
-"""Model architectures, as Latentmake, musubi-tuner's scripts and sd-scripts' classes support them.
+"""Records of facts about model architectures.
 
-`config.architectures` holds a row for each of them, so that other modules never compare names of
-models: layouts, recipes, launches, checks and publication ask the row.
+A row of `config.architectures` is one of them: an architecture as Latentmake, musubi-tuner's
+scripts or sd-scripts' classes support it. Layouts, recipes, launches, checks and publication ask
+it.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class ClipOutput(NamedTuple):
 class Architecture(BaseModel, frozen=True, extra="forbid"):
     """Facts about one model architecture, its encoders and its trainers.
 
-    This class stands for an architecture that only Latentmake's encoders know, `Scripts` for one
-    of musubi-tuner's scripts, and `Strategies` for one of sd-scripts' classes.
+    `Scripts` and `Strategies` add those for musubi-tuner and sd-scripts. This class itself stands
+    for models without an `architecture`, for which only Latentmake has encoders.
     """
 
     caption_dtype: ClassVar[Literal["bfloat16"] | None] = None  # only dtype of embeddings, if fixed

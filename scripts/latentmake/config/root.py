@@ -169,10 +169,10 @@ def _faults_of_regularisation(
         yield f"datasets.{next(iter(regular))}.is_reg", what, _LEAVE
     if trainer.script in strategies.unweighted and weight != 1:
         yield key, f"{trainer.script} does not weight the loss of images", _LEAVE
-    spec, others = model.spec, [dataset for dataset in datasets.values() if not dataset.is_reg]
-    fits = [dataset.sdscripts_buckets(spec) for dataset in others]
+    others = [dataset for dataset in datasets.values() if not dataset.is_reg]
+    fits = [dataset.sdscripts_buckets(strategies) for dataset in others]
     for name, dataset in regular.items():
-        if dataset.sdscripts_buckets(spec) not in fits:
+        if dataset.sdscripts_buckets(strategies) not in fits:
             what = "sd-scripts shows regularisation images beside images of the same buckets only"
             hint = "use the `fit` and bucket keys of another dataset of the run"
             yield f"datasets.{name}.fit", what, hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -129,16 +129,6 @@ def _values_fault(arrays: Mapping[str, tuple[str, _Bytes]], *, may_be_zero: bool
     return None
 
 
-def not_finite(path: Path) -> Iterator[str]:
-    """Yield the names of the tensors that contain NaN or infinity."""
-    head = read_head(path)
-    with path.open("rb") as file:
-        for name, tensor in head.tensors.items():
-            file.seek(len(head.data) + tensor.start)
-            if largest(tensor.dtype, file.read(tensor.end - tensor.start)) is None:
-                yield name
-
-
 def largest(dtype: str, data: bytes | memoryview) -> int | None:
     """Return the largest bit pattern of floating-point numbers; None if one is NaN or infinite.
 
@@ -179,7 +169,8 @@ def fault_of_weights(path: Path, beginning: str = "") -> str | None:
     `beginning` is a prefix that some tensor's name must have.
     """
     try:
-        tensors = read_head(path).tensors
+        head = read_head(path)
+        tensors = head.tensors
     except FileNotFoundError:
         return "is not there"
     except (OSError, ValueError) as error:
@@ -188,4 +179,9 @@ def fault_of_weights(path: Path, beginning: str = "") -> str | None:
         return "holds no tensor"
     if not any(name.startswith(beginning) for name in tensors):
         return f"holds no tensor {beginning}*"
-    return next((f"holds values that are not finite ({name})" for name in not_finite(path)), None)
+    with path.open("rb") as file:
+        for name, tensor in tensors.items():
+            file.seek(len(head.data) + tensor.start)
+            if largest(tensor.dtype, file.read(tensor.end - tensor.start)) is None:
+                return f"holds values that are not finite ({name})"
+    return None

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import Any, ClassVar
 
 from latentmake.base.errors import SourceError
-from latentmake.config.architectures import ARCHITECTURES, WAN, ArchitectureName
+from latentmake.config.architectures import MUSUBI, SDSCRIPTS, WAN, ArchitectureName
 from latentmake.config.datasets import BUCKET_STEPS, Dataset
 from latentmake.config.makers import ClipOutput
 from latentmake.config.models import Model
@@ -402,12 +402,11 @@ class Musubi(Layout):
     def __init__(self, architecture: str = "") -> None:
         # Wan came first: its layout has no suffix, because its models have no `architecture`.
         self.name = f"musubi-{architecture}" if architecture else "musubi"
-        spec = ARCHITECTURES[architecture] if architecture else WAN
-        scripts = spec.scripts
-        self.bucket_side = spec.side
+        scripts = MUSUBI[architecture or WAN.name]
+        self.bucket_side = scripts.side
         # Our own encoders take one control, and none for texts.
-        self.numbered_controls = not spec.encodes
-        self.controlled_text = not spec.encodes and scripts.text.reads_controls
+        self.numbered_controls = not scripts.encodes
+        self.controlled_text = not scripts.encodes and scripts.text.reads_controls
         self.rate = scripts.fps
         self.sections = scripts.sections
         self.text_ending = f"_{scripts.suffix}_te.safetensors"
@@ -435,9 +434,8 @@ class SdScripts(Layout):
     like_sdscripts = True
 
     def __init__(self, architecture: ArchitectureName) -> None:
-        self._architecture = ARCHITECTURES[architecture]
+        strategies = self._strategies = SDSCRIPTS[architecture]
         self.name = f"sdscripts-{architecture}"
-        strategies = self._architecture.strategies
         self.latents_ending = strategies.latents_ending
         self.text_ending = strategies.text_ending
         # The training's folder has an item with several texts several times: `.v12` and so on.
@@ -453,7 +451,7 @@ class SdScripts(Layout):
         limit = settings.max_image_pixels
         if settings.fit == "crop":  # `enable_bucket = false`
             return cover(image, resolution, limit, path)
-        step, no_upscale, least, most = settings.bucketing(self._architecture)
+        step, no_upscale, least, most = settings.bucketing(self._strategies)
         if not no_upscale:
             target = nearest_bucket(image, resolution, range(least, most + 1, step), most)
             return cover(image, target, limit, path)

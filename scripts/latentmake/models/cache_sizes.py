@@ -38,7 +38,7 @@ from latentmake.models.files import (
     text_width,
     tokenizer_files,
 )
-from latentmake.models.headers import contents_of
+from latentmake.models.headers import contents_of, embedding_width
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -188,7 +188,9 @@ def text_tensors(model: Model, tokens: Sequence[int]) -> Tensors:
         return _programs_text(model)
     layout, dtype, tensors = layout_of(model.layout_name), model.caption_dtype, Tensors()
     for number, (weights, count) in enumerate(zip(model.text, tokens, strict=True)):
-        width = text_width(weights) or (layout.has_frames and _umt5_width(weights))
+        width = text_width(weights)
+        if width is None and layout.has_frames:
+            width = embedding_width(_tensors(weights)) or _UMT5
         if not width:
             raise ValueError("its size is unknown")
         name = encoder_name(number)
@@ -227,12 +229,6 @@ def _text_array(tensors: Tensors, part: str, numbers: Sequence[int]) -> tuple[st
     dtype, (*before, _) = several[0]
     dtype = "float32" if dtype == "bfloat16" else dtype
     return dtype, (*before, sum(shape[-1] for _, shape in several))
-
-
-def _umt5_width(weights: TextWeights) -> int:
-    tensors = _tensors(weights)
-    names = ("shared.weight", "token_embedding.weight", "encoder.embed_tokens.weight")
-    return next((tensors[name].shape[1] for name in names if name in tensors), _UMT5)
 
 
 def _pooled_width(model: Model, number: int) -> int:

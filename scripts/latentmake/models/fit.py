@@ -45,8 +45,6 @@ _KINDS = {
     **{"CLIPTextModelWithProjection": "CLIP", "clip": "CLIP", "clip_text_model": "CLIP"},
     **{"t5": "T5", "umt5": "T5"},
 }
-# Token embeddings of a text encoder: [vocabulary, width].
-_TABLE = re.compile(r"(^|\.)(token_embedding|embed_tokens|shared|word_embeddings)\.weight$")
 # Stack of similar blocks, number of a block, name inside the block. A UNet's blocks are excluded:
 # they differ.
 _STACK = re.compile(
@@ -239,11 +237,11 @@ def _text_encoder(model: Model, index: int) -> int | None:
     own = config.get("text_config") or config
     try:
         if kind == "T5":
-            expected = tensors.t5(own, every_bias=names[-1] == "umt5")
+            expected = dict(tensors.t5(own, every_bias=names[-1] == "umt5"))
         else:
             projects = "CLIPTextModelWithProjection" in names
             projects = spec.clips[index].projects if named else projects
-            expected = tensors.clip(own, projects=projects)
+            expected = dict(tensors.clip(own, projects=projects))
     except LookupError:
         expected = {}  # the configuration lacks sizes: do not compare
     except (TypeError, ValueError):
@@ -401,8 +399,7 @@ def _encoder_of_program(weights: Weights | None, key: str, *, wan: bool) -> int 
     if key == "vae":
         vae = headers.vae_of(held) if all(tensor.shape for tensor in held.values()) else None
         return None if vae is None else vae.channels
-    tables = [tensor.shape for name, tensor in held.items() if _TABLE.search(name)]
-    return next((shape[1] for shape in tables if len(shape) == 2), None)
+    return headers.embedding_width(held)
 
 
 def _missing_of_wan(key: str, held: Iterable[str], config: Config) -> list[str]:
@@ -419,7 +416,7 @@ def _missing_of_wan(key: str, held: Iterable[str], config: Config) -> list[str]:
         number = tensors.blocks_in(names, r"(?:encoder\.)?blocks?\.(\d+)\.")
         sizes = dict.fromkeys(("d_model", "d_ff", "num_heads", "d_kv", "vocab_size"), 1)
         sized = {**sizes, "num_layers": number, "feed_forward_proj": "gated-gelu"}
-        expected = [*tensors.t5(sized, every_bias=True)]
+        expected = [name for name, _ in tensors.t5(sized, every_bias=True)]
         if "encoder.embed_tokens.weight" in names:  # T5 shares one table under two names
             names.add("shared.weight")
     else:

@@ -70,6 +70,8 @@ _KINDS = (
 _FAMILIES = {"Wan DiT": "DiT", "Wan VAE": "VAE", "VAE of Wan 2.2's 5B model": "VAE"}
 # Prefixes in files of ComfyUI and of trainers that wrap the network.
 _WRAPPED = re.compile(r"^(model\.diffusion_model\.)?(diffusion_model\.)?(module\.)?", re.MULTILINE)
+# Token embeddings of a text encoder: [vocabulary, width].
+_TABLE = re.compile(r"(^|\.)(token_embedding|embed_tokens|shared|word_embeddings)\.weight$")
 # First layer of a VAE's encoder or decoder; the shapes of both identify the VAE.
 _ENTRY = r"(^|\.){}\.(conv_in|conv1)(\.conv)?\.weight$"
 
@@ -103,6 +105,12 @@ def vae_of(tensors: Mapping[str, Tensor]) -> Vae | None:
         for entry in (_ENTRY.format("encoder"), _ENTRY.format("decoder"))
     )
     return Vae(len(last) - 2, last[1], first[1]) if len(first) == len(last) > 3 else None
+
+
+def embedding_width(tensors: Mapping[str, Tensor]) -> int | None:
+    """Return the width of a text encoder, from its token embeddings; None without known ones."""
+    tables = (tensor.shape for name, tensor in tensors.items() if _TABLE.search(name))
+    return next((shape[1] for shape in tables if len(shape) == 2), None)
 
 
 def lack(path: Path, marks: Collection[str], what: str) -> str:

@@ -162,49 +162,47 @@ def _vae(config: Config) -> _Entries:
         yield from _layer("post_quant_conv", latents, latents, 1, 1)
 
 
-def clip(config: Config, *, projects: bool) -> Shapes:
-    """Return the tensors of a CLIP text encoder; names omit the prefix `text_model.`."""
+def clip(config: Config, *, projects: bool) -> _Entries:
+    """Yield the tensors of a CLIP text encoder; names omit the prefix `text_model.`."""
     width, inner = config.get("hidden_size", 512), config.get("intermediate_size", 2048)
-    shapes: Shapes = {
-        "embeddings.token_embedding.weight": (config.get("vocab_size", 49408), width),
-        "embeddings.position_embedding.weight": (config.get("max_position_embeddings", 77), width),
-    }
+    places = config.get("max_position_embeddings", 77)
+    yield "embeddings.token_embedding.weight", (config.get("vocab_size", 49408), width)
+    yield "embeddings.position_embedding.weight", (places, width)
     for number in range(config.get("num_hidden_layers", 12)):
         place = f"encoder.layers.{number}"
         for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
-            shapes |= dict(_layer(f"{place}.self_attn.{name}", width, width))
-        shapes |= dict(_layer(f"{place}.layer_norm1", width))
-        shapes |= dict(_layer(f"{place}.mlp.fc1", inner, width))
-        shapes |= dict(_layer(f"{place}.mlp.fc2", width, inner))
-        shapes |= dict(_layer(f"{place}.layer_norm2", width))
-    shapes |= dict(_layer("final_layer_norm", width))
+            yield from _layer(f"{place}.self_attn.{name}", width, width)
+        yield from _layer(f"{place}.layer_norm1", width)
+        yield from _layer(f"{place}.mlp.fc1", inner, width)
+        yield from _layer(f"{place}.mlp.fc2", width, inner)
+        yield from _layer(f"{place}.layer_norm2", width)
+    yield from _layer("final_layer_norm", width)
     if projects:
-        shapes["text_projection.weight"] = (config.get("projection_dim", 512), width)
-    return shapes
+        yield "text_projection.weight", (config.get("projection_dim", 512), width)
 
 
-def t5(config: Config, *, every_bias: bool) -> Shapes:
-    """Return the tensors of the encoder of a T5 or umT5.
+def t5(config: Config, *, every_bias: bool) -> _Entries:
+    """Yield the tensors of the encoder of a T5 or umT5.
 
     With `every_bias` (umT5), every block has a relative attention bias; otherwise only the first.
     """
     width, inner, heads = config["d_model"], config["d_ff"], config["num_heads"]
     joined, gated = heads * config["d_kv"], "gated" in config.get("feed_forward_proj", "relu")
-    shapes: Shapes = {"shared.weight": (config["vocab_size"], width)}
+    yield "shared.weight", (config["vocab_size"], width)
     for number in range(config["num_layers"]):
         place = f"encoder.block.{number}.layer"
         for name in "qkv":
-            shapes[f"{place}.0.SelfAttention.{name}.weight"] = (joined, width)
-        shapes[f"{place}.0.SelfAttention.o.weight"] = (width, joined)
+            yield f"{place}.0.SelfAttention.{name}.weight", (joined, width)
+        yield f"{place}.0.SelfAttention.o.weight", (width, joined)
         if every_bias or not number:
             shape = (config.get("relative_attention_num_buckets", 32), heads)
-            shapes[f"{place}.0.SelfAttention.relative_attention_bias.weight"] = shape
+            yield f"{place}.0.SelfAttention.relative_attention_bias.weight", shape
         for name in ("wi_0", "wi_1") if gated else ("wi",):
-            shapes[f"{place}.1.DenseReluDense.{name}.weight"] = (inner, width)
-        shapes[f"{place}.1.DenseReluDense.wo.weight"] = (width, inner)
+            yield f"{place}.1.DenseReluDense.{name}.weight", (inner, width)
+        yield f"{place}.1.DenseReluDense.wo.weight", (width, inner)
         for layer in (0, 1):
-            shapes[f"{place}.{layer}.layer_norm.weight"] = (width,)
-    return shapes | {"encoder.final_layer_norm.weight": (width,)}
+            yield f"{place}.{layer}.layer_norm.weight", (width,)
+    yield "encoder.final_layer_norm.weight", (width,)
 
 
 def wan_dit(config: Config) -> _Entries:

@@ -107,7 +107,7 @@ def test_a_clip_has_the_tensors_of_its_class(projects: bool) -> None:
         network = (CLIPTextModelWithProjection if projects else CLIPTextModel)(config)
     own = {name.removeprefix("text_model."): each for name, each in shapes(network).items()}
     own.pop("embeddings.position_ids", None)
-    assert tensors.clip(config.to_dict(), projects=projects) == own
+    assert dict(tensors.clip(config.to_dict(), projects=projects)) == own
 
 
 @pytest.mark.parametrize("gated", ["relu", "gated-gelu"])
@@ -118,7 +118,7 @@ def test_a_t5_has_the_tensors_of_its_class(every_bias: bool, gated: str) -> None
     with torch.device("meta"):
         own = shapes(network(config))
     own.pop("encoder.embed_tokens.weight")
-    assert tensors.t5(config.to_dict(), every_bias=every_bias) == own
+    assert dict(tensors.t5(config.to_dict(), every_bias=every_bias)) == own
 
 
 @pytest.mark.parametrize("places", [None, 10])
