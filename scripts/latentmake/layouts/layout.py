@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import Any, ClassVar
 
 from latentmake.base.errors import SourceError
-from latentmake.config.architectures import MUSUBI, SDSCRIPTS, WAN, ArchitectureName
+from latentmake.config.architectures import MUSUBI, SDSCRIPTS, WAN
 from latentmake.config.datasets import BUCKET_STEPS, Dataset
 from latentmake.config.makers import ClipOutput
 from latentmake.config.models import Model
@@ -433,7 +433,7 @@ class SdScripts(Layout):
     npz = True
     like_sdscripts = True
 
-    def __init__(self, architecture: ArchitectureName) -> None:
+    def __init__(self, architecture: str) -> None:
         strategies = self._strategies = SDSCRIPTS[architecture]
         self.name = f"sdscripts-{architecture}"
         self.latents_ending = strategies.latents_ending

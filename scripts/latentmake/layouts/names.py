@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latentmake.base import digest
-from latentmake.config.architectures import ARCHITECTURES, ArchitectureName
+from latentmake.config.makers import Architecture
 from latentmake.config.models import Model
 from latentmake.formats.cachefile import CAPTION, ORIGINAL_HEIGHT, ORIGINAL_WIDTH
 from latentmake.geometry.buckets import Size
@@ -93,7 +93,7 @@ def frames_and_sides(model: Model, size: Size, clip: Clip | None) -> tuple[str, 
     return frames, f"{height}x{width}"
 
 
-def array_name(kind: str, architecture: ArchitectureName, height: int, width: int) -> str:
+def array_name(kind: str, architecture: Architecture, height: int, width: int) -> str:
     """Return the name of an array in a file of latents: `latents_64x96`, or only `latents`.
 
     SD 3, Flux and later architectures may have several resolutions in one file.
@@ -104,4 +104,4 @@ def array_name(kind: str, architecture: ArchitectureName, height: int, width: in
         height: height of the latents.
         width: width of the latents.
     """
-    return f"{kind}_{height}x{width}" if ARCHITECTURES[architecture].sized_arrays else kind
+    return f"{kind}_{height}x{width}" if architecture.sized_arrays else kind

@@ -130,7 +130,6 @@ def _arrays(
     model: Model, shape: tuple[int, int, int], size: Size, *, flips: bool, masks: bool
 ) -> Tensors:
     """Return the arrays of a file of latents for sd-scripts."""
-    assert model.architecture is not None
     arrays: Tensors = {
         "latents": ("float32", shape),
         "original_size": ("int64", (2,)),
@@ -140,9 +139,7 @@ def _arrays(
         arrays["latents_flipped"] = arrays["latents"]
     if masks:
         arrays["alpha_mask"] = ("float32", (size.height, size.width))
-    return {
-        array_name(name, model.architecture, *shape[1:]): array for name, array in arrays.items()
-    }
+    return {array_name(name, model.spec, *shape[1:]): array for name, array in arrays.items()}
 
 
 def _vae(model: Model) -> tuple[int, int, int]:

@@ -53,7 +53,7 @@ _STACK = re.compile(
 
 
 def check(model: Model, trains: bool) -> None:
-    """Refuse the first network that cannot be used; see `checks.check_networks` for the arguments.
+    """Refuse the first network that cannot be used; see `inspection.check_networks`.
 
     Raises:
         ModelError: names the key of the model.

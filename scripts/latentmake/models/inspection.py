@@ -58,7 +58,7 @@ def check_run(config: Config, name: str, run: Run, remembered: Remembered) -> No
         ModelError: a network cannot be used.
     """
     model, key = config.models[run.model], f"models.{run.model}"
-    # Original files are inspected with the recipe, see `recipe.make`.
+    # Original files are inspected with the recipe, see `cache_recipe.make`.
     if not model.spec.original_files:
         places: tuple[tuple[Role, Weights | None], ...] = (
             ("vae", model.vae),

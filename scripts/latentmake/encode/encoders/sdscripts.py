@@ -30,7 +30,6 @@ def latents_arrays(
 
     `rows` are the latents, then the latents of the mirrored image if the dataset flips.
     """
-    assert model.architecture is not None
     crop = crop_ltrb(Size(sample.shape[1], sample.shape[0]), Size(*sample.original))
     arrays = dict(zip(("latents", "latents_flipped"), rows, strict=False)) | {
         "original_size": torch.tensor(sample.original),
@@ -39,9 +38,7 @@ def latents_arrays(
     if sample.alpha is not None:
         arrays["alpha_mask"] = torch.from_numpy(sample.alpha.astype(np.float32) / 255.0)
     height, width = rows[0].shape[1:]
-    return {
-        array_name(name, model.architecture, height, width): array for name, array in arrays.items()
-    }
+    return {array_name(name, model.spec, height, width): array for name, array in arrays.items()}
 
 
 def file_bytes(
@@ -78,7 +75,8 @@ def text_arrays(model: Model, tensors: Mapping[str, torch.Tensor]) -> Arrays:
             tokens = len(named[f"{encoders[0]}.hidden_state"])
             arrays[name] = np.zeros((tokens, 3), np.float32)
         else:
-            arrays[name] = np.concatenate([named[f"{each}.{part}"] for each in encoders], axis=-1)
+            several = [named[f"{encoder}.{part}"] for encoder in encoders]
+            arrays[name] = np.concatenate(several, axis=-1)
             if part == "attention_mask":
                 arrays[name] = arrays[name].astype(np.int64)
     return arrays

@@ -185,8 +185,8 @@ def _check_latents(tensors: Tensors, order: Order, reading: Reading, target: Tar
 
 def _check_latent_arrays(arrays: Arrays, order: Order, reading: Reading, target: Target) -> None:
     model, settings = order.model_settings, order.dataset_settings
-    strategies, architecture = model.spec.strategies, model.architecture
-    assert architecture is not None and target.size is not None
+    strategies = model.spec.strategies
+    assert target.size is not None
     image = stored_size(reading.work.item)
     size = order.layout.size(image, target.size, settings)
     height, width = size.height // strategies.pixels, size.width // strategies.pixels
@@ -195,7 +195,7 @@ def _check_latent_arrays(arrays: Arrays, order: Order, reading: Reading, target:
         kinds.append("alpha_mask")
     if settings.flip_aug:
         kinds.append("latents_flipped")
-    keys = {kind: array_name(kind, architecture, height, width) for kind in kinds}
+    keys = {kind: array_name(kind, strategies, height, width) for kind in kinds}
     _demand(keys.values(), arrays)
     latents = arrays[keys["latents"]]
     if latents.shape[-2:] != (height, width):

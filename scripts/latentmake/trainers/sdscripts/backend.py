@@ -51,7 +51,7 @@ def model_files(order: SdScriptsOrder, *, makes_caches: bool = False) -> Iterato
 
 
 def _checkpoint_fault(order: SdScriptsOrder) -> str:
-    place, title = Path(order.model.checkpoint or ""), order.architecture
+    place, title = Path(order.model.checkpoint or ""), order.strategies.name
     if not place.exists():
         return weights.absence(place)
     if place.is_dir() and order.model.spec.single_file:

@@ -81,7 +81,7 @@ def deployed(
         SourceError: a caption cannot be read, or two items would get the same name.
         CacheError: an image or a cache file of the manifest is missing.
     """
-    layout, files = SdScripts(order.architecture), Files()
+    layout, files = SdScripts(order.strategies.name), Files()
     blocks = (named(name, size) for name in order.datasets for size in order.resolutions)
     metadata: dict[str, dict[str, Any]] = {block: {} for block in blocks}
     for row in rows_of(Path(order.manifest)):

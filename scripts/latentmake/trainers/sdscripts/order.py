@@ -130,12 +130,6 @@ class SdScriptsOrder(ExternalOrder):
         return needs | ({"deepspeed"} if self.trainer.deepspeed else set())
 
     @property
-    def architecture(self) -> str:
-        """Architecture of the model."""
-        assert self.model.architecture is not None
-        return self.model.architecture
-
-    @property
     def strategies(self) -> Strategies:
         """Scripts, encoders and flags of sd-scripts for the architecture."""
         return self.model.spec.strategies
@@ -155,7 +149,7 @@ class SdScriptsOrder(ExternalOrder):
                 del trainer[key]
         if self.trainer.prior_loss_weight == 1:
             del trainer["prior_loss_weight"]
-        own = [trainer, self.script, self.architecture, model.clip_skip, model.max_token_length]
+        own = [trainer, self.script, self.strategies.name, model.clip_skip, model.max_token_length]
         further = [*model.latents_arguments, *model.text_arguments]
         return digest.of_value([*own, *([further] if further else []), *sorted(self.flags.items())])
 
@@ -163,7 +157,7 @@ class SdScriptsOrder(ExternalOrder):
         """Return all settings that shape the trained weights, by name."""
         keys = ("clip_skip", "max_token_length", "latents_arguments", "text_arguments")
         model = {
-            "architecture": self.architecture,
+            "architecture": self.strategies.name,
             **{key: getattr(self.model, key) for key in keys},
         }
         return {**shaping(self.trainer, "weights"), "script": self.script, **model, **self.flags}
