@@ -134,7 +134,7 @@ class Architecture(BaseModel, frozen=True, extra="forbid"):
     cleans_captions: bool = False  # whether HTML and repeated space are removed (umT5)
     caches_text: bool = True  # whether sd-scripts reads embeddings from caches
     single_file: bool = False  # whether sd-scripts reads the network from one file only
-    npz_scale: tuple[float, float] | None = None  # shift and factor of latents; None: unscaled
+    npz_scale: tuple[float, float] = (0.0, 1.0)  # shift and factor of latents in npz files
     sized_arrays: bool = False  # whether array names contain the size of the latents
     side: int = 8  # sides of resolutions are multiples of this, in pixels
     bucket_steps: int = 64  # sd-scripts' default for `bucket_reso_steps`

@@ -145,9 +145,7 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
     if model.vae_tiling:
         tile(vae)
     scale, shift, _ = scale_of(model, _own_config(vae) if model.vae.hub else None)
-    file_shift, file_scale = 0.0, 1.0
-    if arrays and model.spec.npz_scale:
-        file_shift, file_scale = model.spec.npz_scale
+    file_shift, file_scale = model.spec.npz_scale if arrays else (0.0, 1.0)
     seed, draws = model.posterior_seed, model.posterior == "sample"
     mirrored = (False, True) if arrays and order.dataset_settings.flip_aug else (False,)
 
