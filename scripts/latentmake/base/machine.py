@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from latentmake.base.errors import StorageError
 
+_SINGULAR = {"": "", "are": "is", "have": "has"}
+
 
 class Need(NamedTuple):
     """Disk space for files that will be written.
@@ -81,6 +83,13 @@ def duration(minutes: float) -> str:
     if minutes < 1:
         return f"{max(1, round(minutes * 60))} s"
     return f"{round(minutes)} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def counted(number: int, noun: str, verb: str = "") -> str:
+    """Return a number with its noun, and the verb `are` or `have`: `1 target`, `2 files are`."""
+    if number == 1:
+        return f"1 {noun} {_SINGULAR[verb]}".rstrip()
+    return f"{number} {noun}s {verb}".rstrip()
 
 
 def expect_many_objects() -> None:

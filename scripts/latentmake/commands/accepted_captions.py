@@ -15,12 +15,12 @@ from pydantic import Field
 
 from latentmake.base import atomic, digest
 from latentmake.base.errors import ConfigError, SourceError, nearest
+from latentmake.base.machine import counted
 from latentmake.base.state_file import JsonFile
 from latentmake.data import caption_files
 from latentmake.data.contents import Contents
 from latentmake.data.item import Item
 from latentmake.data.texts import made_text
-from latentmake.pages.plan_report import counted
 from latentmake.plan.facts import Facts
 
 _ALL = "all"  # stands for all items of a run

@@ -20,7 +20,7 @@ from latentmake.data import caption_files
 from latentmake.data.contents import Contents, decode_text
 from latentmake.data.item import IMAGE, Item, text_fault
 from latentmake.data.texts import made_text, texts_with
-from latentmake.pages.captions import Card, read_texts, split, token_counter
+from latentmake.pages.captions import read_texts, split, token_counter
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
 from latentmake.runs.history import items_of
@@ -69,11 +69,6 @@ class Caption:
         except SourceError:
             return None
         return None if text is None else text.removesuffix("\n")
-
-    @property
-    def card(self) -> Card:
-        """The item without texts, for its picture."""
-        return Card(self.place[0], self.item, [], [])
 
     def values(self) -> _Values:
         """Return the JSON values of the caption for the page."""

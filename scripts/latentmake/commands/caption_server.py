@@ -23,12 +23,12 @@ from pydantic import TypeAdapter, ValidationError, validate_call
 
 from latentmake import backends
 from latentmake.base.errors import UserError, first_line
-from latentmake.base.machine import usable_cores
+from latentmake.base.machine import counted, usable_cores
 from latentmake.commands.caption_editor import ConflictError, Editor
 from latentmake.formats.readers import Readers
 from latentmake.layouts.layout import CAPTIONS, kind_of
 from latentmake.pages.page import page
-from latentmake.pages.plan_report import counted, stopped_by
+from latentmake.pages.plan_report import stopped_by
 from latentmake.pages.thumbnails import picture
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
@@ -160,9 +160,10 @@ def _application(facts: Facts, run: str, ends: contextlib.ExitStack) -> ASGIApp:
     async def show_picture(request: Request) -> Response:
         query, loop = request.query_params, asyncio.get_running_loop()
         try:
-            side = _SIDES[request.path_params["size"]]
-            card = editor.caption(query.get("dataset", ""), query.get("stem", "")).card
-            data = await loop.run_in_executor(pictures, picture, facts, card, readers, side)
+            dataset, side = query.get("dataset", ""), _SIDES[request.path_params["size"]]
+            item = editor.caption(dataset, query.get("stem", "")).item
+            settings = facts.config.datasets[dataset]
+            data = await loop.run_in_executor(pictures, picture, settings, item, readers, side)
         except (UserError, OSError, KeyError, RuntimeError) as error:
             return PlainTextResponse(first_line(error), 404)
         # The address has the time of the picture's last change.
@@ -181,6 +182,7 @@ def _work(editor: Editor, run: str) -> str:
     try:
         facts = editor.facts()
         with facts.memo:
+            # Not by `present_plan`, after which no garbage of a long-lived server is collected.
             plan = make_plan(facts, [run], batched=False)
             backends.plan_training(facts, plan.runs[run], train=False)
             plan.leave_out_prompts([] if facts.config.runs[run].trainer else [run])

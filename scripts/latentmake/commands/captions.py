@@ -9,8 +9,7 @@ import typer
 
 from latentmake.base import atomic
 from latentmake.base.errors import ConfigError
-from latentmake.commands.pages import show
-from latentmake.commands.project import run_names
+from latentmake.commands.project import run_names, show_page
 from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
 from latentmake.pages.page import write_page
@@ -64,4 +63,4 @@ def _write_page(facts: Facts, run: str, open_page: bool, as_json: bool) -> None:
         typer.echo(f"{encoder['name']}: {cut}, the longest has {encoder['longest']} tokens")
     for fault in cards.faults:
         typer.echo(f"faulty: {fault}")
-    show(path, open_page=open_page)
+    show_page(path, opens=open_page)

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 import typer
 
 from latentmake import backends
-from latentmake.base.machine import free, human, shortages
+from latentmake.base.machine import counted, free, human, shortages
 from latentmake.commands.project import coloured, plan_of, run_names
 from latentmake.pages.plan_report import (
     by_work,
-    counted,
     disk_needs,
     estimate_lines,
     stopped_by,
@@ -79,9 +78,8 @@ def _findings(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
 def _stopped(facts: Facts, plan: RunPlan, findings: Sequence[Finding]) -> str:
     """Return the line that says why a run will not be trained."""
     count = sum(finding.verdict == "failed" and finding.what != "items" for finding in findings)
-    others = f"{count} more checks" if count > 1 else "1 more check"
     if line := stopped_by(facts, plan):
-        return f"{line}; {others} failed" if count else line
+        return f"{line}; {counted(count, 'more check')} failed" if count else line
     return f"the training of {plan.name} will not start: {counted(count, 'check')} failed"
 
 

@@ -16,16 +16,15 @@ from typing import Any
 import typer
 
 from latentmake.base.errors import ConfigError
-from latentmake.base.machine import duration, human
+from latentmake.base.machine import counted, duration, human
 from latentmake.commands.changes import with_changes
 from latentmake.commands.forecast import Times, encoding_times, training_time
-from latentmake.commands.project import plan_of, run_names, table
+from latentmake.commands.project import present_plan, run_names, table
 from latentmake.pages.overview import CostRows, cost_rows
-from latentmake.pages.plan_report import counted
 from latentmake.plan.build_locks import alone
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS
-from latentmake.plan.run_plan import Plan, RunPlan
+from latentmake.plan.run_plan import RunPlan
 
 _HEADERS = ["dataset", "model", "kind", "items", "files", "bytes", "then files", "then bytes"]
 
@@ -41,15 +40,15 @@ def cost(
     """Show files, bytes and time of runs, now and after the next build."""
     names, hourly = run_names(facts.config, runs), _price(price)
     then = with_changes(facts, changes) if changes else facts
-    before = _planned(facts, names)
+    before = present_plan(facts, names)
     with alone() if trial else contextlib.nullcontext():
-        plan = _planned(then, names, batched=trial is not None)
+        plan = present_plan(then, names, batched=trial is not None)
         times: Mapping[str, Times] = {}
         if trial is not None:
             from latentmake.commands.trial import tried
 
             times = tried(then, plan, trial)
-            plan = _planned(then, names)
+            plan = present_plan(then, names)
         bills = [
             _bill(then, plan.runs[name], cost_rows(facts, before.runs[name]), times, hourly)
             for name in names
@@ -59,13 +58,6 @@ def cost(
         return
     for bill in bills:
         _show(bill)
-
-
-def _planned(facts: Facts, names: Sequence[str], *, batched: bool = False) -> Plan:
-    """Return the plan of runs, without prompts that wait for another training."""
-    plan = plan_of(facts, names, batched=batched)
-    plan.leave_out_prompts([name for name in names if facts.config.runs[name].trainer is None])
-    return plan
 
 
 def _price(text: str | None) -> float | None:

@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from latentmake.base.machine import counted
 from latentmake.encode import gpu
 from latentmake.layouts.layout import kind_of
-from latentmake.pages.plan_report import by_work, counted, to_make
+from latentmake.pages.plan_report import by_work, to_make
 from latentmake.plan.estimates import past_jobs
 from latentmake.plan.facts import Facts
 from latentmake.plan.product import text_of

@@ -9,6 +9,7 @@ from typing import Any
 
 from latentmake.base import digest
 from latentmake.base.errors import ConfigError, TrainingError
+from latentmake.base.machine import counted
 from latentmake.commands.project import plan_of, run_names
 from latentmake.config.root import Config
 from latentmake.formats.cachefile import read_metadata
@@ -63,8 +64,7 @@ def _numbered(run: str, number: int, text: str) -> Training:
         hint = f"train it: snakemake --cores all train_{run}"
         raise TrainingError("has no finished training yet", where=run, hint=hint)
     if number >= len(named):
-        count = f"{len(named)} finished trainings" if len(named) > 1 else "1 finished training"
-        hint = f"the oldest is {named[-1].name}"
+        count, hint = counted(len(named), "finished training"), f"the oldest is {named[-1].name}"
         raise TrainingError(f"the history of {run} has {count}", where=text, hint=hint)
     return named[number]
 

@@ -16,7 +16,7 @@ import typer
 from pydantic import JsonValue
 
 from latentmake.base.errors import ConfigError, TrainingError
-from latentmake.commands.project import plan_of, run_names
+from latentmake.commands.project import plan_of, run_names, show_page
 from latentmake.config.root import Config
 from latentmake.pages.page import FPS, Pictures, as_text, write_page
 from latentmake.pages.pictured import Pictured, Row, pictures_in
@@ -36,14 +36,7 @@ def report(facts: Facts, run: str, open_page: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"page": str(path), **status.model_dump(mode="json")}, indent=1))
         return
-    show(path, open_page=open_page)
-
-
-def show(page: Path, *, open_page: bool) -> None:
-    """Print the path of a page; with `open_page`, open it in a browser."""
-    typer.echo(page)
-    if open_page:
-        typer.launch(page.absolute().as_uri())
+    show_page(path, opens=open_page)
 
 
 # -- a comparison ---------------------------------------------------------------------------------

@@ -53,6 +53,13 @@ def run_names(config: Config, names: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(names or config.runs))
 
 
+def present_plan(facts: Facts, runs: Sequence[str], *, batched: bool = False) -> Plan:
+    """Plan these runs as `plan_of` does, without prompts that wait for another training."""
+    plan = plan_of(facts, runs, batched=batched)
+    plan.leave_out_prompts([name for name in runs if facts.config.runs[name].trainer is None])
+    return plan
+
+
 def plan_of(
     facts: Facts, runs: Sequence[str], generated: Sequence[str] = (), *, batched: bool = False
 ) -> Plan:
@@ -185,10 +192,11 @@ def say(label: str, line: str) -> None:
     typer.echo(f"{label:<9}{line}")
 
 
-def show_page(path: Path, *, err: bool = False) -> None:
-    """Print the path of a page, and open it in a browser; `err` prints to stderr."""
+def show_page(path: Path, *, opens: bool = True, err: bool = False) -> None:
+    """Print the path of a page, and open it in a browser if it `opens`; `err` prints to stderr."""
     typer.echo(path, err=err)
-    typer.launch(path.absolute().as_uri())
+    if opens:
+        typer.launch(path.absolute().as_uri())
 
 
 def coloured(verdict: str) -> str:

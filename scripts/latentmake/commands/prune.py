@@ -21,12 +21,11 @@ import typer
 
 from latentmake.base import atomic
 from latentmake.base.errors import ConfigError, StorageError, UserError, refuse_unknown
-from latentmake.base.machine import human
+from latentmake.base.machine import counted, human
 from latentmake.base.workspace import OWNER, other_owner
 from latentmake.commands.project import printable, table
 from latentmake.formats.cachefile import header_of
 from latentmake.layouts.layout import CAPTIONS
-from latentmake.pages.plan_report import counted
 from latentmake.plan.build_locks import alone
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS, parts_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import typer
 
-from latentmake.base.machine import duration, human
-from latentmake.commands.project import coloured, plan_of, run_names, table
+from latentmake.base.machine import counted, duration, human
+from latentmake.commands.project import coloured, present_plan, run_names, table
 from latentmake.pages.overview import Status, StatusRow, status_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import REASONS
@@ -19,9 +19,7 @@ from latentmake.plan.judge import REASONS
 def status(facts: Facts, runs: Sequence[str] | None, verbose: bool, as_json: bool) -> None:
     """Count fresh and stale caches of runs, and what is left to encode and train."""
     names = run_names(facts.config, runs)
-    plan = plan_of(facts, names)
-    untrained = [name for name in names if facts.config.runs[name].trainer is None]
-    plan.leave_out_prompts(untrained)
+    plan = present_plan(facts, names)
     results = [status_of(facts, plan.runs[name]) for name in names]
     if as_json:
         typer.echo(json.dumps([result.model_dump(mode="json") for result in results], indent=1))
@@ -51,8 +49,7 @@ def _show(result: Status, *, verbose: bool) -> None:
     if verbose:
         lines = [f"{file['reason']:15} {file['path']}" for file in result.files] + lines
     elif count := len(result.files):
-        are = "file is" if count == 1 else "files are"
-        lines.insert(0, f"{count} {are} not fresh; --verbose lists them")
+        lines.insert(0, f"{counted(count, 'file', 'are')} not fresh; --verbose lists them")
     fresh = sum(row.fresh for row in result.rows)
     lines += [f"{result.run}: {fresh} targets fresh, {result.stale} stale", *result.lines]
     typer.echo("\n".join(lines))

@@ -14,6 +14,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentmake.base.errors import SourceError, UserError
+from latentmake.base.machine import counted
 from latentmake.base.progress import Progress
 from latentmake.config.models import Model
 from latentmake.data.contents import read_caption
@@ -171,7 +172,7 @@ def read_cards(facts: Facts, name: str) -> Cards:
             faults.append(str(error))
             cards.append(Card(dataset, item, [], [], str(error)))
     if awaited := sum(card.fault == AWAITED for card in cards):
-        are = "1 caption is" if awaited == 1 else f"{awaited} captions are"
+        are = counted(awaited, "caption", "are")
         notes.append(f"{are} not made yet, or not up to date; run `snakemake captions_{name}`")
     return Cards(cards, limits, faults, [*notes, *marked(marks)])
 

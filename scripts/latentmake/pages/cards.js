@@ -5,7 +5,7 @@
   const PIXELS = 128; // smaller pictures are shown pixel by pixel
   const SHOWN = /\.(jpe?g|png|webp|gif|bmp|avif)$/i; // endings of files that browsers show
   const COLOURS = ["#ffd33d", "#3ddcff", "#ff7ad9", "#8dff6a"]; // of crops, by resolution
-  const datasets = [...new Set(data.items.map((item) => item.dataset))];
+  const datasets = chooseDataset(data.items);
   const state = { dataset: "", words: "", word: data.word, sort: "name", on: new Set() };
   let found = []; // the items that are shown
   let made = 0; // number of their cards so far
@@ -101,33 +101,14 @@
   // A text with its tokens; `before` is what the training saw in its place, where that was another.
   function line([parts, seen], before) {
     const [element, text] = [make("li"), make("span", "text")];
-    if (before !== undefined) element.append(edit(before, parts.join("")));
+    if (before !== undefined) {
+      const [edit, [head, ...others]] = [make("span", "edit"), edited(before, parts.join(""))];
+      edit.append(make("b", "", "Since the training: "), head.length > HEAD ? `…${head.slice(-HEAD)}` : head, ...others);
+      element.append(edit);
+    }
     if (parts.every((part) => part === "")) text.append("(the empty caption)");
     text.classList.toggle("empty", text.hasChildNodes());
-    text.append(parts[0]);
-    if (parts[1]) text.append(make("span", "some", parts[1]));
-    if (parts[2]) text.append(make("del", "", parts[2]));
-    element.append(text);
-    seen.forEach(([tokens, kept], index) => {
-      const { name } = data.encoders[index];
-      const count = tokens > kept ? `${tokens} tokens, ${tokens - kept} cut` : `${tokens} tokens`;
-      const badge = make("span", tokens > kept ? "badge over" : "badge", seen.length > 1 ? `${name}: ${count}` : count);
-      badge.title = name;
-      element.append(badge);
-    });
-    return element;
-  }
-
-  // The words of a text of before that are gone, and those that came, between what stayed.
-  function edit(before, now) {
-    const [was, is] = [before.split(/(?<=\s)/), now.split(/(?<=\s)/)];
-    let [start, end] = [0, 0];
-    while (start < Math.min(was.length, is.length) && was[start] === is[start]) start += 1;
-    while (end < Math.min(was.length, is.length) - start && was.at(-1 - end) === is.at(-1 - end)) end += 1;
-    const [element, head] = [make("span", "edit"), was.slice(0, start).join("")];
-    element.append(make("b", "", "Since the training: "), head.length > HEAD ? `…${head.slice(-HEAD)}` : head);
-    element.append(make("del", "", was.slice(start, was.length - end).join("")));
-    element.append(make("ins", "", is.slice(start, is.length - end).join("")), was.slice(was.length - end).join(""));
+    element.append(encoded(text, parts), ...counts(seen, data.encoders.map(({ name }) => name)));
     return element;
   }
 
@@ -270,9 +251,7 @@
   });
   counted();
 
-  for (const [value, text] of [["", "All datasets"], ...datasets.map((name) => [name, name])]) at("dataset").append(new Option(text, value));
   for (const [value, [text]] of Object.entries(ORDERS)) at("sort").append(new Option(text, value));
-  at("dataset").hidden = datasets.length < 2;
   at("dataset").addEventListener("change", (event) => show({ dataset: event.target.value }));
   at("sort").addEventListener("change", (event) => show({ sort: event.target.value }));
   at("words").addEventListener("input", (event) => show({ words: event.target.value }));

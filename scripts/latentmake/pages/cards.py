@@ -55,7 +55,8 @@ def page_data(
 
     def values(number: int) -> dict[str, Any]:
         card = cards[number]
-        size, picture, fault = look_at(facts, card, readers, embeds=number < PICTURES)
+        settings, embeds = datasets[card.dataset], number < PICTURES
+        size, picture, fault = look_at(settings, card.item, readers, embeds=embeds)
         place = card.dataset, card.item.stem
         return {
             "dataset": titles.get(card.dataset, card.dataset),

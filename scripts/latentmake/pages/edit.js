@@ -178,13 +178,8 @@
 
   // A text as it is encoded, with the tokens that each encoder sees.
   function tokens([parts, seen], encoders) {
-    const [element, text] = [make("div"), make("p", "text", parts[0])];
-    if (parts[1]) text.append(make("span", "some", parts[1]));
-    if (parts[2]) text.append(make("del", "", parts[2]));
-    element.append(text, ...seen.map(([all, kept], index) => {
-      const words = all > kept ? `${all} tokens, ${all - kept} cut` : `${all} tokens`;
-      return make("span", all > kept ? "badge over" : "badge", seen.length > 1 ? `${encoders[index]}: ${words}` : words);
-    }));
+    const element = make("div");
+    element.append(encoded(make("p", "text"), parts), ...counts(seen, encoders));
     return element;
   }
 
@@ -275,20 +270,12 @@
     const more = result.count > result.rows.length ? `; the first ${result.rows.length} are shown` : "";
     const empty = result.emptied ? `; ${result.emptied} would be empty and stay` : "";
     at("replace-said").textContent = `${result.count === 1 ? "1 caption changes" : `${result.count} captions change`}${more}${empty}`;
-    at("changes").replaceChildren(...result.rows.map(([, stem, before, after]) => edit(stem, before, after)));
+    at("changes").replaceChildren(...result.rows.map(([, stem, before, after]) => {
+      const element = make("p");
+      element.append(make("b", "", `${stem} `), ...edited(before, after));
+      return element;
+    }));
     if (result.count) at("apply").focus();
-  }
-
-  // A caption before and after, with the words that go and come.
-  function edit(stem, before, after) {
-    const [was, is] = [before.split(/(?<=\s)/), after.split(/(?<=\s)/)];
-    let [start, end] = [0, 0];
-    while (start < Math.min(was.length, is.length) && was[start] === is[start]) start += 1;
-    while (end < Math.min(was.length, is.length) - start && was.at(-1 - end) === is.at(-1 - end)) end += 1;
-    const element = make("p", "", "");
-    element.append(make("b", "", `${stem} `), was.slice(0, start).join(""), make("del", "", was.slice(start, was.length - end).join("")),
-      make("ins", "", is.slice(start, is.length - end).join("")), was.slice(was.length - end).join(""));
-    return element;
   }
 
   at("replace").querySelector("form").addEventListener("submit", (event) => {
@@ -334,9 +321,7 @@
 
   ask("load").then((result) => {
     learn(result);
-    const datasets = [...new Set([...items.values()].map((item) => item.dataset))];
-    for (const [value, text] of [["", "All datasets"], ...datasets.map((name) => [name, name])]) at("dataset").append(new Option(text, value));
-    at("dataset").hidden = datasets.length < 2;
+    chooseDataset(items.values());
     at("filter").querySelector("[value=changed]").hidden = !result.trained;
     filter();
     move(0);

@@ -17,7 +17,7 @@ from tabulate import tabulate
 
 from latentmake.base import atomic, digest
 from latentmake.base.errors import ConfigError
-from latentmake.base.machine import duration
+from latentmake.base.machine import counted, duration
 from latentmake.config.root import Config
 from latentmake.pages.page import (
     clip_addresses,
@@ -27,7 +27,6 @@ from latentmake.pages.page import (
     template_digest,
     write_page,
 )
-from latentmake.pages.plan_report import counted
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.product import Difference, Made, Product, judge
 from latentmake.runs.order import Record

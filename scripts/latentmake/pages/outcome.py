@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
+from latentmake.base.machine import counted
 from latentmake.layouts.layout import CAPTIONS
-from latentmake.pages.plan_report import counted
 from latentmake.plan import receipts
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.orders import Order
@@ -108,9 +108,8 @@ def failed(logs: Mapping[str, str], sizes: Mapping[str, int], orders: Sequence[O
     (fault, log), *others = faults.items()
     lines = [f"failed: {fault}", f"log: {log}"]
     if others:
-        more = "failure is" if len(others) == 1 else "failures are"
         where = ", ".join(dict.fromkeys(other or name for name, other in others))
-        lines.append(f"{len(others)} more {more} in {where}")
+        lines.append(f"{counted(len(others), 'more failure', 'are')} in {where}")
     return [*lines, f"finished: {_finished(orders)}; {_GOES_ON}"]
 
 

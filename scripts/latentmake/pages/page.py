@@ -37,9 +37,9 @@ without its files."""
 
 _FOLDER = Path(__file__).parent
 _PARTS = {
-    "cards": ("page", "viewer", "cards"),
+    "cards": ("page", "texts", "viewer", "cards"),
     "compare": ("page", "clips", "chart", "viewer", "compare"),
-    "edit": ("page", "edit"),
+    "edit": ("page", "texts", "edit"),
     "gallery": ("page", "clips", "chart", "gallery"),
 }
 """Kind of page -> names of its templates, style sheets and scripts; not every file exists."""

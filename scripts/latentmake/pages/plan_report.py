@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tabulate import tabulate
 
 from latentmake.base.errors import SourceError
-from latentmake.base.machine import Need, duration, human, shortages
+from latentmake.base.machine import Need, counted, duration, human, shortages
 from latentmake.data.item import Item
 from latentmake.layouts.layout import CAPTIONS, kind_of, resolution_of, row_of
 from latentmake.plan.estimates import Past, past_jobs
@@ -111,11 +111,6 @@ def _table(rows: Mapping[tuple[str, str, str], Counter[str]]) -> list[str]:
     return table.splitlines()
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 target`, `2 targets`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _in_numbers(name: str) -> list[tuple[int, str]]:
     """Return a sort key that puts `line 9` before `line 10`."""
     parts = re.split(r"([0-9]+)", name)
@@ -135,10 +130,10 @@ def stopped_by(facts: Facts, plan: RunPlan) -> str:
     what = f"the manifest of {plan.name} will not be written"
     if facts.config.runs[plan.name].trainer is not None:
         what = f"the training of {plan.name} will not start"
-    count = counted(len(faults), "video" if videos else "picture")
-    are, them = ("is", "it") if len(faults) == 1 else ("are", "them")
+    are = counted(len(faults), "video" if videos else "picture", "are")
+    them = "it" if len(faults) == 1 else "them"
     return (
-        f"{what}: {count} {are} faulty; repair {them} as the lines `faulty` say, or set "
+        f"{what}: {are} faulty; repair {them} as the lines `faulty` say, or set "
         f"`on_error: skip` to train without {them}"
     )
 

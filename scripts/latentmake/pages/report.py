@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.base.errors import UserError
-from latentmake.base.machine import human
+from latentmake.base.machine import counted, human
 from latentmake.formats.cachefile import shapes_in
 from latentmake.layouts.layout import kind_of
 from latentmake.models.files import vae_factor
@@ -38,8 +38,8 @@ def write_report(facts: Facts, plan: RunPlan, path: Path) -> Status:
     status = status_of(facts, plan)
     files = sum(row.files for row in status.rows)
     size = human(sum(row.bytes for row in status.rows))
-    noun = "target" if status.stale == 1 else "targets"
-    state = [f"{status.stale} {noun} stale", "warn"] if status.stale else ["all fresh", "good"]
+    stale_targets = counted(status.stale, "target")
+    state = [f"{stale_targets} stale", "warn"] if status.stale else ["all fresh", "good"]
     data["facts"] += [
         ["Cache files", f"{files}, {size}"],
         ["State", *state],

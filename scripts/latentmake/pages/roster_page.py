@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from latentmake.base.errors import UserError
+from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
 from latentmake.formats.readers import Readers
-from latentmake.pages.captions import Card
 from latentmake.pages.cards import ON_PAGE, PICTURES
 from latentmake.pages.page import write_page
 from latentmake.pages.thumbnails import look_at
@@ -44,11 +44,15 @@ def write_roster_page(
     if len(items) > len(shown):
         notes.append(f"{len(shown)} of {len(items)} items are shown.")
     pictures = _pictures(facts, {item.source for item in shown if item.source}) if facts else {}
+    cards = [_card(item, _GONE if facts else "") for item in shown]
     with Readers() as readers:
-        cards = [
-            _card(facts, item, pictures.get(item.source), readers, embeds=number < PICTURES)
-            for number, item in enumerate(shown)
-        ]
+        for number, (item, card) in enumerate(zip(shown, cards, strict=True)):
+            if item.source in pictures:
+                settings, today = pictures[item.source]
+                embeds = number < PICTURES
+                size, picture, fault = look_at(settings, today, readers, embeds=embeds)
+                card |= {"path": today.image, "remote": False, "picture": picture, "fault": fault}
+                card["size"] = size or item.size
     data = {
         **{"encoders": [], "faults": [], "tables": [], "training": None},
         **{"trained": False, "plans": False, "word": ""},
@@ -61,28 +65,21 @@ def write_roster_page(
     return path
 
 
-def _pictures(facts: Facts, sources: set[str]) -> dict[str, tuple[str, Item]]:
+def _pictures(facts: Facts, sources: set[str]) -> dict[str, tuple[Dataset, Item]]:
     """Return digest -> dataset and item of today, for the pictures with these digests."""
-    placed: dict[str, tuple[str, Item]] = {}
+    placed: dict[str, tuple[Dataset, Item]] = {}
     places = [(name, run.model) for run in facts.config.runs.values() for name in run.datasets]
     for dataset, model in dict.fromkeys(places):
         with suppress(UserError):  # for example, all its pictures are deleted
             for item, contents in todays_contents(facts, dataset, model):
                 if (content := contents.get("source")) in sources:
-                    placed.setdefault(content, (dataset, item))
+                    placed.setdefault(content, (facts.config.datasets[dataset], item))
     return placed
 
 
-def _card(
-    facts: Facts | None,
-    item: RosterItem,
-    place: tuple[str, Item] | None,
-    readers: Readers,
-    *,
-    embeds: bool,
-) -> dict[str, Any]:
-    """Return the JSON values of an item's card."""
-    values: dict[str, Any] = {
+def _card(item: RosterItem, fault: str) -> dict[str, Any]:
+    """Return the JSON values of the card of an item without a picture."""
+    return {
         "dataset": item.dataset,
         "stem": item.stem,
         "path": "",
@@ -90,15 +87,8 @@ def _card(
         "remote": True,  # the page looks for no file
         "size": item.size,
         "picture": None,
-        "fault": _GONE if facts else "",
+        "fault": fault,
         "texts": [[[text, "", ""], []] for text in item.texts],
         "targets": [],
         "stale": [],
     }
-    if facts is not None and place is not None:
-        dataset, today = place
-        card = Card(dataset, today, item.texts, [])
-        size, picture, fault = look_at(facts, card, readers, embeds=embeds)
-        values |= {"path": today.image, "remote": False, "picture": picture, "fault": fault}
-        values["size"] = size or item.size
-    return values

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from latentmake.base.errors import SourceError
 from latentmake.config.datasets import Dataset
+from latentmake.data.item import Item
 from latentmake.formats.endings import NPZ, VIDEO_EXTENSIONS
 from latentmake.formats.media import opened, opened_image, upright_size
 from latentmake.formats.metadata import orientation
 from latentmake.formats.readers import Readers
 from latentmake.geometry.buckets import Size
-from latentmake.pages.captions import Card
 from latentmake.pages.page import embedded
-from latentmake.plan.facts import Facts
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,23 +23,22 @@ _SIDE = 192  # longest side of a thumbnail, in pixels
 
 
 def look_at(
-    facts: Facts, card: Card, readers: Readers, *, embeds: bool
+    settings: Dataset, item: Item, readers: Readers, *, embeds: bool
 ) -> tuple[Size | None, str | None, str]:
-    """Return the size of an item, its thumbnail as a data URI, and the fault if it has none.
+    """Return the size of a dataset's item, its thumbnail as a data URI, and its fault, if any.
 
     The thumbnail of a video is its first frame. An item at a URL has neither size nor thumbnail.
     Without `embeds`, only the size is read.
     """
-    if card.item.is_remote:
+    if item.is_remote:
         return None, None, ""
-    settings = facts.config.datasets[card.dataset]
     # If file names contain an item's size, the trainer's layout does not rotate images.
-    if card.item.media is not None:
+    if item.media is not None:
         settings = settings.model_copy(update={"exif_rotation": False})
     try:
         if not embeds:
-            return _size_of(card, settings), None, ""
-        size, image = _opened(card, settings, readers, _SIDE)
+            return _size_of(item, settings), None, ""
+        size, image = _opened(item, settings, readers, _SIDE)
     except SourceError as error:
         return None, None, error.what
     except OSError as error:
@@ -49,23 +47,22 @@ def look_at(
     return size, embedded(image, "webp", quality=75), ""
 
 
-def picture(facts: Facts, card: Card, readers: Readers, side: int) -> bytes:
-    """Return an item's picture as WebP, at most `side` pixels wide and high.
+def picture(settings: Dataset, item: Item, readers: Readers, side: int) -> bytes:
+    """Return the picture of a dataset's item as WebP, at most `side` pixels wide and high.
 
     Raises:
         SourceError: it is damaged.
         OSError: it cannot be read.
     """
-    _, image = _opened(card, facts.config.datasets[card.dataset], readers, side)
+    _, image = _opened(item, settings, readers, side)
     image.thumbnail((side, side))
     data = io.BytesIO()
     image.save(data, "webp", quality=80, method=2, lossless=max(image.size) < _SIDE)
     return data.getvalue()
 
 
-def _size_of(card: Card, settings: Dataset) -> Size:
+def _size_of(item: Item, settings: Dataset) -> Size:
     """Return the size of an item as it is displayed; an image's size is read from its header."""
-    item = card.item
     if item.media is not None:
         size = Size(item.media.width, item.media.height)
         return size if item.media.rotation % 180 == 0 else Size(*size[::-1])
@@ -76,13 +73,12 @@ def _size_of(card: Card, settings: Dataset) -> Size:
         return Size(*(image.size[::-1] if turned else image.size))
 
 
-def _opened(card: Card, settings: Dataset, readers: Readers, side: int) -> tuple[Size, Image.Image]:
+def _opened(item: Item, settings: Dataset, readers: Readers, side: int) -> tuple[Size, Image.Image]:
     from PIL import Image
 
     from latentmake.encode.pixels.plain import decode, shrink_to
     from latentmake.formats.video import frame_of
 
-    item = card.item
     path = Path(item.image)
     if path.suffix.lower() in {*VIDEO_EXTENSIONS, NPZ}:
         first = item.span.first if item.span else 0

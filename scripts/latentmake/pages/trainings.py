@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from latentmake.base.machine import counted
 from latentmake.pages.page import FPS, as_text, table, write_page
 from latentmake.runs.differences import Change, rows, summary, words
 from latentmake.runs.history import SAMPLES
@@ -36,7 +37,7 @@ def write_diff(
         [as_text(item), kind, [*words(was, now)] if was or now else ""]
         for kind, item, was, now in rows(changes or (), _ROWS)
     ]
-    counted = "unknown" if changes is None else summary(changes) or "no changes"
+    words_on_items = "unknown" if changes is None else summary(changes) or "no changes"
     tables = [
         table("figures", "Losses and figures", "", ["figure", ">old", ">new"], figures),
         table("settings", "Settings", "", ["setting", "old", "new"], settings),
@@ -44,7 +45,7 @@ def write_diff(
     ]
     data = {
         "fps": FPS,
-        "summary": f"Items: {counted}.",
+        "summary": f"Items: {words_on_items}.",
         "rows": [{"title": "Samples", "clips": clips}] if clips else [],
         "tables": [shown for shown in tables if shown["rows"]],
     }
@@ -68,7 +69,7 @@ def write_ledger(
     shown = [training for training in samples if training[2]][:_SAMPLES]
     data = {
         "fps": FPS,
-        "summary": f"{len(rows)} trainings." if len(rows) != 1 else "1 training.",
+        "summary": f"{counted(len(rows), 'training')}.",
         "rows": [
             {"title": f"{Path(folder).parts[1]}, {when[:16]}", "clips": clips}
             for when, folder, clips in shown

@@ -43,8 +43,6 @@ PREVIOUS = "previous"
 """Folder of a run's previous result, below the folder of its present one."""
 LEAVING = ".previous.latentmake-partial"
 """Name of that folder while the result is being moved there."""
-SEEN = "trained_items.jsonl"
-"""Name of the file with the items that a training saw, see `runs.seen`."""
 
 
 def result_folder(run: str) -> Path:

@@ -99,7 +99,7 @@ def summary(changes: Iterable[Change]) -> str:
     """Return the numbers of items with each kind of change; "" if nothing differs."""
     others = dict.fromkeys(_OTHERS.values(), "with other repeats or sizes")
     same = {kind: kind for kind in _LISTED}
-    return counted(_numbers(changes, same | {"caption": "with another caption"} | others))
+    return in_words(_numbers(changes, same | {"caption": "with another caption"} | others))
 
 
 def _numbers(changes: Iterable[Change], words: Mapping[str, str]) -> dict[str, int]:
@@ -109,7 +109,7 @@ def _numbers(changes: Iterable[Change], words: Mapping[str, str]) -> dict[str, i
     return {word: numbers[word] for word in words.values()}
 
 
-def counted(numbers: Mapping[str, int]) -> str:
+def in_words(numbers: Mapping[str, int]) -> str:
     """Return numbers with their words, `3 added, 1 removed`, without those that are 0."""
     return ", ".join(f"{number} {word}" for word, number in numbers.items() if number)
 

@@ -19,7 +19,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import result_folder
 from latentmake.plan.product import Difference
 from latentmake.plan.run_plan import RunPlan
-from latentmake.runs.differences import compare, counted, counts
+from latentmake.runs.differences import compare, counts, in_words
 from latentmake.runs.history import RosterItem, items_of
 
 _FROM_ITEMS = (
@@ -58,7 +58,7 @@ def with_items(
     for name in facts.config.runs[run].datasets if items else ():
         own = [item for item in items if item.dataset == name]
         changes = compare(own, todays_items(facts, run, own, [name]))
-        if words := counted(counts(changes)):
+        if words := in_words(counts(changes)):
             others = [reason for reason in reasons if not _follows(reason, name)]
             reasons = [Difference(f"{COUNTED}{name}: {words}"), *others]
     return reasons

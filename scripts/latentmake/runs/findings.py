@@ -17,6 +17,7 @@ from shutil import which
 from typing import Literal, NamedTuple
 
 from latentmake.base.errors import ModelError, SourceError, TrainingError
+from latentmake.base.machine import counted
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
@@ -154,11 +155,11 @@ def image_findings(paths: Iterable[str], alpha: Container[str] = ()) -> Iterator
         note = f"{turned} images are stored turned (EXIF), and are trained on as they are stored"
         yield Finding("EXIF orientation", "warning", note)
     if clear:
-        many = "1 image has" if clear == 1 else f"{clear} images have"
+        many = counted(clear, "image", "have")
         note = f"{many} an alpha channel, which is dropped: what is transparent gets the colour "
         yield Finding("transparency", "warning", f"{note}stored under it, often black")
     if white:
-        many = "1 image is" if len(white) == 1 else f"{len(white)} images are"
+        many = counted(len(white), "image", "are")
         names = ", ".join(white[:_SHOWN]) + (", ..." if len(white) > _SHOWN else "")
         note = f"{many} 16-bit greyscale, of which nearly every pixel becomes white: {names}"
         yield Finding("16-bit images", "warning", f"{note}; save with 8 bits")

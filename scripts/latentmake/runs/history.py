@@ -36,7 +36,6 @@ from latentmake.formats.cachefile import header_of
 from latentmake.plan.manifest import (
     LEAVING,
     PREVIOUS,
-    SEEN,
     read_lock,
     result_folder,
     run_folder,
@@ -243,13 +242,11 @@ def trainings(run: str) -> list[Training]:
 
 def remembered() -> list[str]:
     """Return the names of all runs with a history or a result, sorted."""
-    folders = run_folder("*").parent.glob("*/")
-    names = (path.name for path in folders if (path / "history").is_dir() or _has_result(path.name))
-    return sorted(names)
-
-
-def _has_result(run: str) -> bool:
-    return (result_folder(run) / RECORD).is_file()
+    return sorted(
+        folder.name
+        for folder in run_folder("*").parent.glob("*/")
+        if (folder / "history").is_dir() or (result_folder(folder.name) / RECORD).is_file()
+    )
 
 
 def all_trainings() -> Iterator[Training]:
@@ -261,8 +258,8 @@ def all_trainings() -> Iterator[Training]:
 def items_of(folder: Path) -> list[RosterItem] | None:
     """Return the items that a training saw; None if they are unknown.
 
-    Results of earlier releases have a file of their items, or none. Then the items are those of the
-    run's manifest, as long as the lock is the one of that training.
+    For a result of an earlier release, the items are those of the run's manifest, as long as the
+    lock is the one of that training.
 
     Args:
         folder: a training's folder in the history, or a folder with a result and its record.
@@ -275,8 +272,6 @@ def items_of(folder: Path) -> list[RosterItem] | None:
     if record.roster:
         kept = history_folder(place.name, record.parts, record.roster)
         return None if kept == folder else items_of(kept)
-    if (items := read_state(folder / SEEN, _parsed)) is not None:
-        return items
     if record.dataset == read_lock(place.name).data:
         with suppress(TrainingError):
             return [*manifest_items(place / "manifest.jsonl")]
@@ -325,15 +320,12 @@ def _lines(items: Iterable[RosterItem]) -> bytes:
     return "".join(f"{item.model_dump_json(exclude_defaults=True)}\n" for item in items).encode()
 
 
-def _parsed(lines: bytes) -> list[RosterItem]:
-    return [RosterItem.model_validate_json(line) for line in lines.splitlines()]
-
-
 def _unpacked(data: bytes) -> list[RosterItem]:
     try:
-        return _parsed(gzip.decompress(data))
+        lines = gzip.decompress(data).splitlines()
     except (OSError, EOFError, zlib.error):
         raise ValueError("is cut short, or no gzip file") from None
+    return [RosterItem.model_validate_json(line) for line in lines]
 
 
 def _results(run: str) -> Iterator[tuple[Path, Record]]:

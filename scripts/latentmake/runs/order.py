@@ -312,11 +312,6 @@ class States(Made):
     epochs: int = Field(0, ge=0, lt=10**6)
 
 
-def write_parts(path: Path, parts: TrainedParts) -> None:
-    """Write a record that has only the parts of a training; raises StorageError."""
-    Made(parts=parts).write(path)
-
-
 def parts_in(path: Path) -> TrainedParts | None:
     """Return the parts in any record, or None if it is missing or damaged."""
     made = Made.read(path)

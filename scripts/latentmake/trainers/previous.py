@@ -26,14 +26,14 @@ from latentmake.base import atomic
 from latentmake.base.errors import first_line, storage_error
 from latentmake.encode import gpu
 from latentmake.plan.earlier import BASIS
-from latentmake.plan.manifest import LEAVING, PREVIOUS, SEEN
+from latentmake.plan.manifest import LEAVING, PREVIOUS
 from latentmake.plan.product import Parts
 from latentmake.runs import history
 from latentmake.runs.order import COPIED, Forced, Record, RunFiles, RunOrder, parts_in
 
 _RETURNING = f".returning{atomic.TEMPORARY_SUFFIX}"
 _UNFINISHED = "unfinished"
-_MADE = (BASIS, SEEN, "trained.json", "generated.json", "generated", "evaluation")
+_MADE = (BASIS, "trained.json", "generated.json", "generated", "evaluation")
 # The last two have the parts of their training. They are moved last, so that after a kill the
 # folder does not claim files that are still elsewhere.
 _COURSE = ("samples.png", "curves.png", "logs", "samples", "output")

@@ -20,7 +20,8 @@ from latentmake.commands.pages import gather, page_path, pictured, settings_tabl
 from latentmake.config.root import Config, parse
 from latentmake.pages.page import Pictures, page
 from latentmake.pages.pictured import Pictured
-from latentmake.runs.order import COPIED, write_parts
+from latentmake.plan.product import Made
+from latentmake.runs.order import COPIED
 from PIL import Image
 
 
@@ -129,7 +130,7 @@ def test_each_step_has_the_path_of_its_lora_and_each_run_its_losses() -> None:
         folder = Path(f"runs/one/saved/step-{step:06d}")
         folder.mkdir(parents=True)
         (folder / "kohya.safetensors").touch()
-        write_parts(folder / COPIED, wanted)
+        Made(parts=wanted).write(folder / COPIED)
     assert run.weights() == {
         "50": "runs/one/saved/step-000050/kohya.safetensors",
         "100": "runs/one/kohya.safetensors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 from pathlib import Path
@@ -22,9 +23,8 @@ from latentmake.pages import cards
 from latentmake.pages.captions import read_cards
 from latentmake.pages.cards import page_data
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import SEEN
 from latentmake.plan.orders import Order, Target, Work
-from latentmake.runs.history import RosterItem
+from latentmake.runs.history import ROSTER, RosterItem
 from picture_world import clouds
 from PIL import Image
 from video_world import turn, write_video
@@ -200,7 +200,7 @@ def test_items_are_compared_with_those_that_the_training_saw(project: Path) -> N
         source = digest.of_file(picture) if picture.exists() else ""
         item = RosterItem(dataset="shapes", stem=stem, source=source, texts=[caption])
         lines += f"{item.model_dump_json()}\n" if stem != "fox" else ""
-    Path("runs/tiny", SEEN).write_text(lines)
+    Path("runs/tiny", ROSTER).write_bytes(gzip.compress(lines.encode()))
     Path("data/shapes/ant.txt").write_text("a red ring")
     world.draw(Path("data/shapes/bee.png"), 77)
     found = section(facts_of())

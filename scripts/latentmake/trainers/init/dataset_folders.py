@@ -10,6 +10,7 @@ from posixpath import splitext
 from typing import NamedTuple
 
 from latentmake.base.errors import DatasetError, SourceError
+from latentmake.base.machine import counted
 from latentmake.config.datasets import Dataset
 from latentmake.data.folders import kohya, slug
 from latentmake.data.listing import scan
@@ -18,7 +19,6 @@ from latentmake.data.unread import masks, unread
 from latentmake.formats.endings import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from latentmake.formats.media import probe_image, probe_video
 from latentmake.geometry.clips import Timing
-from latentmake.pages.plan_report import counted
 
 _CAPTIONS = (".txt", ".caption", ".TXT")
 _SHOWN = 3  # most items without a caption that a message names

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import yaml
 
 from latentmake.base import digest
+from latentmake.base.machine import counted
 from latentmake.commands.project import is_used
 from latentmake.config.fields import literal
 from latentmake.config.weights import Weights
 from latentmake.data.folders import slug
 from latentmake.encode import gpu
 from latentmake.models.files import network_config
-from latentmake.pages.plan_report import counted
 from latentmake.trainers.init.dataset_folders import FoundDataset
 from latentmake.trainers.init.local_models import Model
 from latentmake.trainers.musubi.checks import number_format
