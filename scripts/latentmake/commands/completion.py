@@ -18,17 +18,7 @@ from latentmake.base.regular import read_text
 DEFAULT = Path("config/config.yaml")
 """Configuration that is read if the user names none."""
 
-_TARGETS = (
-    "train",
-    "caches",
-    "captions",
-    "latents",
-    "text",
-    "generate",
-    "evaluate",
-    "publish",
-    "clips",
-)
+_TARGETS = "train caches captions latents text generate evaluate publish clips export"
 _SECTION = re.compile(r"\b(runs|datasets)\b")
 
 
@@ -44,7 +34,7 @@ def datasets(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def targets(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the targets of a build that begin with what was typed: `train_cats`."""
-    names = [f"{word}_{run}" for word in (*_TARGETS, "export") for run in _names(ctx, "runs")]
+    names = [f"{word}_{run}" for word in _TARGETS.split() for run in _names(ctx, "runs")]
     return [name for name in (*names, "all") if name.startswith(incomplete)]
 
 

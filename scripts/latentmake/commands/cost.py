@@ -26,7 +26,8 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.orders import PROMPTS
 from latentmake.plan.run_plan import RunPlan
 
-_HEADERS = ["dataset", "model", "kind", "items", "files", "bytes", "then files", "then bytes"]
+_NUMBERS = ["items", "files", "bytes", "then files", "then bytes", "difference"]
+_HEADERS = ["dataset", "model", "kind", *_NUMBERS]
 
 
 def cost(
@@ -114,8 +115,7 @@ def _bill(
 
 def _show(bill: Mapping[str, Any]) -> None:
     """Print a table, the times and a sentence."""
-    headers = [*_HEADERS, "difference"]
-    table(headers, map(_cells, bill["rows"]), numbers=headers[3:])
+    table(_HEADERS, map(_cells, bill["rows"]), numbers=_NUMBERS)
     stale = ", ".join(f"{number} {reason}" for reason, number in bill["stale"].items())
     linked = bill["linked"]
     typer.echo(f"to encode: {stale or 'nothing'}" + (f"; to link: {linked}" if linked else ""))
@@ -126,12 +126,13 @@ def _show(bill: Mapping[str, Any]) -> None:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     before, then = row["bytes"], row["then bytes"]
-    change = "unknown" if then is None else _signed(then - before)
-    sizes = [human(size) if size else "." for size in (before, then or 0)]
-    sizes[1] = "unknown" if then is None else sizes[1]
-    numbers = [str(row[name] or ".") for name in ("items", "files", "then files")]
-    names = [row[name] for name in ("dataset", "model", "kind")]
-    return [*names, numbers[0], numbers[1], sizes[0], numbers[2], sizes[1], change]
+    cells = {name: str(value or ".") for name, value in row.items()}
+    cells["bytes"] = human(before) if before else "."
+    cells["then bytes"] = cells["difference"] = "unknown"
+    if then is not None:
+        cells["then bytes"] = human(then) if then else "."
+        cells["difference"] = _signed(then - before)
+    return [cells[header] for header in _HEADERS]
 
 
 def _signed(size: float) -> str:

@@ -25,13 +25,11 @@ COLUMNS = (
 )
 """Columns of the ledger. Items are counted since the training of the same run before."""
 _RECORDED = {"device", "steps", "loss_start", "loss_end", "held_out", "ended"}
-_HEADS = {
-    **{"began": "when", "run": "run", "trigger": "trigger", "items": "items", "added": "added"},
-    **{"removed": "removed", "edited": "edited", "device": "device", "memory": "memory"},
-    **{"steps": "steps", "steps_per_second": "steps/s", "loss_start": "loss before"},
+_RENAMED = {
+    **{"began": "when", "steps_per_second": "steps/s", "loss_start": "loss before"},
     **{"loss_end": "loss after", "held_out": "held-out loss", "ended": "state"},
-    "weights": "weights",
 }
+_HEADS = {name: _RENAMED.get(name, name) for name in COLUMNS if name not in ("seconds", "folder")}
 """Column -> its head in a table for people."""
 _TEXTS = ("when", "run", "trigger", "device", "state", "weights")
 _LONGEST = 60  # characters of a state

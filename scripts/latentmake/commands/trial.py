@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
@@ -25,7 +25,7 @@ from latentmake.encode.gpu import lease, visible
 from latentmake.encode.runner import carry_out
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
-from latentmake.plan.orders import PROMPTS, Order, Target, Work
+from latentmake.plan.orders import PROMPTS, Order, Work
 from latentmake.plan.receipts import learn_receipts, read_receipt
 from latentmake.plan.run_plan import Plan
 
@@ -55,8 +55,9 @@ def tried(facts: Facts, plan: Plan, count: int) -> dict[str, Times]:
         finally:
             learn_receipts(facts.memo)
             for order in chain(*orders.values()):
-                for path, (*_, key) in _targets(order).items():
-                    store.put(Path(path), key)
+                if receipt := read_receipt(order.receipt):
+                    for path, (*_, key) in receipt.targets.items():
+                        store.put(Path(path), key)
             facts.memo.targets.forget(places.values())
     return {name: pace for name, pace in paces.items() if pace is not None}
 
@@ -65,7 +66,10 @@ def tried(facts: Facts, plan: Plan, count: int) -> dict[str, Times]:
 
 
 def _encoded(orders: Sequence[Order]) -> Times | None:
-    """Encode orders of one kind and model, and return the time of a pixel, or of a text."""
+    """Encode orders of one kind and model, and return the time of a pixel, or of a text.
+
+    It follows from the times between finished files.
+    """
     carry_out(
         orders,
         say=partial(typer.echo, err=True),
@@ -74,7 +78,19 @@ def _encoded(orders: Sequence[Order]) -> Times | None:
         external=backends.encoder_of,
         lease=lease,
     )
-    return _pace(orders)
+    finished, starting = dict[int, float](), 0.0
+    for order in orders:
+        amounts = {target.path: target.pixels or 1 for target in order.targets}
+        if receipt := read_receipt(order.receipt):
+            starting += receipt.starting or 0.0
+            for path, (_, moment, *_) in receipt.targets.items():
+                finished[moment] = finished.get(moment, 0.0) + amounts[path]
+    moments = sorted(finished.items())
+    paces = [(after - before) / 1e9 / amount for (before, _), (after, amount) in pairwise(moments)]
+    if not paces:
+        return None
+    basis = f"a trial of {len(moments)} files"
+    return Times.mean(paces, [amount for _, amount in moments[1:]], basis, starting)
 
 
 def _orders(
@@ -87,17 +103,15 @@ def _orders(
         items = []
         for work in order.items:
             if work.item.stem in chosen[order.dataset]:
-                targets = tuple(_placed(target, folder) for target in work.targets)
+                targets = tuple(
+                    target._replace(path=str(folder / target.path), found=None, at_hand=())
+                    for target in work.targets
+                )
                 pairs = zip(work.targets, targets, strict=True)
                 places |= {target.path: new.path for target, new in pairs}
                 items.append(work._replace(targets=targets))
         if items:
             yield replace(order, items=tuple(items), forced=False)
-
-
-def _placed(target: Target, folder: Path) -> Target:
-    """Return a target with its file in a folder of the trial."""
-    return target._replace(path=str(folder / target.path), found=None, at_hand=())
 
 
 def _chosen(facts: Facts, orders: Sequence[Order], count: int) -> dict[str, set[str]]:
@@ -127,28 +141,3 @@ def _shapes(order: Order, work: Work, sizes: Mapping[str, Any]) -> Iterator[obje
         image = sizes.get(work.item.stem, target.size)
         size = order.layout.size(image, target.size, order.dataset_settings)
         yield size, target.clip and target.clip.frames
-
-
-def _targets(order: Order) -> Mapping[str, Sequence[Any]]:
-    receipt = read_receipt(order.receipt)
-    return receipt.targets if receipt else {}
-
-
-def _pace(orders: Iterable[Order]) -> Times | None:
-    """Return the time of a pixel, or of a text, from the times between finished files.
-
-    The range is the mean, less and plus two standard errors.
-    """
-    finished, starting = dict[int, float](), 0.0
-    for order in orders:
-        amounts = {target.path: target.pixels or 1 for target in order.targets}
-        receipt = read_receipt(order.receipt)
-        starting += (receipt.starting or 0.0) if receipt else 0.0
-        for path, (_, moment, *_) in _targets(order).items():
-            finished[moment] = finished.get(moment, 0.0) + amounts[path]
-    moments = sorted(finished.items())
-    paces = [(after - before) / 1e9 / amount for (before, _), (after, amount) in pairwise(moments)]
-    if not paces:
-        return None
-    basis = f"a trial of {len(moments)} files"
-    return Times.mean(paces, [amount for _, amount in moments[1:]], basis, starting)

@@ -12,7 +12,6 @@ from latentmake import backends
 from latentmake.base import atomic
 from latentmake.commands.forecast import Times
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import Member
 from latentmake.plan.run_plan import RunPlan, members
 from latentmake.runs.order import Record
 from latentmake.runs.rows import lines_of, row_of
@@ -51,27 +50,20 @@ def _rows(facts: Facts, plan: RunPlan, places: Mapping[str, str]) -> Iterator[di
     """
     run, config = facts.config.runs[plan.name], facts.config
     keys = {part: state.keys_by_name() for part, state in plan.parts.items()}
-    every = [_moved(member, places) for member in members(facts, run, keys, {})]
-    new = {*places.values()}
-    several = [
-        member
-        for member in every
-        if all(key or path in new for pairs in member.targets.values() for path, key in pairs)
-    ]
+    every, several = [*members(facts, run, keys, {})], []
+    for member in every:
+        targets = member.targets.items()
+        if all(key or path in places for _, pairs in targets for path, key in pairs):
+            moved = {
+                part: [(places.get(path, path), key) for path, key in pairs]
+                for part, pairs in targets
+            }
+            several.append(member._replace(targets=moved))
     total, used = (Counter(member.dataset for member in some) for some in (every, several))
     for member in several:
         share = config.datasets[member.dataset].num_repeats * total[member.dataset]
         repeats = math.ceil(share / used[member.dataset])
         yield row_of(member, repeats, facts.layout(run.model))
-
-
-def _moved(member: Member, places: Mapping[str, str]) -> Member:
-    """Return an item with the paths of its files of the trial."""
-    targets = {
-        part: [(places.get(path, path), key) for path, key in pairs]
-        for part, pairs in member.targets.items()
-    }
-    return member._replace(targets=targets)
 
 
 def _pace(folder: Path) -> Times | None:

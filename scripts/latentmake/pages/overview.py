@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +90,10 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
     if any(state.stale for state in plan.parts.values()):
         from latentmake.pages.plan_report import estimates, to_make
 
-        rests = estimates(
-            facts, to_make(plan.parts), lambda part: (part.dataset, part.model, row_of(part.name))
-        )
-    parts: dict[tuple[str, str, str], list[Part]] = {}
-    for part in plan.parts:
-        parts.setdefault((*part[:2], row_of(part.name)), []).append(part)
-    places = {(dataset, model) for dataset, model, _ in parts}
-    listings = {place: Folder("/".join(("cache", *place))) for place in places}
-    for name, own in parts.items():
+        rests = estimates(facts, to_make(plan.parts), _row)
+    for name, own, files in _files(facts, plan):
         dataset, model, kind = name
         states, rest = [plan.parts[part] for part in own], rests.get(name, Past())
-        sizes = [*files_of(facts, own, listings[dataset, model]).values()]
         yield StatusRow(
             dataset=dataset,
             model=model,
@@ -109,29 +101,40 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
             fresh=sum(state.fresh for state in states),
             stale=Counter(target.reason for state in states for target in state.to_make),
             orphans=sum(len(state.orphans) for state in states),
-            files=len(sizes),
-            bytes=sum(dict(sizes).values()),
+            files=len(files),
+            bytes=sum(dict(files.values()).values()),
             rest=round(rest.targets),
             rest_bytes=round(rest.size) if rest.size or not rest.targets else None,
             rest_seconds=round(rest.seconds, 3) if rest.seconds or not rest.targets else None,
         )
 
 
-def files_of(facts: Facts, parts: Sequence[Part], listing: Folder) -> dict[str, tuple[int, int]]:
-    """Return path -> inode and size of the cache files of these parts, which are of one kind.
+def _row(part: Part) -> tuple[str, str, str]:
+    """Return dataset, model and kind of a part, which name its row."""
+    return part.dataset, part.model, row_of(part.name)
 
-    `listing` is the folder of their dataset and model.
-    """
-    layout, is_text = facts.layout(parts[0].model), kind_of(parts[0].name) == "text"
-    ending = layout.text_ending if is_text else layout.latents_ending
-    folders = tuple(f"{layout.folder(*part)}/" for part in parts)
-    return {
-        f"{folder}/{name}": (inode, size)
-        for folder, block in listing.blocks
-        if f"{folder}/".startswith(folders)  # not ==: a stem may contain sub-folders
-        for name, size, _, inode in unpacked(block)
-        if name.endswith(ending)
-    }
+
+def _files(
+    facts: Facts, plan: RunPlan
+) -> Iterator[tuple[tuple[str, str, str], list[Part], dict[str, tuple[int, int]]]]:
+    """Yield each row of a plan, its parts, and path -> inode and size of their cache files."""
+    rows: dict[tuple[str, str, str], list[Part]] = {}
+    for part in plan.parts:
+        rows.setdefault(_row(part), []).append(part)
+    listings = {(dataset, model): Folder(f"cache/{dataset}/{model}") for dataset, model, _ in rows}
+    for row, parts in rows.items():
+        dataset, model, _ = row
+        layout, is_text = facts.layout(model), kind_of(parts[0].name) == "text"
+        ending = layout.text_ending if is_text else layout.latents_ending
+        folders = tuple(f"{layout.folder(*part)}/" for part in parts)
+        files = {
+            f"{folder}/{name}": (inode, size)
+            for folder, block in listings[dataset, model].blocks
+            if f"{folder}/".startswith(folders)  # not ==: a stem may contain sub-folders
+            for name, size, _, inode in unpacked(block)
+            if name.endswith(ending)
+        }
+        yield row, parts, files
 
 
 def cost_rows(facts: Facts, plan: RunPlan) -> CostRows:
@@ -141,16 +144,9 @@ def cost_rows(facts: Facts, plan: RunPlan) -> CostRows:
     """
     from latentmake.pages.plan_report import estimates, to_make
 
-    parts = plan.parts
-
-    def row(part: Part) -> tuple[str, str, str]:
-        return (*part[:2], row_of(part.name))
-
-    sums = estimates(facts, to_make(parts), row, computed=True)
-    rows: CostRows = {}
-    for key in dict.fromkeys(map(row, parts)):
-        own = [part for part in parts if row(part) == key]
-        files = files_of(facts, own, Folder("/".join(("cache", *key[:2]))))
+    parts, rows = plan.parts, CostRows()
+    sums = estimates(facts, to_make(parts), _row, computed=True)
+    for key, own, files in _files(facts, plan):
         stale = [target for part in own for target in parts[part].to_make]
         replaced = {target.path for target in stale}.union(*(parts[part].orphans for part in own))
         kept = {inode: size for path, (inode, size) in files.items() if path not in replaced}

@@ -46,9 +46,11 @@ class Pictured(NamedTuple):
         record = Record.read(self.folder / "training.json")
         if record is None:
             return {}
-        copies = sorted((self.folder / "saved").glob("step-*"))
-        own = [copy for copy in copies if parts_in(copy / COPIED) == record.parts]
-        paths = {str(int(copy.name.removeprefix("step-"))): _lora_in(copy) for copy in own}
+        paths = dict[str, str]()
+        for copy in sorted((self.folder / "saved").glob("step-*")):
+            if parts_in(copy / COPIED) == record.parts:
+                step = str(int(copy.name.removeprefix("step-")))
+                paths[step] = str(min(copy.glob("*.safetensors"), default=copy))
         names = [self.folder / name for name in record.files]
         last = min((path for path in names if path.is_file()), default=self.folder)
         return paths | dict.fromkeys((str(record.steps), _ALL_STEPS), str(last))
@@ -99,11 +101,6 @@ def pictures_in(folder: Path, name: str) -> Pictured | None:
     samples, clips = index_of(folder), GenerationIndex.read(folder / FOLDER / INDEX)
     clips = clips if clips is not None and clips.clips else None
     return Pictured(name, folder, samples, clips) if samples or clips else None
-
-
-def _lora_in(folder: Path) -> str:
-    """Return the path of the first weights file in a folder, or the folder if it has none."""
-    return str(min(folder.glob("*.safetensors"), default=folder))
 
 
 def _flat(settings: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:

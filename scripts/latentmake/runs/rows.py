@@ -198,7 +198,14 @@ def write_manifest(
         CacheError: a target is missing or damaged.
     """
     made, contents, skipped = _reported(order, receipts)
-    _refuse_faulty(order, skipped, say)
+    fatal = [
+        fault["line"]
+        for name, faults in skipped.items()
+        if name not in order.skip
+        for fault in faults
+    ]
+    hint = "all other items are done; set on_error: skip to train without these"
+    _refuse_faulty(order.run, fatal, say, hint)
     _check_listed(made)
     excluded = {(name, fault["stem"]) for name, faults in skipped.items() for fault in faults}
     layout = layout_of(order.layout)
@@ -316,20 +323,11 @@ def _digests(keys: _Keys) -> dict[str, str]:
     return {part: keys_digest(pairs) for part, pairs in keys.items()}
 
 
-def _refuse_faulty(
-    order: ManifestOrder, skipped: Mapping[str, Sequence[NotedFault]], say: Callable[[str], None]
-) -> None:
-    """Raise a DatasetError if a dataset without `on_error: skip` has faulty items."""
-    lines = [
-        fault["line"]
-        for name, faults in skipped.items()
-        if name not in order.skip
-        for fault in faults
-    ]
+def _refuse_faulty(run: str, lines: Sequence[str], say: Callable[[str], object], hint: str) -> None:
+    """Raise a DatasetError if there are lines about faulty items that a run may not skip."""
     if lines:
         what = f"{len(lines)} faulty: {joined(lines, say)}"
-        hint = "all other items are done; set on_error: skip to train without these"
-        raise DatasetError(what, where=f"run {order.run}", hint=hint)
+        raise DatasetError(what, where=f"run {run}", hint=hint)
 
 
 def _remove_orphans(
@@ -572,10 +570,8 @@ def items_of(facts: Facts, name: str) -> bytes:
             sys.stderr.writelines(f"skipped: {line}\n" for line in lines)
         else:
             fatal += lines
-    if fatal:
-        named = joined(fatal, lambda line: sys.stderr.write(f"{line}\n"))
-        fault, hint = f"{len(fatal)} faulty: {named}", "set on_error: skip to publish"
-        raise DatasetError(fault, where=f"run {name}", hint=f"{hint} without these")
+    hint = "set on_error: skip to publish without these"
+    _refuse_faulty(name, fatal, lambda line: sys.stderr.write(f"{line}\n"), hint)
     repeats = {dataset: config.datasets[dataset].num_repeats for dataset in run.datasets}
     every, layout = members(facts, run, {}, {}), facts.layout(run.model)
     items = [member for member in every if (member.dataset, member.item.stem) not in without]

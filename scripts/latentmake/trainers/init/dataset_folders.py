@@ -12,6 +12,7 @@ from typing import NamedTuple
 from latentmake.base.errors import DatasetError, SourceError
 from latentmake.base.machine import counted
 from latentmake.config.datasets import Dataset
+from latentmake.data.contents import read_caption
 from latentmake.data.folders import kohya, slug
 from latentmake.data.listing import scan
 from latentmake.data.lists import metadata_of
@@ -204,7 +205,9 @@ def _dataset(folder: Path, suffix: str, items: list[str], files: set[str]) -> Fo
         if row is not None:
             texts += (row.caption or row.tags or "").splitlines()[:1]
         elif item not in bare:
-            texts += _first_line(folder / f"{stem}{ending}")
+            with suppress(SourceError):  # a build reports unreadable files
+                lines = read_caption(str(folder / f"{stem}{ending}")).splitlines()
+                texts += [line.strip() for line in lines if line.strip()][:1]
         place = str(folder / item)
         with suppress(SourceError):
             media = probe_video(place) if video else probe_image(place)
@@ -223,15 +226,3 @@ def _dataset(folder: Path, suffix: str, items: list[str], files: set[str]) -> Fo
         target_frames=[1] if video else None,
     )
     return FoundDataset(name, words, settings, len(items), bare, texts, sizes, clips)
-
-
-def _first_line(file: Path) -> list[str]:
-    """Return the first line of a caption file, or no line if it cannot be read.
-
-    A build reports unreadable files.
-    """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError):
-        return []
-    return [line.strip() for line in text.splitlines() if line.strip()][:1]
