@@ -83,16 +83,6 @@ def plan_training(facts: Facts, plan: RunPlan, *, train: bool = True) -> None:
             count_items(facts, plan)
 
 
-def outputs(config: Config, plan: RunPlan, word: str, *, finished: bool) -> dict[str, str]:
-    """Return the outputs of `{word}_{run}`, with their captions; see `Backend.outputs`."""
-    trainer = config.runs[plan.name].trainer
-    if trainer is None or plan.trainer is None:
-        return {}
-    files = backend(trainer.kind).outputs(plan.trainer, word, finished=finished).items()
-    # Snakemake would take braces for a pattern.
-    return {str(path): caption for path, caption in files if not set("{}") & set(str(path))}
-
-
 def target_module(word: str) -> ModuleType:
     """Return the module that plans `clips` or `export`.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from latentmake import backends
 from latentmake.base.errors import LatentmakeError
 from latentmake.base.paths import is_remote
 from latentmake.config.root import Config
@@ -33,6 +32,7 @@ from latentmake.plan.orders import (
 )
 from latentmake.plan.run_plan import Plan
 from latentmake.request import FOLLOWING
+from latentmake.runs.order import RunFiles, RunOrder
 
 Inputs = dict[str, list[str] | str]
 
@@ -205,11 +205,19 @@ class Graph:
         return ({**needed, **trained}, {}) if self.run_order(run, "train") else (needed, trained)
 
     def results(self, run: str, word: str, *, present: bool = False) -> dict[str, str]:
-        """Return the files that `{word}_{run}` makes, or has made if it is done or `present`."""
+        """Return the files that `{word}_{run}` makes, or has made if it is done or `present`.
+
+        Each has its caption, see `RunFiles.outputs`.
+        """
         if run not in self._plan.runs or run not in self._trained:
             return {}
+        order = self._plan.runs[run].trainer
+        if self._config.runs[run].trainer is None or not isinstance(order, RunOrder):
+            return {}
         finished = present or self.run_order(run, word) is None
-        return backends.outputs(self._config, self._plan.runs[run], word, finished=finished)
+        files = RunFiles(order).outputs(word, finished=finished).items()
+        # Snakemake would take braces for a pattern.
+        return {str(path): caption for path, caption in files if not set("{}") & set(str(path))}
 
 
 def _cache_files(

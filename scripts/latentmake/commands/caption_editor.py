@@ -252,16 +252,16 @@ class Editor:
         if not self._saves or self._saves[-1][0] != number:
             raise ConflictError("another window saved or undid something; look at it first")
         _, words, files = self._saves[-1]
-        places = {place for place, _, after in files if self._is(place, after)}
+        places = {
+            place
+            for place, _, after in files
+            if place in self._captions and self._read(self._captions[place]).data == after
+        }
         kept = [f"{place[1]}: {_GONE}, so it stays" for place, *_ in files if place not in places]
         since = self.version
         self._write([(self._captions[place], old) for place, old, _ in files if place in places])
         self._saves.pop()
         return {"kept": kept, "done": f"undone: {words}", **self.state(since)}
-
-    def _is(self, place: _Place, data: bytes | None) -> bool:
-        """Whether the caption file of an item has this content."""
-        return place in self._captions and self._read(self._captions[place]).data == data
 
     def _at(self, dataset: str, stem: str, base: str) -> Caption:
         """Return an item's caption; raise ConflictError if `base` is not the digest of its file."""

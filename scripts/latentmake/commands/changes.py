@@ -10,7 +10,7 @@ import yaml
 
 from latentmake import backends
 from latentmake.base.errors import ConfigError, refuse_unknown
-from latentmake.config.root import Config, parse
+from latentmake.config.root import parse
 from latentmake.plan.facts import Facts
 from latentmake.plan.remembered import facts_with
 
@@ -35,8 +35,13 @@ def with_changes(facts: Facts, changes: Sequence[str]) -> Facts:
             what = "the value is not YAML"
             raise ConfigError(what, where=f"--set {change}", hint=_HINT) from None
         _set(values, key, value, f"--set {change}")
+    try:
+        config = parse(values)
+    except ConfigError as error:
+        where = ": ".join(filter(None, ("--set", str(error.where))))
+        raise ConfigError(error.what, where=where, hint=error.hint) from None
     changed = facts_with(
-        _parsed(values),
+        config,
         facts.memo,
         program_digest=backends.program_digest,
         encoders=facts.config.publish.caches,
@@ -68,11 +73,3 @@ def _first(section: Mapping[str, Any], key: str) -> str:
     """Return the first name of a key: the longest that a section has, or all up to a dot."""
     names = [name for name in section if f"{key}.".startswith(f"{name}.")]
     return max(names, key=len, default=key.partition(".")[0])
-
-
-def _parsed(values: Mapping[str, object]) -> Config:
-    try:
-        return parse(values)
-    except ConfigError as error:
-        where = ": ".join(filter(None, ("--set", str(error.where))))
-        raise ConfigError(error.what, where=where, hint=error.hint) from None

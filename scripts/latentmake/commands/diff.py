@@ -61,11 +61,10 @@ def diff(facts: Facts, old: str, new: str | None, open_page: bool, as_json: bool
 def _between(old: Training, new: Training) -> tuple[dict[str, Any], list[Change] | None]:
     before, after = old.items, new.items
     changes = None if before is None or after is None else compare(before, after)
-    differences = settings(old.record, new.record, changes)
     content = {
         "old": old.values(),
         "new": new.values(),
-        "settings": [difference._asdict() for difference in differences],
+        "settings": [own._asdict() for own in settings(old.record, new.record, changes)],
         "figures": {name: [was, now] for name, was, now in figures(old.record, new.record)},
     }
     return content, changes

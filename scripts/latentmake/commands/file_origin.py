@@ -269,11 +269,9 @@ def _of_captioners(facts: Facts, part: Part, item: Item) -> Iterator[Difference]
         for work in facts.made_captions(part.dataset).parts[made.name].stale:
             if work.item.stem == item.stem:
                 explanation = _of_target(facts, made, work.item, work.targets[0])
-                name = f"caption by {made.name}"
-                yield from (
-                    difference._replace(name=f"{name}: {difference.name}")
-                    for difference in explanation.differences or [Difference(explanation.reason)]
-                )
+                for difference in explanation.differences or [Difference(explanation.reason)]:
+                    name = f"caption by {made.name}: {difference.name}"
+                    yield difference._replace(name=name)
 
 
 def _runs(facts: Facts, part: Part, item: Item) -> list[str]:

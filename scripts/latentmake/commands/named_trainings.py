@@ -54,11 +54,6 @@ def training_of(config: Config, text: str) -> Training:
         if path.suffix or len(path.parts) > 1:
             raise ConfigError("there is no such file", where=text, hint="check the path")
         run_names(config, [run])
-    return _numbered(run, number, text)
-
-
-def _numbered(run: str, number: int, text: str) -> Training:
-    """Return the training of so many trainings ago; raises TrainingError."""
     named = finished(run)
     if not named:
         hint = f"train it: snakemake --cores all train_{run}"

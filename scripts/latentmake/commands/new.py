@@ -49,10 +49,8 @@ def demo(folder: Path = Path("latentmake-demo")) -> None:
     for name in _SAMPLE:
         source, target = HOME / name, folder / name
         target.parent.mkdir(exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target)
-        else:
-            shutil.copyfile(source, target)
+        copy = shutil.copytree if source.is_dir() else shutil.copyfile
+        copy(source, target)
     say("wrote", f"{folder}: {', '.join(_SAMPLE)}, .gitignore")
     say("next", f"cd {quote(str(folder))} && latentmake build train_michael_gove")
 

@@ -56,7 +56,9 @@ def runs(
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     elif as_csv:
-        _write_csv(rows)
+        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**row, "weights": " ".join(row["weights"])} for row in rows)
     elif rows:
         heads, lines = shown(rows)
         table(heads, lines, numbers={*heads} - {*_TEXTS})
@@ -65,12 +67,6 @@ def runs(
     if open_page:
         path = write_ledger(*shown(rows), [(row["began"], row["folder"]) for row in rows])
         show_page(path, err=as_json or as_csv)
-
-
-def _write_csv(rows: Iterable[Mapping[str, Any]]) -> None:
-    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**row, "weights": " ".join(row["weights"])} for row in rows)
 
 
 def ledger(runs: Iterable[str]) -> list[dict[str, Any]]:

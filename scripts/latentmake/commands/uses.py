@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from latentmake.base.errors import ConfigError, SourceError, UserError
+from latentmake.base.errors import ConfigError, SourceError
 from latentmake.commands.project import printable
 from latentmake.data.contents import read_caption
 from latentmake.data.item import CAPTION, TAGS
@@ -25,7 +25,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.product import some
 from latentmake.plan.store import STORE
-from latentmake.runs.edited import todays_contents
+from latentmake.runs.edited import all_contents
 from latentmake.runs.history import all_trainings
 
 _MEDIA = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
@@ -117,18 +117,15 @@ def trainings_with(contains: _Contains) -> Iterator[dict[str, Any]]:
 
 def _of_items(facts: Facts, path: str) -> tuple[set[str], set[str]]:
     """Return the contents of today's items that a path names: one of their files, or a folder."""
-    pairs = {(dataset, run.model) for run in facts.config.runs.values() for dataset in run.datasets}
     below = f"{_absolute(path)}/"
     sources, texts = set[str](), set[str]()
-    for dataset, model in sorted(pairs):
-        with suppress(UserError):  # for example, all its pictures are deleted
-            for item, contents in todays_contents(facts, dataset, model):
-                files = () if item.is_remote else item.files
-                roles = {role for role, path, _ in files if f"{_absolute(path)}/".startswith(below)}
-                if roles - {CAPTION, TAGS}:
-                    sources.update((contents.get("source", ""), facts.digest_of(item.image) or ""))
-                elif roles:
-                    texts.update(contents.get("texts", ()))
+    for _, item, contents in all_contents(facts):
+        files = () if item.is_remote else item.files
+        roles = {role for role, path, _ in files if f"{_absolute(path)}/".startswith(below)}
+        if roles - {CAPTION, TAGS}:
+            sources.update((contents.get("source", ""), facts.digest_of(item.image) or ""))
+        elif roles:
+            texts.update(contents.get("texts", ()))
     return sources - {""}, texts
 
 

@@ -129,8 +129,12 @@ def explained(
         explanation.differences = of_run.differences
     elif training is not None and facts is not None:
         _compare(facts, training, explanation)
+    elif training is None and not metadata:
+        explanation.reason = "has no metadata"
     elif training is None:
-        explanation.reason = _stranger(metadata)
+        explanation.reason = "no training of this folder made it"
+        if not metadata.get("latentmake.run"):
+            explanation.reason += "; another program may have"
     return explanation
 
 
@@ -149,14 +153,6 @@ def _read(path: str, refuses: bool) -> Head | None:
             raise SourceError(str(error), where=path) from None
         return None
     return None if KEY in head.metadata else head
-
-
-def _stranger(metadata: Mapping[str, str]) -> str:
-    """Return what is known about a file that no training of this folder wrote."""
-    if not metadata:
-        return "has no metadata"
-    what = "no training of this folder made it"
-    return what if metadata.get("latentmake.run") else f"{what}; another program may have"
 
 
 def _compare(facts: Facts, training: Training, explanation: WeightsExplanation) -> None:

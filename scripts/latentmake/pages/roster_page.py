@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from latentmake.base.errors import UserError
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
 from latentmake.formats.readers import Readers
@@ -19,7 +17,7 @@ from latentmake.pages.cards import ON_PAGE, PICTURES
 from latentmake.pages.page import write_page
 from latentmake.pages.thumbnails import look_at
 from latentmake.plan.facts import Facts
-from latentmake.runs.edited import todays_contents
+from latentmake.runs.edited import all_contents
 from latentmake.runs.history import RosterItem
 
 _GONE = "no dataset has this picture today"
@@ -68,12 +66,9 @@ def write_roster_page(
 def _pictures(facts: Facts, sources: set[str]) -> dict[str, tuple[Dataset, Item]]:
     """Return digest -> dataset and item of today, for the pictures with these digests."""
     placed: dict[str, tuple[Dataset, Item]] = {}
-    places = [(name, run.model) for run in facts.config.runs.values() for name in run.datasets]
-    for dataset, model in dict.fromkeys(places):
-        with suppress(UserError):  # for example, all its pictures are deleted
-            for item, contents in todays_contents(facts, dataset, model):
-                if (content := contents.get("source")) in sources:
-                    placed.setdefault(content, (facts.config.datasets[dataset], item))
+    for dataset, item, contents in all_contents(facts):
+        if (content := contents.get("source", "")) in sources:
+            placed.setdefault(content, (facts.config.datasets[dataset], item))
     return placed
 
 

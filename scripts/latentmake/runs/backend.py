@@ -95,20 +95,6 @@ class Backend(ABC):
         """
         return None
 
-    def outputs(self, order: Any, word: str, *, finished: bool) -> dict[Path, str]:
-        """Return the files that `train`, `generate` or `evaluate` makes, with their captions.
-
-        Args:
-            order: order of the training.
-            word: `train`, `generate` or `evaluate`; `pages` for further files that a report shows.
-            finished: whether the job has ended. If so, all files that it made are returned, else
-                only the files that it makes in any case.
-
-        Returns:
-            Path -> caption in Snakemake's report; "" for files that the report does not show.
-        """
-        return RunFiles(order).outputs(word, finished=finished)
-
     def check_publication(self, facts: Facts, run: str) -> None:
         """Raise a UserError if the trainer would refuse the files of a publication."""
         del facts, run

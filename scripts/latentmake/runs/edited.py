@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
-from latentmake.base.errors import SourceError
+from latentmake.base.errors import SourceError, UserError
 from latentmake.data.contents import Contents
 from latentmake.data.item import Item
 from latentmake.plan.facts import Facts
@@ -117,6 +118,15 @@ def todays_items(
                 own["repeats"] = dataset.num_repeats
             was = by_name.get(f"{name}/{item.stem}") or by_source.get(own.get("source", ""))
             yield was.model_copy(update=own) if was else RosterItem(**own)
+
+
+def all_contents(facts: Facts) -> Iterator[tuple[str, Item, dict[str, Any]]]:
+    """Yield dataset, item and contents of `todays_contents`, of all datasets that runs use."""
+    runs = facts.config.runs.values()
+    for dataset, model in dict.fromkeys((name, run.model) for run in runs for name in run.datasets):
+        with suppress(UserError):  # for example, all its pictures are deleted
+            for item, contents in todays_contents(facts, dataset, model):
+                yield dataset, item, contents
 
 
 def todays_contents(

@@ -312,6 +312,11 @@ class States(Made):
     epochs: int = Field(0, ge=0, lt=10**6)
 
 
+def write_parts(path: Path, parts: TrainedParts) -> None:
+    """Write a record that has only the parts of a training; raises StorageError."""
+    Made(parts=parts).write(path)
+
+
 def parts_in(path: Path) -> TrainedParts | None:
     """Return the parts in any record, or None if it is missing or damaged."""
     made = Made.read(path)
@@ -396,7 +401,16 @@ class RunFiles:
         return Record.read(self.record) if self.came_from(want) else None
 
     def outputs(self, word: str, *, finished: bool) -> dict[Path, str]:
-        """Return files and their captions, see `Backend.outputs`."""
+        """Return the files that `train`, `generate` or `evaluate` makes, with their captions.
+
+        Args:
+            word: `train`, `generate` or `evaluate`; `pages` for further files that a report shows.
+            finished: whether the job has ended. If so, all files that it made are returned, else
+                only the files that it makes in any case.
+
+        Returns:
+            Path -> caption in Snakemake's report; "" for files that the report does not show.
+        """
         always = [*self.results, self.record] if word == "train" else []
         captions = {self.grid: "samples", self.curves: "curves", self.record: "provenance"}
         made: list[Path] = []

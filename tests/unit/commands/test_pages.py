@@ -20,8 +20,7 @@ from latentmake.commands.pages import gather, page_path, pictured, settings_tabl
 from latentmake.config.root import Config, parse
 from latentmake.pages.page import Pictures, page
 from latentmake.pages.pictured import Pictured
-from latentmake.plan.product import Made
-from latentmake.runs.order import COPIED
+from latentmake.runs.order import COPIED, write_parts
 from PIL import Image
 
 
@@ -130,7 +129,7 @@ def test_each_step_has_the_path_of_its_lora_and_each_run_its_losses() -> None:
         folder = Path(f"runs/one/saved/step-{step:06d}")
         folder.mkdir(parents=True)
         (folder / "kohya.safetensors").touch()
-        Made(parts=wanted).write(folder / COPIED)
+        write_parts(folder / COPIED, wanted)
     assert run.weights() == {
         "50": "runs/one/saved/step-000050/kohya.safetensors",
         "100": "runs/one/kohya.safetensors",

@@ -17,7 +17,7 @@ from latentmake.formats import cachefile
 from latentmake.plan.product import Made, Parts
 from latentmake.runs import history
 from latentmake.runs.history import UNKNOWN_END, RosterItem, items_of, trainings
-from latentmake.runs.order import Record, RunFiles
+from latentmake.runs.order import Record, RunFiles, write_parts
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -164,7 +164,7 @@ def test_weights_that_were_only_saved_are_deleted_and_not_trained_again() -> Non
     record = Record(parts=parts(), seconds=0)
     history.begin("cats", history.roster_of(MANIFEST), record)
     (RUN / "saved/step-000005").mkdir(parents=True)
-    Made(parts=parts()).write(RUN / "saved/step-000005/wanted.json")
+    write_parts(RUN / "saved/step-000005/wanted.json", parts())
     (training,) = trainings_with(lambda source, texts: source == "picture of a")
     assert (training["weights"], training["saved"]) == ([], ["runs/cats/saved/step-000005"])
     assert [*advice([training], [])] == [

@@ -26,12 +26,12 @@ from latentmake.base.errors import CacheError, TrainingError
 from latentmake.base.progress import Progress, say
 from latentmake.base.signals import signals_call
 from latentmake.encode.encoders.device import download
-from latentmake.plan.product import Made
 from latentmake.runs.order import (
     COPIED,
     Record,
     RunFiles,
     TrainedParts,
+    write_parts,
     write_trained,
 )
 from latentmake.trainers import previous
@@ -486,7 +486,7 @@ class Training:
         """Write a copy of the trained weights as they are now, for the user."""
         folder = self.files.saved / f"step-{self.step:06d}"
         self._write(folder)
-        Made(parts=self.wanted).write(folder / COPIED)
+        write_parts(folder / COPIED, self.wanted)
         say(f"weights of step {self.step}: {folder}")
 
     def _write(self, folder: Path) -> None:
