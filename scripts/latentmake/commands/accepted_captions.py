@@ -6,7 +6,6 @@ notes the digest of each copy, so that `--undo` removes only copies that nobody 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import ConfigError, SourceError, nearest
 from latentmake.base.machine import counted
 from latentmake.base.state_file import JsonFile
+from latentmake.commands.project import print_json
 from latentmake.data import caption_files
 from latentmake.data.contents import Contents
 from latentmake.data.item import Item
@@ -47,9 +47,8 @@ def accept(facts: Facts, run: str, stems: Sequence[str], as_json: bool) -> None:
                 data = f"{_text(facts, dataset, item)}\n".encode()
                 atomic.create(path, data)
             except SourceError as error:
-                if _ALL not in stems or not caption_files.is_written(
-                    item
-                ):  # a written caption is no news among all
+                # Among all, a caption that a person wrote is no news.
+                if _ALL not in stems or not caption_files.is_written(item):
                     kept.append(f"{item.stem}: {error.what}")
             except FileExistsError:
                 kept.append(f"{item.stem}: {path} exists")
@@ -127,4 +126,7 @@ def _text(facts: Facts, dataset: str, item: Item) -> str:
 def _report(word: str, paths: Sequence[str], kept: Sequence[str], as_json: bool) -> None:
     lines = [*paths, *(f"kept: {line}" for line in kept)]
     text = "\n".join([*lines, f"{counted(len(paths), 'caption')} {word}"])
-    typer.echo(json.dumps({word: [*paths], "kept": [*kept]}, indent=1) if as_json else text)
+    if as_json:
+        print_json({word: [*paths], "kept": [*kept]})
+    else:
+        typer.echo(text)

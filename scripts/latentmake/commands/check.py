@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +9,7 @@ import typer
 
 from latentmake import backends
 from latentmake.base.machine import counted, free, human, shortages
-from latentmake.commands.project import coloured, plan_of, run_names
+from latentmake.commands.project import coloured, plan_of, print_json, run_names
 from latentmake.pages.plan_report import (
     by_work,
     disk_needs,
@@ -32,7 +31,7 @@ def check(facts: Facts, runs: Sequence[str] | None, as_json: bool) -> None:
     findings = {name: [*_findings(facts, plan.runs[name])] for name in names}
     if as_json:
         values = {name: [finding._asdict() for finding in findings[name]] for name in names}
-        typer.echo(json.dumps(values, indent=1))
+        print_json(values)
     for name in () if as_json else names:
         if len(names) > 1:
             typer.echo(f"{name}:")

@@ -7,7 +7,6 @@ trainings of the same model, precision and device, or from a trial; else it is u
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from latentmake.base.errors import ConfigError
 from latentmake.base.machine import counted, duration, human
 from latentmake.commands.changes import with_changes
 from latentmake.commands.forecast import Times, encoding_times, training_time
-from latentmake.commands.project import present_plan, run_names, table
+from latentmake.commands.project import present_plan, print_json, run_names, table
 from latentmake.pages.overview import CostRows, cost_rows
 from latentmake.plan.build_locks import alone
 from latentmake.plan.facts import Facts
@@ -55,7 +54,7 @@ def cost(
             for name in names
         ]
     if as_json:
-        typer.echo(json.dumps(bills, indent=1))
+        print_json(bills)
         return
     for bill in bills:
         _show(bill)

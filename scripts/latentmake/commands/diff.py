@@ -6,7 +6,6 @@ are compared with the first one: the next training learns these differences anew
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -17,7 +16,7 @@ import typer
 from latentmake.base.errors import ConfigError, escaped
 from latentmake.base.machine import human
 from latentmake.commands.named_trainings import differences_today, training_of
-from latentmake.commands.project import printable, show_page
+from latentmake.commands.project import print_json, printable, show_page
 from latentmake.pages.trainings import write_diff
 from latentmake.plan.facts import Facts
 from latentmake.plan.product import Difference
@@ -48,7 +47,7 @@ def diff(facts: Facts, old: str, new: str | None, open_page: bool, as_json: bool
         content, changes = _between(first, training_of(facts.config, new))
     content["items"] = None if changes is None else [change._asdict() for change in changes]
     if as_json:
-        typer.echo(json.dumps(content, indent=1))
+        print_json(content)
     else:
         typer.echo(" -> ".join(map(_titled, (content["old"], content["new"]))))
         for label, text in _rows(content, changes):

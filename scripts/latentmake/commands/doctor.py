@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import sys
@@ -17,7 +16,7 @@ import latentmake
 from latentmake import backends
 from latentmake.base.errors import UserError
 from latentmake.base.machine import free, human, said
-from latentmake.commands.project import opened
+from latentmake.commands.project import opened, print_json
 
 _PACKAGES = ("snakemake", "torch", "diffusers", "transformers", "accelerate", "safetensors")
 _WIDE = 10_000  # characters; long lines are not wrapped, so that paths can be searched and copied
@@ -41,7 +40,7 @@ def doctor(
     facts["disk"] = {str(folder.absolute()): f"{human(free(folder))} free" for folder in folders}
     facts["last error"] = _last_error()
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        print_json(facts)
         return
     text = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=_WIDE)
     typer.echo(text, nl=False)

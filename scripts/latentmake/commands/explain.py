@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from latentmake import backends
 from latentmake.base.errors import ConfigError
 from latentmake.commands import completion, weights_origin
 from latentmake.commands.file_origin import Explanation, explanations
-from latentmake.commands.project import coloured, plan_of
+from latentmake.commands.project import coloured, plan_of, print_json
 from latentmake.pages.following import outdated, refuse_following
 from latentmake.plan.facts import Facts
 from latentmake.plan.manifest import PREVIOUS, run_folder
@@ -49,7 +48,7 @@ def explain(facts: Facts, path: str, open_page: bool, as_json: bool) -> None:
 
 def _print(explained: Sequence[Explanation], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([explanation.values() for explanation in explained], indent=1))
+        print_json([explanation.values() for explanation in explained])
     else:
         lines = (line for explanation in explained for line in (*explanation.lines(coloured), ""))
         typer.echo("\n".join(lines), nl=False)

@@ -16,7 +16,7 @@ import typer
 from pydantic import JsonValue
 
 from latentmake.base.errors import ConfigError, TrainingError
-from latentmake.commands.project import plan_of, run_names, show_page
+from latentmake.commands.project import plan_of, print_json, run_names, show_page
 from latentmake.config.root import Config
 from latentmake.pages.page import FPS, Pictures, as_text, write_page
 from latentmake.pages.pictured import Pictured, Row, pictures_in
@@ -34,7 +34,7 @@ def report(facts: Facts, run: str, open_page: bool, as_json: bool) -> None:
     run_names(facts.config, [run])
     status = write_report(facts, plan_of(facts, [run]).runs[run], path)
     if as_json:
-        typer.echo(json.dumps({"page": str(path), **status.model_dump(mode="json")}, indent=1))
+        print_json({"page": str(path), **status.model_dump(mode="json")})
         return
     show_page(path, opens=open_page)
 
@@ -57,7 +57,7 @@ def compare(facts: Facts, runs: Sequence[str], open_page: bool, as_json: bool) -
     write_comparison(results, path, partial(typer.echo, err=as_json))
     if as_json:
         values = [result.values() for result in results]
-        typer.echo(json.dumps({"page": str(path), "results": values}, indent=1))
+        print_json({"page": str(path), "results": values})
     if open_page:
         typer.launch(path.absolute().as_uri())
 

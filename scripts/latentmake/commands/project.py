@@ -7,6 +7,7 @@ of `-c`, and the values of a profile.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -185,6 +186,11 @@ def table(
     """Print rows under their headers; the columns of `numbers` are aligned to the right."""
     sides = ["right" if header in numbers else "left" for header in headers]
     typer.echo(tabulate([*rows], headers=headers, disable_numparse=True, colalign=sides))
+
+
+def print_json(values: object) -> None:
+    """Print values as JSON, for `--json`."""
+    typer.echo(json.dumps(values, indent=1))
 
 
 def say(label: str, line: str) -> None:

@@ -8,7 +8,6 @@ recognised by their headers, unfinished files by their names. A build can make a
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from latentmake.base import atomic
 from latentmake.base.errors import ConfigError, StorageError, UserError, refuse_unknown
 from latentmake.base.machine import counted, human
 from latentmake.base.workspace import OWNER, other_owner
-from latentmake.commands.project import printable, table
+from latentmake.commands.project import print_json, printable, table
 from latentmake.formats.cachefile import header_of
 from latentmake.layouts.layout import CAPTIONS
 from latentmake.plan.build_locks import alone
@@ -69,7 +68,7 @@ def prune(
         if yes:
             remove(files)
     if as_json:
-        typer.echo(json.dumps(_values(removable, files, removed=yes), indent=1))
+        print_json(_values(removable, files, removed=yes))
     elif yes:
         typer.echo(f"removed {_amount(files)}")
     elif files:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import typer
 
 from latentmake.base.errors import ConfigError, nearest
 from latentmake.base.machine import human
-from latentmake.commands.project import run_names, show_page, table
+from latentmake.commands.project import print_json, run_names, show_page, table
 from latentmake.pages.trainings import write_ledger
 from latentmake.plan.facts import Facts
 from latentmake.runs.differences import compare, counts
@@ -54,7 +53,7 @@ def runs(
     if sort != COLUMNS[0]:
         rows.sort(key=lambda row: (row[sort] is None, row[sort]))
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        print_json(rows)
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import typer
 
 from latentmake.base.machine import counted, duration, human
-from latentmake.commands.project import coloured, present_plan, run_names, table
+from latentmake.commands.project import coloured, present_plan, print_json, run_names, table
 from latentmake.pages.overview import Status, StatusRow, status_of
 from latentmake.plan.facts import Facts
 from latentmake.plan.judge import REASONS
@@ -22,7 +21,7 @@ def status(facts: Facts, runs: Sequence[str] | None, verbose: bool, as_json: boo
     plan = present_plan(facts, names)
     results = [status_of(facts, plan.runs[name]) for name in names]
     if as_json:
-        typer.echo(json.dumps([result.model_dump(mode="json") for result in results], indent=1))
+        print_json([result.model_dump(mode="json") for result in results])
         return
     builds = (line for result in results for build in result.builds for line in _progress(build))
     for line in dict.fromkeys(builds):

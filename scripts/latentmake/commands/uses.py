@@ -6,7 +6,6 @@ after it was renamed or deleted. Rosters of former trainings say what is in thei
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Any
 import typer
 
 from latentmake.base.errors import ConfigError, SourceError
-from latentmake.commands.project import printable
+from latentmake.commands.project import print_json, printable
 from latentmake.data.contents import read_caption
 from latentmake.data.item import CAPTION, TAGS
 from latentmake.formats.cachefile import header_of
@@ -59,7 +58,7 @@ def uses(
         files["files"] += [str(caption) for caption in captions if caption.is_file()]
     if as_json:
         values = {"sources": sorted(sources), "texts": sorted(texts), "files": files}
-        typer.echo(json.dumps({**values, "trainings": trained}, indent=1))
+        print_json({**values, "trainings": trained})
     else:
         contents = [*sorted(sources), *map(repr, sorted(texts))]
         lines = (f"{label:12}{text}" for label, text in _rows(files, trained, contents))

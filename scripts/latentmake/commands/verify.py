@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from latentmake.base.machine import human
-from latentmake.commands.project import coloured, printable, run_names
+from latentmake.commands.project import coloured, print_json, printable, run_names
 from latentmake.pages import verification
 from latentmake.pages.verification import DAMAGED, EDITED, UNEXPECTED, Finding
 from latentmake.plan.build_locks import alone
@@ -37,7 +36,7 @@ def verify(
             {name: getattr(finding, name) for name in ("path", "verdict", "reason", "done")}
             for finding in findings
         ]
-        typer.echo(json.dumps({**figures, "missing": missing, "findings": values}, indent=1))
+        print_json({**figures, "missing": missing, "findings": values})
     else:
         for finding in findings:
             typer.echo(_line(finding))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import typer
 
 from latentmake.base.errors import ConfigError
-from latentmake.commands.project import plan_of, run_names
+from latentmake.commands.project import plan_of, print_json, run_names
 from latentmake.config.root import Config
 from latentmake.layouts.layout import layout_of
 from latentmake.models.files import text_tokens, vae_factor
@@ -29,7 +28,7 @@ def adopt(facts: Facts, runs: Sequence[str], as_json: bool) -> None:
             adopted = adoption.adopt(plans[name], folders, say=partial(typer.echo, err=as_json))
             counts[name] = {state: adopted[state] for state in adoption.STATES}
     if as_json:
-        typer.echo(json.dumps(counts, indent=1))
+        print_json(counts)
 
 
 def folders_of(config: Config, run: str) -> dict[str, list[str]]:
