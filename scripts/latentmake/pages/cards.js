@@ -155,8 +155,6 @@
     return element;
   }
 
-  const within = (value, list) => Math.max(0, Math.min(list.length - 1, value));
-
   function enlarge(index) {
     const item = found[index];
     const [box, side, list] = [make("div", "enlarged"), about(item, Infinity), make("p", "files")];

@@ -63,8 +63,6 @@
     return element;
   }
 
-  const within = (value, list) => Math.max(0, Math.min(list.length - 1, value));
-
   function enlarge(row, step) {
     const box = make("div", "sides");
     box.append(...sides.map((one) => side(one, row, step)));

@@ -13,6 +13,9 @@ const viewer = {
   },
 };
 
+// The place in a list that is nearest to a number.
+const within = (value, list) => Math.max(0, Math.min(list.length - 1, value));
+
 at("before").addEventListener("click", () => viewer.move(-1, 0));
 at("after").addEventListener("click", () => viewer.move(1, 0));
 at("close").addEventListener("click", () => viewer.element.close());
