@@ -317,5 +317,5 @@ def test_code_of_a_model_runs_only_if_it_is_trusted(nets: Nets, tmp_path: Path) 
 
 def test_tags_are_read_in_their_order(nets: Nets) -> None:
     tags = read_tags(nets / "tagger/selected_tags.csv")
-    assert [tag.name for tag in tags] == [*world.TAGS]
-    assert [tag.category for tag in tags][:2] == ["rating", "general"]
+    assert [tag for tag, _ in tags] == [*world.TAGS]
+    assert [category for _, category in tags][:2] == ["rating", "general"]

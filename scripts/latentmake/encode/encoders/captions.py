@@ -29,12 +29,8 @@ from latentmake.models.captioner_recipe import Network, network_of
 from latentmake.models.files import only_variant
 from latentmake.plan.orders import Order
 
-_BATCH = 8
 _TASK = re.compile(r"<[A-Z_]+>")  # a task of Florence-2, such as <CAPTION>
 _QUESTION = (":", "?")  # ends of a prompt that an answer follows, and not the rest of a caption
-
-Pictures = list[Image.Image]
-"""The picture of a sample, or the frames of its clip."""
 
 
 def captions(order: Order, device: torch.device, say: Callable[[str], None]) -> Loaded:
@@ -50,7 +46,7 @@ def captions(order: Order, device: torch.device, say: Callable[[str], None]) -> 
         with lock, torch.inference_mode():
             return [({}, {"caption": text}) for text in write(samples)]
 
-    return Loaded(encode, size=_BATCH)
+    return Loaded(encode)
 
 
 def load_captioner(
@@ -88,19 +84,16 @@ class LanguageModel:
     def write(self, samples: Sequence[Sample]) -> list[str]:
         """Return the answers for samples of one shape."""
         if not self.settings.temperature:
-            return self._answers([self._pictures(sample) for sample in samples])
+            return self._answers(samples)
         answers = []
         for sample in samples:
             on_gpu = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(on_gpu):
                 torch.manual_seed((int(sample.source[:15], 16) + self.settings.seed) % 2**63)
-                answers += self._answers([self._pictures(sample)])
+                answers += self._answers([sample])
         return answers
 
-    def _pictures(self, sample: Sample) -> Pictures:
-        return [sized(frame, self.settings.image_size) for frame in _frames(sample)]
-
-    def _answers(self, pictures: list[Pictures]) -> list[str]:
+    def _answers(self, samples: Sequence[Sample]) -> list[str]:
         raise NotImplementedError
 
     def _generated(self, inputs: Any) -> torch.Tensor:
@@ -126,8 +119,10 @@ class ChatModel(LanguageModel):
     The frames of a clip are several pictures of one message.
     """
 
-    def _answers(self, pictures: list[Pictures]) -> list[str]:
+    def _answers(self, samples: Sequence[Sample]) -> list[str]:
         self.tokenizer.padding_side = "left"
+        most = self.settings.image_size
+        pictures = [[sized(frame, most) for frame in _frames(sample)] for sample in samples]
         text = self._message(len(pictures[0]))
         inputs = self.processor(
             text=[text] * len(pictures), images=pictures, padding=True, return_tensors="pt"
@@ -171,18 +166,16 @@ class ChatModel(LanguageModel):
 class TaskModel(LanguageModel):
     """A model without a chat template, such as Florence-2, BLIP or BLIP-2; it sees one picture."""
 
-    def _pictures(self, sample: Sample) -> Pictures:
-        return [sized(_middle(sample), self.settings.image_size)]
-
-    def _answers(self, pictures: list[Pictures]) -> list[str]:
-        images = [picture for (picture,) in pictures]
+    def _answers(self, samples: Sequence[Sample]) -> list[str]:
+        images = [sized(_middle(sample), self.settings.image_size) for sample in samples]
         text = {} if self.prompt is None else {"text": [self.prompt] * len(images)}
         inputs = self.processor(images=images, return_tensors="pt", **text)
         tokens = self._generated(inputs)
         if hasattr(self.processor, "post_process_generation") and self.prompt is not None:
             return [self._parsed(row, image) for row, image in zip(tokens, images, strict=True)]
-        answers: list[str] = self.processor.batch_decode(tokens, skip_special_tokens=True)
-        return [self._without_question(answer.strip()) for answer in answers]
+        answers = self.processor.batch_decode(tokens, skip_special_tokens=True)
+        question = self.prompt if self.prompt and self.prompt.endswith(_QUESTION) else ""
+        return [answer.strip().removeprefix(question).strip() for answer in answers]
 
     def _parsed(self, tokens: torch.Tensor, image: Image.Image) -> str:
         """Return the answer of a task; of a task that finds objects, their names."""
@@ -195,12 +188,6 @@ class TaskModel(LanguageModel):
         if isinstance(parsed, dict):
             return ", ".join(parsed.get("labels") or parsed.get("bboxes_labels") or ())
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
-
-    def _without_question(self, answer: str) -> str:
-        """Return an answer without the prompt before it, if that is a question."""
-        if self.prompt and self.prompt.endswith(_QUESTION):
-            return answer.removeprefix(self.prompt).strip()
-        return answer
 
 
 # -- pictures -------------------------------------------------------------------------------------
@@ -250,22 +237,15 @@ def _load(
     hint += "florence-community/Florence-2-base, or set `trust_remote_code: true` for its own code"
     transformers.utils.logging.disable_progress_bar()  # it takes a second, and hides other lines
     with refusing(Weights(path=folder), "a captioner", hint):
-        model = complete(getattr(transformers, loader), folder, foreign=".*", **options, **own)
-        processor = _processor(folder, **own)
+        model = complete(getattr(transformers, loader), folder, **options, **own)
+        try:
+            processor = transformers.AutoProcessor.from_pretrained(folder, **own)
+        except ImportError as error:
+            what = first_line(error) or "its processor needs a package that is missing"
+            raise ModelError(what, where=folder, hint=PACKAGES) from None
     if settings.quantization == "none":
         model.to(device)
     return model.eval().requires_grad_(False), processor
-
-
-def _processor(folder: str, **options: Any) -> Any:
-    """Load the processor of a model; raises ModelError if it needs a package that is missing."""
-    import transformers
-
-    try:
-        return transformers.AutoProcessor.from_pretrained(folder, **options)
-    except ImportError as error:
-        what = first_line(error) or "its processor needs a package that is missing"
-        raise ModelError(what, where=folder, hint=PACKAGES) from None
 
 
 def _quantization(settings: Captioner, dtype: torch.dtype) -> Any:

@@ -60,7 +60,8 @@ def load_network(
     """
     with refusing(weights, name, hint):
         if weights.hub is not None:
-            return pretrained(network, weights, foreign=foreign)
+            place: dict[str, Any] = {"foreign": foreign, "revision": weights.revision}
+            return complete(network, weights.hub, subfolder=weights.subfolder or "", **place)
         weights_files(weights, original=original)  # raises an error that names missing files
         config = None
         if not original or weights.config is not None or Path(weights.path or "").is_dir():
@@ -105,21 +106,15 @@ def renamed(state: State, names: Mapping[str, str]) -> State:
     return {replaced(name, names): value for name, value in state.items()}
 
 
-def pretrained(network: Any, weights: Weights, *, foreign: str = "", **options: Any) -> Any:
-    """Load a network from the hub by its library's `from_pretrained`.
+def complete(network: Any, place: str, *, foreign: str = "", **options: Any) -> Any:
+    """Load a network from a hub id or a folder by its library's `from_pretrained`.
 
-    The files may also contain weights whose names match `foreign`.
+    The files may also contain weights whose names begin with a match of `foreign`.
 
     Raises:
         ValueError: weights are missing, which the library would fill in, or unknown, which it would
             drop.
     """
-    options |= {"revision": weights.revision, "subfolder": weights.subfolder or ""}
-    return complete(network, weights.hub or "", foreign=foreign, **options)
-
-
-def complete(network: Any, place: str, *, foreign: str = "", **options: Any) -> Any:
-    """Load a network of transformers from a hub id or a folder; see `pretrained`."""
     loaded, info = network.from_pretrained(place, output_loading_info=True, **options)
     tied = getattr(loaded, "all_tied_weights_keys", None) or ()
     missing = [name for name in info["missing_keys"] if name not in tied]

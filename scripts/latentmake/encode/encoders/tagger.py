@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,13 +34,6 @@ PACKAGES = (
 
 _CATEGORIES = {0: "general", 4: "character", 9: "rating"}
 """Number in `selected_tags.csv` -> category. Its order is that of a caption's tags."""
-
-
-class Tag(NamedTuple):
-    """A tag that a tagger knows; `category` is "" for a category that is never shown."""
-
-    name: str
-    category: str
 
 
 class Tagger:
@@ -90,19 +83,22 @@ class Tagger:
         settings, rows = self._settings, []
         least = settings.thresholds.model_dump(exclude_none=True)
         excluded, order = {_plain(tag) for tag in settings.exclude}, [*_CATEGORIES.values()]
-        for tag, probability in zip(self.tags, probabilities.tolist(), strict=True):
-            shown = probability >= least.get(tag.category, math.inf)
-            if shown and _plain(tag.name) not in excluded:
-                rows.append((order.index(tag.category), -probability, tag.name))
+        for (tag, category), probability in zip(self.tags, probabilities.tolist(), strict=True):
+            shown = probability >= least.get(category, math.inf)
+            if shown and _plain(tag) not in excluded:
+                rows.append((order.index(category), -probability, tag))
         names = [name for *_, name in sorted(rows)]
         return ", ".join(name if settings.underscores else spaced(name) for name in names)
 
 
-def read_tags(path: Path) -> list[Tag]:
-    """Read the tags of a tagger in their order; raises ModelError."""
+def read_tags(path: Path) -> list[tuple[str, str]]:
+    """Read the tags of a tagger in their order, each with its category; raises ModelError.
+
+    The category is "" if it is never shown.
+    """
     try:
         rows = list(csv.DictReader(read_text(path).splitlines()))
-        return [Tag(row["name"], _CATEGORIES.get(int(row["category"]), "")) for row in rows]
+        return [(row["name"], _CATEGORIES.get(int(row["category"]), "")) for row in rows]
     except (OSError, KeyError, ValueError, TypeError):
         what, hint = "is no table with the columns `name` and `category`", "copy the model again"
         raise ModelError(what, where=path, hint=hint) from None

@@ -45,10 +45,10 @@ from latentmake.encode.encoders.device import DTYPES, compute_dtype, download, u
 from latentmake.encode.encoders.local_state import (
     UMT5,
     State,
+    complete,
     fill,
     load_network,
     place,
-    pretrained,
     refusing,
     renamed,
     text_projection,
@@ -110,9 +110,9 @@ def _class_of(config: Mapping[str, Any], kind: Kind | None) -> type[PreTrainedMo
 def _loaded(weights: TextWeights, dtype: torch.dtype, kind: Kind | None) -> PreTrainedModel:
     model: PreTrainedModel
     if weights.hub is not None:
-        place = {"revision": weights.revision, "subfolder": weights.subfolder or ""}
+        place: dict[str, Any] = {"revision": weights.revision, "subfolder": weights.subfolder or ""}
         config = AutoConfig.from_pretrained(weights.hub, **place).to_dict()
-        model = pretrained(_class_of(config, kind), weights, dtype=dtype)
+        model = complete(_class_of(config, kind), weights.hub, dtype=dtype, **place)
         return model
     weights_files(weights)  # raises an error that names missing files
     local_config = network_config(weights)
