@@ -11,8 +11,7 @@ with logged(snakemake.log[0]) as say:
     from pathlib import Path
 
     from latentmake.backends import encoder_of
-    from latentmake.base.machine import usable_cores
-    from latentmake.encode.gpu import lease, visible
+    from latentmake.encode.gpu import lease
     from latentmake.encode.runner import carry_out
     from latentmake.plan.orders import Order
 
@@ -20,8 +19,6 @@ with logged(snakemake.log[0]) as say:
         (Order.read(Path(path)) for path in snakemake.input.orders),
         say=say,
         threads=snakemake.threads,
-        # A GPU would wait for a single reader, so `--cores` does not limit the number of readers.
-        readers=min(8, usable_cores()) if visible() else 1,
         external=encoder_of,
         lease=lease,
     )

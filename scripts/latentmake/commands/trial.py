@@ -21,7 +21,7 @@ from latentmake.base.machine import usable_cores
 from latentmake.commands.forecast import Times
 from latentmake.commands.trial_training import trained
 from latentmake.data.probe import sizes_of
-from latentmake.encode.gpu import lease, visible
+from latentmake.encode.gpu import lease
 from latentmake.encode.runner import carry_out
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
@@ -74,7 +74,6 @@ def _encoded(orders: Sequence[Order]) -> Times | None:
         orders,
         say=partial(typer.echo, err=True),
         threads=usable_cores(),
-        readers=min(8, usable_cores()) if visible() else 1,
         external=backends.encoder_of,
         lease=lease,
     )

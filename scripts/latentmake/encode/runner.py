@@ -18,6 +18,7 @@ from functools import partial
 
 from latentmake.base import atomic
 from latentmake.base.errors import DeviceError, SourceError, joined
+from latentmake.base.machine import usable_cores
 from latentmake.base.progress import Progress
 from latentmake.data.texts import marked
 from latentmake.encode import gpu
@@ -28,6 +29,7 @@ from latentmake.plan.orders import Order, Work
 
 Lease = Callable[[Say], AbstractContextManager[object]]
 
+_READERS = 8  # threads that read and decode for a GPU, if the machine has as many cores
 _DEFAULTS = {
     # OpenMP reads this when torch is imported. Threads that wait by spinning starve the readers.
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -46,7 +48,6 @@ def carry_out(
     *,
     say: Say,
     threads: int = 1,
-    readers: int = 1,
     load: Callable[[Order], Loaded] | None = None,
     external: Callable[[Order], ExternalEncoder | None] = lambda order: None,
     lease: Lease = contextlib.nullcontext,
@@ -57,7 +58,6 @@ def carry_out(
         orders: orders, read one by one, because all orders of a large dataset need much memory.
         say: function that shows a line: a fault or an outcome.
         threads: number of threads that encode on a CPU, and least number that read and decode.
-        readers: number of threads that read and decode, if larger than `threads`.
         load: replacement of `load_encoder`.
         external: function that returns the encoder of another program, if an order uses one.
         lease: context that holds a GPU; entered once, when there is something to encode.
@@ -73,7 +73,9 @@ def carry_out(
     # Before threads start: to add a variable while another thread reads one may crash (getenv).
     os.environ.update({**_DEFAULTS, **os.environ, **_QUIET})
     load = load or partial(load_encoder, threads=threads, say=say)
-    _Runner(say, threads, max(threads, readers), load, external, lease).run(orders)
+    # A GPU would wait for a single reader, so `--cores` does not limit the number of readers.
+    readers = max(threads, min(_READERS, usable_cores())) if gpu.visible() else threads
+    _Runner(say, threads, readers, load, external, lease).run(orders)
 
 
 class _Runner:
