@@ -76,7 +76,6 @@ def pictures(count: int, side: int, frames: int = 0) -> list[Sample]:
             inputs_of(f"{number:02}", None, None),
             np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8),
             (side, side),
-            clip=frames > 1,
         )
         for number in range(count)
     ]

@@ -34,7 +34,7 @@ def picture(seed: int, height: int = 30, width: int = 44, *frames: int) -> Any:
 
 def sample(pixels: Any, seed: int = 0) -> Sample:
     source = f"{seed:064x}"
-    return Sample(source, source, Item("a", "a"), pixels, (0, 0), clip=pixels.ndim == 4)
+    return Sample(source, source, Item("a", "a"), pixels, (0, 0))
 
 
 def tokenizer(*, ends: bool = False, **named: str) -> Any:

@@ -20,7 +20,7 @@ from latentmake.data.memo import Memo
 from latentmake.formats.media import probe_image
 from latentmake.formats.readers import probe_videos
 from latentmake.geometry.buckets import Size, control_size, refuse_odd
-from latentmake.geometry.clips import WAN_FPS, Clip, Media, SourceFps, Span, Timing, kept_indices
+from latentmake.geometry.clips import Media, SourceFps, Span, Timing, kept_indices
 from latentmake.layouts.layout import Layout
 
 LOOKED_AT = 1000
@@ -98,12 +98,12 @@ def _refuse_parts(item: Item) -> None:
         raise SourceError(what, hint=hint)
 
 
-def indices_of(item: Item, clip: Clip, source_fps: SourceFps, rate: float = WAN_FPS) -> list[int]:
-    """Return the indices, in the file of an item, of the frames of one of its clips."""
+def indices_of(item: Item, source_fps: SourceFps, rate: float) -> list[int]:
+    """Return the indices, in the file of an item, of the frames that the item uses."""
     assert item.media is not None
     frames, timing = item.media.frames, item.media.timing
     kept = kept_indices(frames, source_fps, item.span or Span(), timing, rate)
-    return [index for index, _ in kept[clip.start : clip.start + clip.frames]]
+    return [index for index, _ in kept]
 
 
 _SHORT = "has too few frames for any clip of target_frames"

@@ -92,7 +92,6 @@ class Job:
     ) -> Iterator[Reading]:
         """Read items; of targets that share content, only the first counts as missing."""
         for reading in read_ahead(works, self.read, threads):
-            self.claim(reading)
             self.count(reading, progress)
             yield reading
 
@@ -105,9 +104,11 @@ class Job:
             if reading.missing:
                 reading.samples = samples_of(self.order, reading)
         except SourceError as error:
-            reading.fail(error)
+            reading.fault = error
         except OSError as error:
-            reading.fail(unreadable(error, work.item.name))
+            reading.fault = unreadable(error, work.item.name)
+        if reading.fault is not None:
+            reading.keys, reading.missing = {}, {}
         reading.data, reading.others = b"", {}  # many readings wait, and only samples are needed
         return reading
 
@@ -133,8 +134,11 @@ class Job:
             else:
                 reading.keys[target] = reading.missing[target] = key
 
-    def claim(self, reading: Reading) -> None:
-        """Drop the missing targets of a reading whose content is already being encoded."""
+    def count(self, reading: Reading, progress: Progress) -> None:
+        """Note the result of a reading, and count its targets that need no encoding.
+
+        The reading keeps as missing only those whose content is not being encoded already.
+        """
         with self._lock:
             keys = {key: target for target, key in reading.missing.items()}
             new = {key: target for key, target in keys.items() if key not in self.making}
@@ -142,10 +146,7 @@ class Job:
             reading.missing = {target: key for key, target in new.items()}
             reading.samples = [*samples.values()]
             self.making.update(new)  # `|=` needs a set, so it would copy the keys
-
-    def count(self, reading: Reading, progress: Progress) -> None:
-        """Note the result of a reading, and count its targets that need no encoding."""
-        work, item, uncounted = reading.work, reading.work.item, {*reading.missing.values()}
+        work, item, uncounted = reading.work, reading.work.item, {*new}
         progress.update(len(work.targets) - len(reading.missing))
         if work.content is not None and reading.content not in ("", work.content):
             self.say(

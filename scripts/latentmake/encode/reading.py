@@ -54,7 +54,6 @@ class Sample(NamedTuple):
             clip.
         original: width and height of the image before it was scaled; (0, 0) for a caption.
         control: pixels of the control, in the shape of `content`.
-        clip: whether the sample is a clip of a video.
         alpha: alpha channel, [H, W], if the model uses it.
         tokens: number of tokens of the caption in each encoder, padding included.
     """
@@ -65,7 +64,6 @@ class Sample(NamedTuple):
     content: NDArray[np.uint8] | str
     original: tuple[int, int]
     control: NDArray[np.uint8] | None = None
-    clip: bool = False
     alpha: NDArray[np.uint8] | None = None
     tokens: tuple[int, ...] = ()
 
@@ -104,7 +102,7 @@ class Reading:
         missing: target -> key, of the targets that must be encoded.
         samples: samples of the missing targets.
         kept: number of fresh targets.
-        fault: error of the source.
+        fault: error of the source; a faulty item has no targets to make.
         sources: path -> stat and digest of each file that was read.
         places: target -> placement of the image or video.
         placing: key -> settings of scaling and cropping in the form of the header, if they matter.
@@ -124,10 +122,6 @@ class Reading:
     sources: dict[str, list[Any]] = field(default_factory=dict)
     places: dict[Target, Placement] = field(default_factory=dict)
     placing: dict[str, str] = field(default_factory=dict)
-
-    def fail(self, fault: SourceError) -> None:
-        """Note the fault; a faulty item has no targets to make."""
-        self.fault, self.keys, self.missing, self.samples = fault, {}, {}, []
 
 
 # -- reading --------------------------------------------------------------------------------------

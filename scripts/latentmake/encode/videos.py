@@ -10,12 +10,13 @@ from itertools import count
 
 from latentmake.base.errors import SourceError
 from latentmake.base.progress import Progress
+from latentmake.data.probe import indices_of
 from latentmake.encode.job import Job
 from latentmake.encode.pipeline import Pipeline
 from latentmake.encode.pixels.scaling import Cut, Film, Key, cut
 from latentmake.encode.reading import Reading, Sample, refuse_changed, stored_size
 from latentmake.formats.readers import Readers
-from latentmake.geometry.clips import Clip, Span, kept_indices
+from latentmake.geometry.clips import Clip
 from latentmake.plan.orders import Order, Work
 
 _CLIPS = 2  # clips in memory per thread: one being cut, and one that waits or is being encoded
@@ -62,10 +63,8 @@ def make_clips(
             readings.append(job.read(work, sources=readings[-1].sources if readings else None))
         with lock:
             for reading in readings:
-                job.claim(reading)
-            places = _places(job.order, [reading for reading in readings if reading.missing])
-            for reading in readings:
                 job.count(reading, progress)
+            places = _places(job.order, [reading for reading in readings if reading.missing])
         clips = _samples(job.order, places, readers)
         try:
             while places:
@@ -99,13 +98,10 @@ _Place = tuple[Reading, Cut, list[str]]
 
 def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
     """Return the missing clips of items that share a file, in the order of their frames."""
-    places, settings, rate = list[_Place](), order.dataset_settings, order.layout.rate
+    places: list[_Place] = []
     for reading in readings:
         item, size = reading.work.item, stored_size(reading.work.item)
-        assert item.media is not None
-        frames, timing, span = item.media.frames, item.media.timing, item.span or Span()
-        pairs = kept_indices(frames, settings.source_fps, span, timing, rate)
-        kept = [index for index, _ in pairs]
+        kept = indices_of(item, order.dataset_settings.source_fps, order.layout.rate)
         clips: dict[Clip, list[tuple[Key, str]]] = {}
         for target, key in reading.missing.items():
             clip = Clip(*target.clip[:2]) if target.clip else Clip(0, 1)
@@ -134,7 +130,7 @@ def _samples(order: Order, places: deque[_Place], readers: Readers) -> Iterator[
         reading, (*_, sizes), keys = places.popleft()
         content, item = reading.content, reading.work.item
         samples = [
-            Sample(key, content, item, clip[size], original, control.get(size), clip=True)
+            Sample(key, content, item, clip[size], original, control.get(size))
             for size, key in zip(sizes, keys, strict=True)
         ]
         del clip, control  # otherwise they would stay in memory until the next clip comes

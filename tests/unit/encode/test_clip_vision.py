@@ -52,8 +52,8 @@ def frames(height: int = 48, width: int = 64) -> torch.Tensor:
     return torch.randint(0, 256, (2, height, width, 3), generator=generator).byte()
 
 
-def loaded(path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> ClipVision:
-    return load_clip_vision(Weights(path=str(path), **settings), CPU, dtype)
+def loaded(path: Path, **settings: Any) -> ClipVision:
+    return load_clip_vision(Weights(path=str(path), **settings), CPU)
 
 
 def test_all_forms_give_the_same_to_the_last_bit(places: dict[str, Path]) -> None:

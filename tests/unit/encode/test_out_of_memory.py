@@ -170,7 +170,7 @@ def test_what_lay_beside_it_and_how_much_memory_was_free_never_change_a_targets_
 def test_wans_features_on_the_cpu_change_no_byte(tmp_path: Path) -> None:
     loaded, said, tried = wan(tmp_path), list[str](), list[int]()
     clip = np.random.default_rng(5).integers(0, 256, (9, 24, 320, 3), dtype=np.uint8)
-    film = sample(0)._replace(content=clip, clip=True)
+    film = sample(0)._replace(content=clip)
     expected = made(loaded, [film])
     said_size = {"width": "320", "height": "24", "frame_count": "9"}
     assert said_size.items() <= parse_head(*expected.values()).metadata.items()

@@ -339,8 +339,8 @@ class ClipVision:
         return tokens
 
 
-def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype) -> ClipVision:
-    """Load the CLIP image encoder for inference; raises ModelError."""
+def load_clip_vision(weights: Weights, device: torch.device) -> ClipVision:
+    """Load the CLIP image encoder, in float32 on a CPU, else in float16; raises ModelError."""
     from transformers import CLIPVisionModel  # imported late: few jobs use CLIP
 
     network = load_network(
@@ -354,6 +354,7 @@ def load_clip_vision(weights: Weights, device: torch.device, dtype: torch.dtype)
         inferred=_inferred,
         foreign=_FOREIGN,
     )
+    dtype = torch.float32 if device.type == "cpu" else torch.float16
     return ClipVision(place(network, device, dtype))
 
 
@@ -402,10 +403,7 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
     # musubi-tuner's script computes in this dtype, too. In float32 a CPU takes 1.7 times as long.
     computed = compute_dtype(device, name, say, cpu_bfloat16=True)
     vae = load_wan_vae(model.vae, device, computed, tiled=model.vae_cache_cpu)
-    clip = None
-    if model.clip is not None:
-        half = torch.float32 if device.type == "cpu" else torch.float16
-        clip = load_clip_vision(model.clip, device, half)
+    clip = None if model.clip is None else load_clip_vision(model.clip, device)
 
     def frames_of(arrays: list[NDArray[np.uint8]]) -> torch.Tensor:
         """Return clips [N, F, H, W, 3]; an image becomes a clip of one frame."""
@@ -429,7 +427,8 @@ def latents(order: Order, device: torch.device, say: Callable[[str], None]) -> L
         names, (frames, height, width) = [*rows], pixels.shape[1:4]
 
         def named(sample: Sample, *tensors: torch.Tensor) -> Named:
-            size = (width, height, frames) if sample.clip else (*sample.original, None)
+            is_clip = len(sample.shape) == 4
+            size = (width, height, frames) if is_clip else (*sample.original, None)
             return dict(zip(names, tensors, strict=True)), musubi_latents_metadata(*size)
 
         return results(samples, download([*rows.values()]), named)

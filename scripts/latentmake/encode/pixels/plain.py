@@ -17,14 +17,14 @@ from PIL import Image, ImageColor
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
-from latentmake.data.probe import used_part
+from latentmake.data.probe import indices_of, used_part
 from latentmake.encode.pixels import Array
 from latentmake.encode.reading import Reading, Sample
 from latentmake.formats.media import load, opened_image
 from latentmake.formats.metadata import orientation
 from latentmake.formats.video import probe, read_frames
 from latentmake.geometry.buckets import Placement, Size
-from latentmake.geometry.clips import WAN_FPS, Span, kept_indices
+from latentmake.geometry.clips import WAN_FPS
 from latentmake.plan.orders import Order
 
 # EXIF orientation -> transposition. ImageOps.exif_transpose would rewrite the EXIF as well, and
@@ -86,11 +86,8 @@ def frames_of(item: Item, settings: Dataset, count: int) -> list[Array]:
         SourceError: the video cannot be read, or its row names frames that it does not have.
     """
     media = [*probe(item.image)][-1]
-    timed, span = used_part(item, settings, media, WAN_FPS)
-    fps = settings.source_fps
-    kept = [
-        index for index, _ in kept_indices(media.frames, fps, span or Span(), timed.timing, WAN_FPS)
-    ]
+    media, span = used_part(item, settings, media, WAN_FPS)
+    kept = indices_of(item._replace(media=media, span=span), settings.source_fps, WAN_FPS)
     count = min(count, len(kept))
     places = {round((len(kept) - 1) * number / max(1, count - 1)) for number in range(count)}
     wanted = sorted({kept[place] for place in places})

@@ -101,7 +101,8 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
 
     def indices(self, file: ClipFile) -> list[int]:
         """Return the indices of a clip's frames in the video."""
-        return indices_of(file.item, file.clip, self.source_fps[file.dataset], self.rate)
+        kept = indices_of(file.item, self.source_fps[file.dataset], self.rate)
+        return kept[file.clip.start : file.clip.start + file.clip.frames]
 
     def origin(self, file: ClipFile) -> dict[str, Any]:
         """Return the video and the frames that a file holds, as columns of the list."""

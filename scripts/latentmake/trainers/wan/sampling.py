@@ -74,8 +74,7 @@ def condition_of(order: GenerationOrder, device: torch.device) -> dict[str, torc
     del vae  # its memory is free before the next encoder is loaded
     if model.clip is None:
         return condition
-    half = torch.float32 if device.type == "cpu" else torch.float16
-    seen = load_clip_vision(model.clip, device, half).encode(frame)
+    seen = load_clip_vision(model.clip, device).encode(frame)
     return {**condition, CLIP: seen.float().cpu()}
 
 
