@@ -158,7 +158,7 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
         }
     )
     shutil.rmtree("cache")
-    publish([sdscripts.SdScriptsPublication(order)], print)
+    publish(sdscripts.SdScriptsPublication(order), print)
     place = Path("published/cats")
     assert not list(place.rglob("*.npz"))
     run_script(place / "train_cats.sh", program)
@@ -167,7 +167,7 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
     assert {*place.rglob("*.npz")} == caches
     assert (place / "output/cats.safetensors").stat().st_size > 1000
     world.draw(Path("data/ant.png"), 7, (64, 64))
-    publish([sdscripts.SdScriptsPublication(order)], print)
+    publish(sdscripts.SdScriptsPublication(order), print)
     assert {*place.rglob("*.npz")} == caches - {place / "cats_64/ant_0064x0064_sd.npz"}
 
 

@@ -32,7 +32,7 @@ from latentmake.trainers.launched.installation import (
     proven_commit,
 )
 from latentmake.trainers.launched.order import ExternalOrder, Places, Resume
-from latentmake.trainers.launched.publish import Publication, differing, parts_of, publish
+from latentmake.trainers.launched.publish import Publication, differing, publish
 
 Order = TypeVar("Order", bound=ExternalOrder)
 
@@ -162,13 +162,12 @@ class Launched(Backend, Generic[Order]):
         refuse_failed(publication.findings(facts.memo))
 
     def publish(self, order: Path, say: Say) -> None:
-        first = read_order(order, self.order_type)
-        publish([self.publication(part, first.run) for part in parts_of(first)], say)
+        publish(self.publication(read_order(order, self.order_type)), say)
 
     def unpublished(self, facts: Facts, run: str, manifest: Path) -> Iterable[tuple[str, str]]:
         order = self.order_type.of_run(facts.config, run)
         order = order.model_copy(update={"manifest": str(manifest)})
-        return differing([self.publication(part, run) for part in parts_of(order)])
+        return differing(self.publication(order))
 
     def order_publication(self, facts: Facts, run: str, manifest: Path) -> Path:
         order = self.order_type.of_run(facts.config, run)

@@ -195,6 +195,11 @@ class ExternalOrder(RunOrder):
         return self.model_copy(update={"trainer": self.trainer.model_copy(update=left)})
 
     @property
+    def folder(self) -> str:
+        """Name of the run's folder, which the orders of parts of the run share."""
+        return Path(self.output).name
+
+    @property
     def toml(self) -> str:
         """Path of the dataset TOML, below the run's folder."""
         return self.toml_name.format(run=self.run)

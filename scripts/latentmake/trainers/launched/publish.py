@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from latentmake.base.errors import ConfigError, SourceError, TrainingError
 from latentmake.base.paths import System, absolute, is_windows, translate
@@ -88,10 +88,10 @@ class Names:
         places: paths of the training on the system.
     """
 
-    def __init__(self, order: ExternalOrder, system: System, folder: str = "") -> None:
+    def __init__(self, order: ExternalOrder, system: System) -> None:
         self.system = system
         self.unnamed: set[str] = set()
-        self._folder = posixpath.join(absolute(order.publish.path), folder or order.run)
+        self._folder = posixpath.join(absolute(order.publish.path), order.folder)
         self._maps = [vars(names) for names in order.publish.path_maps]
         toml = f"{order.run}_{'win' if system == 'windows' else 'linux'}.toml"
         tomls = order.publish.tomls
@@ -137,8 +137,8 @@ class Publication(ABC, Generic[Order]):
     modules: Mapping[str, str]
     cache_ending: ClassVar[str] = ""
 
-    def __init__(self, order: Order, folder: str = "") -> None:
-        """Begin the publication of a run, or of a part of the run whose name is `folder`."""
+    def __init__(self, order: Order) -> None:
+        """Begin the publication of a run, or of a part of it."""
         self.order, self.modules = order, {}
         pairs = [(dataset, size) for dataset in order.datasets for size in order.resolutions]
         blocks = [self.block(*pair) for pair in pairs]
@@ -147,7 +147,7 @@ class Publication(ABC, Generic[Order]):
             what = f"several of the run's folders have the name {blocks[0]}"
             hint = "name them by `{dataset}/{resolution}`"
             raise ConfigError(what, where="publish.folders", hint=hint)
-        self.names = [Names(order, "linux", folder), Names(order, "windows", folder)]
+        self.names = [Names(order, "linux"), Names(order, "windows")]
         self._listed: dict[Path, dict[str, dict[Kind, list[Path]]]] = {}
 
     @abstractmethod
@@ -178,6 +178,18 @@ class Publication(ABC, Generic[Order]):
         """Return the folder of a dataset's images at a resolution, below the published folder."""
         named = self.order.publish.folders.replace("{dataset}", dataset)
         return named.replace("{resolution}", resolution_name(*size))
+
+    def parts(self) -> list[Self]:
+        """Return this publication, and with `publish.each_resolution` one for each resolution.
+
+        They add TOMLs and scripts for parts of the run.
+        """
+        order, parts = self.order, [self]
+        if order.publish.each_resolution and len(order.resolutions) > 1:
+            for size in order.resolutions:
+                part = {"run": block_name(order.run, size), "resolutions": [size]}
+                parts.append(type(self)(order.model_copy(update=part)))
+        return parts
 
     def tomls(self, names: Names) -> dict[str, str]:
         """Return path -> content of a system's dataset TOMLs; the paths are the system's."""
@@ -382,26 +394,13 @@ class Publication(ABC, Generic[Order]):
 # -- the folder -----------------------------------------------------------------------------------
 
 
-def parts_of(order: Order) -> list[Order]:
-    """Return the order, and with `publish.each_resolution` an order for each resolution."""
-    if not order.publish.each_resolution or len(order.resolutions) == 1:
-        return [order]
-    parts = (
-        {"run": block_name(order.run, size), "resolutions": [size]} for size in order.resolutions
-    )
-    return [order, *(order.model_copy(update=part) for part in parts)]
-
-
-def files_of(
-    publications: Sequence[Publication[Any]], say: Say | None = None
-) -> tuple[Path, Files]:
+def files_of(publication: Publication[Any], say: Say | None = None) -> tuple[Path, Files]:
     """Return the published folder of a run and its files; raises UserError, as `publish` does.
 
     With `say`, the checklist is shown first, and refuses what has failed.
     """
-    publication = publications[0]
     order, settings = publication.order, publication.order.publish
-    folder = Path(_writable(order, settings.path, "path", order.run), order.run)
+    folder = Path(_writable(order, settings.path, "path", order.folder), order.folder)
     places = {
         key: f"{_writable(order, place, key)}/"
         for key in ("tomls", "scripts", "batch_scripts")
@@ -410,27 +409,25 @@ def files_of(
     if say is not None:
         passed(publication.findings(), say)
     files = publication.members() | ({} if settings.caches else publication.settings_files())
-    for part in publications:
+    for part in publication.parts():
         files |= part.texts(**places)
     return folder, files
 
 
-def differing(publications: Sequence[Publication[Any]]) -> Iterator[tuple[str, str]]:
+def differing(publication: Publication[Any]) -> Iterator[tuple[str, str]]:
     """Yield each file that `publish` would write or remove, and what is wrong with it."""
-    return unsynced(*files_of(publications))
+    return unsynced(*files_of(publication))
 
 
-def publish(publications: Sequence[Publication[Any]], say: Say) -> None:
+def publish(publication: Publication[Any], say: Say) -> None:
     """Bring the published folder of a run up to date; copy only changed files.
 
-    The first publication is the run's; the others add TOMLs and scripts for parts of the run. Files
-    of an earlier publication that belong to no item any longer are removed; other files stay.
+    Files of an earlier publication that belong to no item any longer are removed; other files stay.
 
     Raises:
         UserError: a check has failed, a file is missing, or the folder cannot be written.
     """
-    publication, run = publications[0], publications[0].order.run
-    folder, files = files_of(publications, say)
+    run, (folder, files) = publication.order.run, files_of(publication, say)
     for path in files.values():
         # All files are looked for before anything in the folder changes.
         if isinstance(path, Path) and not path.is_file():

@@ -33,8 +33,7 @@ VIDEOS = {"v": Dataset(path="data/v", target_frames=[5], control_directory="cont
 
 def published(order: MusubiOrder) -> tuple[Path, list[str]]:
     said: list[str] = []
-    parts = [MusubiPublication(part, order.run) for part in publish.parts_of(order)]
-    publish.publish(parts, said.append)
+    publish.publish(MusubiPublication(order), said.append)
     return Path(order.publish.path).absolute() / order.run, said
 
 

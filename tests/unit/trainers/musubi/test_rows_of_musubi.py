@@ -41,7 +41,7 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
     order = published(make_row_run(root, name, task), caches=False)
     assert not [each for each in MusubiPublication(order).findings() if each.verdict == "failed"]
     said: list[str] = []
-    publish([MusubiPublication(order)], said.append)
+    publish(MusubiPublication(order), said.append)
     place, scripts = Path("published") / RUN, ROWS[name]
     text = (place / f"train_{RUN}.json").read_text()
     calls = json.loads(text)["linux"]["calls"]
@@ -62,12 +62,12 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
 
 def test_a_control_takes_the_caches_of_its_item_along(root: Path) -> None:
     order = published(make_row_run(root, "qwen_image_edit", "edit-2509"), caches=False)
-    publish([MusubiPublication(order)], print)
+    publish(MusubiPublication(order), print)
     made = Path("published") / RUN / f"{RUN}_64_cache"
     for cache in Path("cache").rglob("*.safetensors"):
         (made / cache.name).write_bytes(cache.read_bytes())
     Path("control/red.png").write_bytes(Path("control/blue.png").read_bytes())
-    publish([MusubiPublication(order)], print)
+    publish(MusubiPublication(order), print)
     left = {path.name for path in made.glob("*.safetensors")}
     assert left == {"blue_0080x0064_qie.safetensors", "blue_qie_te.safetensors"}
 

@@ -50,7 +50,7 @@ def published(asked: SdScriptsOrder, **settings: Any) -> Path:
     """Publish a run by further settings; return the folder."""
     settings = asked.publish.model_dump() | settings
     asked = asked.model_copy(update={"publish": Publish.model_validate(settings)})
-    publish([SdScriptsPublication(asked)], print)
+    publish(SdScriptsPublication(asked), print)
     return Path(asked.publish.path).absolute() / "cats"
 
 
@@ -301,7 +301,7 @@ def test_a_folder_where_flux_wants_a_file_is_told() -> None:
     Path("text_1.safetensors").mkdir()
     write_manifest(row("x", "flux"))
     with pytest.raises(TrainingError, match=r"text_1\.safetensors: is no file.*\[--t5xxl, FILE\]"):
-        publish([SdScriptsPublication(order("flux"))], print)
+        publish(SdScriptsPublication(order("flux")), print)
 
 
 def uncached(architecture: str = "sdxl", **settings: Any) -> SdScriptsOrder:
