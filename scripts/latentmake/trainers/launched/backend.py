@@ -96,8 +96,10 @@ class Launched(Backend, Generic[Order]):
             plan.reasons = [*forced, *outdated, *order.reasons(plan.lock, unread)]
         if plan.reasons:
             plan.note = order.described()
-            if plan.lock and order.weights and not forced and order.former(plan.lock):
-                plan.note = taken_back(plan.name)
+            if plan.lock and order.weights and not forced:
+                files = RunFiles(order)
+                if files.holder(order.wanted(plan.lock)) not in (None, files):
+                    plan.note = taken_back(plan.name)
             if train:
                 refuse_failed(self.preflight(order, facts.memo, quick=True))
 

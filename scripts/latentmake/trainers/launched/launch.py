@@ -38,7 +38,6 @@ from latentmake.runs.order import (
     States,
     TrainedParts,
     digests_in,
-    lock_of,
     read_order,
     taken_back,
 )
@@ -193,27 +192,25 @@ def train(
     trainer.pass_checks(order, say)
     if not order.weights:
         order = order.with_weights(digest.of_file)
-    data = lock_of(order.lock).data
-    want = order.wanted(data)
+    want = order.wanted()
     if order.forced:
         previous.anew(files, want, order.planned)
-    record = _trained(order, data)
+    record = _trained(files, want)
     if record is not None:
         say(f"{order.run}: already trained on exactly this: {files.weights}")
-    elif previous.take_back(files, order.former(data) or want):
+    elif previous.take_back(files, want):
         say(taken_back(order.run))
-        record = _trained(order, data)
+        record = _trained(files, want)
     if record is None:
         record = _Training(trainer, order, want, log).run(processes, threads)
         previous.settle(files)
     history.finish(order, record, receipt)
 
 
-def _trained(order: ExternalOrder, data: str) -> Record | None:
-    """Return the record of an order's result; None if the result is missing or another one."""
-    files = RunFiles(order)
+def _trained(files: RunFiles, want: TrainedParts) -> Record | None:
+    """Return the record of a run's result; None if the result is missing or another one."""
     record = Record.read(files.record)
-    is_same = record is not None and record.parts == order.wanted(data, [record.parts])
+    is_same = record is not None and record.parts == want
     return record if is_same and not fault_of_weights(files.weights) else None
 
 

@@ -24,17 +24,12 @@ from latentmake.config.models import Model
 from latentmake.config.root import Config, Validation
 from latentmake.data.memo import Memo
 from latentmake.plan.product import Difference, Parts
-from latentmake.runs.order import VERSION, RunFiles, RunOrder, lock_of, parts_in, run_values
+from latentmake.runs.order import VERSION, RunFiles, RunOrder, lock_of, run_values
 from latentmake.trainers.launched.installation import Installation
 
-_VERSION = 2  # 1: keys had one default each; 2: the defaults come from the architecture's guide
+_VERSION = 2  # in version 1 the defaults of keys were not those of the architecture's guide
 
 _EPOCHS = 10  # default of sd-scripts if neither epochs nor steps are set
-
-# Keys with one default for all architectures in version 1.
-_RENEWED = frozenset(
-    ("gradient_checkpointing", "learning_rate", "network_alpha", "network_dim", "seed")
-)
 
 
 class Resume(NamedTuple):
@@ -236,39 +231,18 @@ class ExternalOrder(RunOrder):
         """Flags and values that the guide adds to the training script's command line."""
         return {key: value for key, value in self.defaults.items() if key.startswith("--")}
 
-    def earlier(self) -> Self:
-        """Return the order with the defaults of version 1, as earlier releases trained."""
-        fields = type(self.trainer).model_fields
-        old = {key: fields[key].default for key in _RENEWED & self.defaults.keys()}
-        trainer = self.trainer.model_copy(update=old)
-        return self.model_copy(update={"trainer": trainer, "defaults": {}})
-
     def wanted(self, data: str | None = None, recorded: Iterable[Parts] | None = None) -> Parts:
-        """Return the parts of an up-to-date result; see `RunOrder.wanted`.
-
-        A result that an earlier release trained with the defaults of version 1 stays valid.
-        """
-        want: Parts = {
+        """Return the parts of an up-to-date result, whatever is recorded; see `RunOrder.wanted`."""
+        return {
             "dataset": lock_of(self.lock).data if data is None else data,
             "settings": self.settings_digest(),
             "network": self.weights,
+            VERSION: _VERSION,
         }
-        earlier = want | {"settings": self.earlier().settings_digest(), VERSION: 1}
-        return earlier if earlier in (recorded or ()) else want | {VERSION: _VERSION}
 
     def reasons(self, lock: str | None, unread: str = "") -> list[Difference]:
         """Return why the run must be trained; `unread` is why its network cannot be read, or ""."""
         return [Difference(unread)] if unread else super().reasons(lock)
-
-    def former(self, data: str) -> Parts | None:
-        """Return the parts of a previous result that fits the order; None without one."""
-        if RunFiles(self).is_forced(self.wanted(data)):
-            return None
-        for files in RunFiles(self).before():
-            parts = parts_in(files.record)
-            if parts and files.is_complete and parts == self.wanted(data, [parts]):
-                return parts
-        return None
 
     def described(self) -> str:
         """Return a line of the plan about the guide's defaults; "" if the user sets them all."""

@@ -12,7 +12,6 @@ from latentmake.config.root import Config, parse
 from latentmake.config.trainers import SdTrainer, WanTrainer
 from latentmake.data.memo import Memo
 from latentmake.plan.run_plan import RunPlan
-from latentmake.runs.order import VERSION
 from latentmake.trainers.launched.order import Resume
 from latentmake.trainers.musubi.backend import Musubi
 from latentmake.trainers.musubi.order import MusubiOrder
@@ -102,47 +101,47 @@ def test_arguments_of_an_optimizer_are_left_out_with_another() -> None:
 
 # -- what is trained stays trained --------------------------------------------------------------
 
-# Digests of settings as releases wrote them whose defaults were not those of the guides.
+# Digests of settings as release 0.2.0 wrote them.
 EARLIER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    (PLAIN_WAN, {}, "4fe411254313d2a9d668f9c904eb04bd0c05586a7544a4573c80c1bbfb142660"),
+    (PLAIN_WAN, {}, "274594d34c8db7952969a4f12c256c0f3fe35ec4187929f96eab5a545c3c7a66"),
     (
         model_of("wan", "i2v-A14B"),
         {"network_alpha": 16, "learning_rate": 1e-4},
-        "01e233214565b925b5b4d765b65a15f621b9ad7dd002233f89e0ed35ecb5223c",
+        "70c18260f749aba13aa7a0c82aab6c17777d3bec390c6498b02514bbefcbafe0",
     ),
     (
         model_of("qwen_image", ""),
         {"network_dim": 16},
-        "dfbc1fbdcdf8b4f8f08aab0ebe0fb0c0c592fbe4fc8a5bcc06485278eee664f5",
+        "583843313ba69688ebb74c14a9cfaccc5a67f4d121f43554b594431c774d1c29",
     ),
     (
         model_of("z_image", ""),
         {"arguments": ["--gradient_checkpointing", "--seed", "42"]},
-        "dff37fee46ae8b903058ccac7a519070a349f338d8a31d4cfed5c1f7bc4ac78e",
+        "079769d968a35a6c7245c517ec22e9fb832c1d91cadcad3b439b16f4f5cc1fa2",
     ),
     (
         model_of("kandinsky5", "k5-pro-t2v-5s-sd"),
         {"discrete_flow_shift": None},
-        "db05437fdf997707853fca79d145fe29114f9ab5632f3553929359854dc642c4",
+        "f6eb9e00ada5f01c45357318ce6782462f08f2fd8d30a31ffa3f80cb90893a09",
     ),
-    (FLUX, {}, "760cd3b92cc471aece77d7eeb4659c0a327ce92f87adb4e79ed843b47c06b505"),
+    (FLUX, {}, "45366a3b6525748329227d17b9c3205b4b7a9561165350b222964349d572a09c"),
     (
         FLUX,
         {"arguments": IN_ARGUMENTS, "gradient_checkpointing": True},
-        "5756792ff621ed11d461248730325fcb6485339805283485d9f91c4fd0312d21",
+        "cf40d24a2f1f24b3d46f8f1c5131f020c0e76f75bf8949b7d7b755839cadb102",
     ),
     (
         SDXL,
         {"network_dim": 8, "seed": 3},
-        "0dcee79627bb7f0b1b7c2190498542bfa61cc6ac7741035f4fd85310e81ae868",
+        "b56123ef96e81042df39978c813a35027905009acb38a2cd98f3dd678caad499",
     ),
     (
         SDXL,
         {"script": "sdxl_train"},
-        "e08f39acd4fc77a94d138c38ec86356fac45a1f477b81aac19ecdc7d7f956395",
+        "6d9f15c391a5edeb1fb3887c6fb0bc8fb91ba349b58d3b3763759cd79deedd15",
     ),
-    (SD1, {}, "4c8217eac154e5e0053db5df2ee70b511199a23421cec2dcafecd9e33693cb6a"),
-    (LUMINA, {}, "f02a68797e0cfb2f48ab3285719cda4a8e8895b7de74d90254c7cd5ecae7a6bd"),
+    (SD1, {}, "183b4aab0ebad3fa0fd58b393134d20603b7e90650cc2f105e70245a2fc3242a"),
+    (LUMINA, {}, "f542a01c388ac5ad7200d426420d679b4a93bad353d4d31f6a6fc96243882628"),
 ]
 
 
@@ -152,8 +151,7 @@ def test_settings_have_the_digests_of_earlier_releases(
 ) -> None:
     order = order_of(model, **trainer)
     read = type(order).model_validate_json(order.model_dump_json())  # as the job reads it
-    assert order.earlier().settings_digest() == read.earlier().settings_digest() == digest
-    assert order.settings_digest() == read.settings_digest() != digest
+    assert order.settings_digest() == read.settings_digest() == digest
 
 
 def test_settings_of_our_own_trainers_have_the_digests_of_earlier_releases() -> None:
@@ -188,27 +186,15 @@ class Project:
         settings = {"max_train_epochs": 4, "save_every_n_epochs": 1, **trainer}
         return config(model, settings, str(self.tuner))
 
-    def train(self, earlier: bool = False, **trainer: Any) -> list[str] | None:
-        """Train, and return the arguments of the script; None where nothing was to be trained.
-
-        With `earlier`, as a release did that had no defaults of a guide.
-        """
+    def train(self, **trainer: Any) -> list[str] | None:
+        """Train, and return the arguments of the script; None where nothing was to be trained."""
         call = self.tuner / "called.json"
         call.unlink(missing_ok=True)
         order = MusubiOrder.of_run(self.config(trainer), RUN)
-        path = write_order(order.earlier() if earlier else order, Path("order.json"))
+        path = write_order(order, Path("order.json"))
         receipt = Path(f"runs/{RUN}/trained.json")
         Musubi().train(path, log=self.log, receipt=receipt, threads=1)
         return called(self.tuner)["argv"] if call.exists() else None
-
-    def train_earlier(self) -> None:
-        """Train as an earlier release did."""
-        self.train(earlier=True)
-        for name in ("training.json", "output/wanted.json"):
-            path = Path(f"runs/{RUN}/{name}")
-            content = json.loads(path.read_text())
-            content["parts"][VERSION] = 1
-            path.write_text(json.dumps(content))
 
     def plan(self, **trainer: Any) -> RunPlan:
         facts: Any = SimpleNamespace(
@@ -225,14 +211,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.chdir(tmp_path / "project")
     monkeypatch.delenv("STAND_IN", raising=False)
     return Project(tmp_path)
-
-
-def test_a_result_of_an_earlier_release_stays(project: Project) -> None:
-    project.train_earlier()
-    assert project.plan().training_order is None
-    assert project.train() is None
-    assert project.train(learning_rate=2e-4, network_dim=32) is None  # that is what it was
-    assert project.train(network_dim=8) is not None
 
 
 def test_a_default_of_before_that_is_now_asked_for_is_trained(project: Project) -> None:
