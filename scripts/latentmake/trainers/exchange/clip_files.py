@@ -18,12 +18,13 @@ from latentmake.base import digest
 from latentmake.base.digest import source_stat
 from latentmake.base.errors import ConfigError, unreadable
 from latentmake.base.machine import Need
+from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
 from latentmake.data.probe import indices_of
 from latentmake.formats import npz
 from latentmake.formats.cachefile import KEY
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import WAN_FPS, Clip, SourceFps, Span
+from latentmake.geometry.clips import WAN_FPS, Clip, Span
 from latentmake.plan.facts import Facts
 from latentmake.plan.product import Difference, Made, Product, judge, text_of
 
@@ -70,10 +71,8 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
     Attributes:
         folder: folder of the files.
         files: clips to cut; files of other clips are removed.
-        source_fps: dataset -> frame rate of its videos.
+        datasets: dataset -> its section of the configuration.
         rate: frames per second to which the videos are converted.
-        max_pixels: dataset -> largest number of pixels of a scaled frame.
-        skip: datasets that skip faulty videos.
         faults: dataset -> lines about faulty items.
         receipt: path of the job's receipt.
     """
@@ -81,10 +80,8 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
     run: str
     folder: str
     files: list[ClipFile]
-    source_fps: dict[str, SourceFps]
+    datasets: dict[str, Dataset]
     rate: float = WAN_FPS
-    max_pixels: dict[str, int]
-    skip: list[str]
     faults: dict[str, list[str]]
     receipt: str
 
@@ -101,7 +98,8 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
 
     def indices(self, file: ClipFile) -> list[int]:
         """Return the indices of a clip's frames in the video."""
-        kept = indices_of(file.item, self.source_fps[file.dataset], self.rate)
+        source_fps = self.datasets[file.dataset].source_fps
+        kept = indices_of(file.item, source_fps, self.rate)
         return kept[file.clip.start : file.clip.start + file.clip.frames]
 
     def origin(self, file: ClipFile) -> dict[str, Any]:
@@ -117,7 +115,8 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
 
         `content` is the digest of the video.
         """
-        media, span, fps = file.item.media, file.item.span or Span(), self.source_fps[file.dataset]
+        media, span = file.item.media, file.item.span or Span()
+        fps = self.datasets[file.dataset].source_fps
         assert media is not None
         clip = file.clip.start, file.clip.frames
         made = [_VERSION, content, fps, span, clip, file.size, media.timing, media.rotation]
@@ -164,10 +163,8 @@ def plan_for(facts: Facts, name: str) -> ClipsOrder:
             for dataset in videos
             for file in _files(facts, dataset, run.model, size)
         ],
-        source_fps={dataset: datasets[dataset].source_fps for dataset in videos},
+        datasets={dataset: datasets[dataset] for dataset in videos},
         rate=facts.layout(run.model).rate,
-        max_pixels={dataset: datasets[dataset].max_image_pixels for dataset in videos},
-        skip=[dataset for dataset in videos if datasets[dataset].on_error == "skip"],
         faults={
             dataset: [fault.line for fault in facts.items(dataset, run.model)[1]]
             for dataset in videos

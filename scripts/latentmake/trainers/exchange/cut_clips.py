@@ -75,7 +75,8 @@ def cut(order: ClipsOrder, *, say: Callable[[str], None], threads: int = 1) -> C
             rows |= made
     Receipt(sources, {}, [], dict(counts), time.time() - began).write(Path(order.receipt))
     counts["faulty"] = sum(map(len, faults.values()))
-    lines = [line for name, texts in faults.items() if name not in order.skip for line in texts]
+    fatal = [name for name in faults if order.datasets[name].on_error != "skip"]
+    lines = [line for name in fatal for line in faults[name]]
     if not lines:
         counts["removed"] = _finish(order, rows)
     summary = ", ".join(f"{counts[state]} {state}" for state in ("written", "kept", "removed"))
@@ -106,9 +107,9 @@ def _cut_source(
             indices = order.indices(file)
             cuts.append((scaling.Cut(indices, 0, len(indices), [(file.size, file.size)]), file))
         cuts.sort(key=lambda pair: pair[0].reach)  # the order that `scaling.cut` needs
-        item = files[0].item
+        item, settings = files[0].item, order.datasets[files[0].dataset]
         assert item.media is not None
-        film = Film(item.image, item.media.rotation, order.max_pixels[files[0].dataset])
+        film = Film(item.image, item.media.rotation, settings.max_image_pixels)
         clips = readers.iterate(film.path, scaling.cut, film, [clip_cut for clip_cut, _ in cuts])
         for _, file in cuts:
             comment = {KEY: order.key(file, source[-1]), **order.origin(file)}

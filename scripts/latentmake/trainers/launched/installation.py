@@ -251,14 +251,6 @@ class Installation:
         )
         return flags, needs, content
 
-    def missing_flags(self, arguments: Sequence[str], script: str | None = None) -> list[str]:
-        """Return the flags that a script, by default the training script, does not declare."""
-        declared, _, _ = self.sources_of(script)
-        if declared is None:
-            return []
-        given = [text.partition("=")[0] for text in arguments if text.startswith("--")]
-        return [flag for flag in dict.fromkeys(given) if flag not in declared]
-
     def environment(self) -> dict[str, str]:
         """Return the environment variables of the scripts, without ours and Snakemake's.
 
@@ -357,9 +349,11 @@ def flags(
 ) -> Finding:
     """Check that a script, by default the training script, declares all flags of a command."""
     what = "arguments" if script is None else f"arguments of {script}"
-    if missing := installation.missing_flags(arguments, script):
-        declared, _, _ = installation.sources_of(script)
-        matches = (get_close_matches(flag, declared or (), 1, 0.8) for flag in missing)
+    declared, _, _ = installation.sources_of(script)
+    given = [text.partition("=")[0] for text in arguments if text.startswith("--")]
+    accepted = given if declared is None else declared
+    if missing := [flag for flag in dict.fromkeys(given) if flag not in accepted]:
+        matches = (get_close_matches(flag, accepted, 1, 0.8) for flag in missing)
         near = " ".join(match for flags_near in matches for match in flags_near)
         hint = f"did you mean {near}?" if near else "update it, or leave that out"
         note = f"this {installation.name} does not know {' '.join(missing)}: {hint}"
@@ -367,7 +361,7 @@ def flags(
     return Finding(what, "ok", "it knows all flags, as far as its sources tell")
 
 
-def environment_finding(installation: Installation, packages: Iterable[str] = ()) -> Finding:
+def environment_finding(installation: Installation, packages: Iterable[str]) -> Finding:
     """Check that a program's environment has the imports of its script, and further packages.
 
     Raises:

@@ -100,7 +100,12 @@ def _network(model: Model, key: str, place: str | None) -> ModelFile:
     if LORA in kinds or (wan and kinds and kinds.get("DiT") != DIT):
         return file._replace(fault=f"is {one(next(iter(kinds.values())))}, not a {title}")
     if wan and kinds:
-        return _wan_network(model, in_original_names(file, DIT))
+        file = in_original_names(file, DIT)
+        if fault := file.fault or other_task(model, file.tensors):
+            return file._replace(fault=fault)
+        if weight_file(Path(place)).suffix != ".safetensors":
+            return file._replace(doubt="is no .safetensors file, which alone musubi-tuner reads")
+        return file
     if _has(tensors, scripts):
         return file
     for other in MUSUBI.values():
@@ -111,13 +116,3 @@ def _network(model: Model, key: str, place: str | None) -> ModelFile:
 
 def _has(tensors: Mapping[str, Tensor], scripts: Scripts) -> bool:
     return any(re.search(scripts.mark, name) for name in tensors)
-
-
-def _wan_network(model: Model, file: ModelFile) -> ModelFile:
-    if file.fault:
-        return file
-    if fault := other_task(model, file.tensors):
-        return file._replace(fault=fault)
-    if weight_file(Path(file.place)).suffix != ".safetensors":
-        return file._replace(doubt="is no .safetensors file, which alone musubi-tuner reads")
-    return file

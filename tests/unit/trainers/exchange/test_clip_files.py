@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from latentmake.base.digest import source_stat
 from latentmake.base.errors import SourceError
+from latentmake.config.datasets import Dataset
 from latentmake.data.item import IMAGE, File, Item
 from latentmake.formats.media import probe_video
 from latentmake.geometry.buckets import Size
@@ -42,13 +43,12 @@ def file_of(
 
 
 def order_of(folder: Path, *files: ClipFile, skip: bool = False) -> ClipsOrder:
+    films = Dataset(path="films", target_frames=[5], on_error="skip" if skip else "fail")
     order = ClipsOrder(
         run="tiny",
         folder=str(folder / "clips"),
         files=list(files),
-        source_fps={"films": None},
-        max_pixels={"films": 1_000_000},
-        skip=["films"] if skip else [],
+        datasets={"films": films},
         faults={},
         receipt=str(folder / "receipt.json"),
     )

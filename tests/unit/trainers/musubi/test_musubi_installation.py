@@ -14,7 +14,12 @@ from latentmake.config.machines import ExternalProgram
 from latentmake.config.models import Model
 from latentmake.data.memo import Memo
 from latentmake.runs.findings import failed
-from latentmake.trainers.launched.installation import PROVEN, Installation, network_finding
+from latentmake.trainers.launched.installation import (
+    PROVEN,
+    Installation,
+    flags,
+    network_finding,
+)
 from latentmake.trainers.musubi import order
 from latentmake.trainers.musubi.backend import Musubi
 from latentmake.trainers.musubi.order import program_digest
@@ -71,7 +76,7 @@ def test_flags_are_those_of_the_script_and_of_what_it_imports(tmp_path: Path) ->
     tuner = find(tmp_path)
     assert tuner.sources_of()[0] == ["--dataset_config", "--output_dir", "--task", "-o"]
     given = ["--task", "--x", "--output_dir=--y", "--resume", "-1", "--resume"]
-    assert tuner.missing_flags(given) == ["--x", "--resume"]
+    assert flags(tuner, given).note.startswith("this musubi-tuner does not know --x --resume: ")
 
 
 def test_a_program_is_known_by_the_sources_that_its_script_reaches(tmp_path: Path) -> None:
@@ -120,7 +125,7 @@ def test_flags_that_cannot_be_told_refuse_nothing(tmp_path: Path, source: str) -
     (tmp_path / "wan_train_network.py").write_text(source)
     (tmp_path / "unreadable.py").write_text("this is no Python")
     assert find(tmp_path).sources_of()[0] is None
-    assert find(tmp_path).missing_flags(["--x"]) == []
+    assert flags(find(tmp_path), ["--x"]).verdict == "ok"
 
 
 def test_needs_are_what_every_run_imports(tmp_path: Path) -> None:
