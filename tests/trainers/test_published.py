@@ -154,7 +154,7 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
         update={
             "publish": Publish(caches=False, batch_size=2, num_processes=1),
             "trainer": order.trainer.model_copy(update=further),
-            "sd_scripts": ExternalProgram(path=os.fspath(program.folder)),
+            "program": ExternalProgram(path=os.fspath(program.folder)),
         }
     )
     shutil.rmtree("cache")
@@ -220,7 +220,7 @@ def test_musubi_tuners_schema_takes_every_toml_and_its_scripts_know_every_flag(
             },
             model={"task": "i2v-A14B", "fp8_t5": True, "dit_high_noise": "high.safetensors"},
             trainer={"fp8_base": True, "fp8_scaled": True, "save_every_n_epochs": 2},
-            musubi_tuner=ExternalProgram(path=os.fspath(tuner.folder)),
+            program=ExternalProgram(path=os.fspath(tuner.folder)),
             publish=Publish(caches=False, attention=attention, batch_size=2, num_workers=2),
         )
         found = {each.what: each for each in musubi.MusubiPublication(order).findings()}

@@ -36,7 +36,7 @@ def test_a_killed_training_is_resumed_by_number_and_ends_with_its_last_epoch(
     )
     write_wan_dit(tuner, "models/dit.safetensors")
     place = ExternalProgram(path=os.fspath(tuner.folder), venv=os.fspath(tuner.python))
-    order = order.model_copy(update={"musubi_tuner": place})
+    order = order.model_copy(update={"program": place})
     path = write_order(order, Path("order.wan.json"))
 
     monkeypatch.setenv("DIES_AFTER", f"{RUN}-000002-state")

@@ -119,7 +119,7 @@ def make_run(root: Path, program: Installation, **settings: object) -> Path:
             }
         ),
         trainer=SdScriptsTrainer.model_validate({"kind": "sdscripts", **trainer}),
-        sd_scripts=ExternalProgram(path=os.fspath(program.folder), venv=os.fspath(program.python)),
+        program=ExternalProgram(path=os.fspath(program.folder), venv=os.fspath(program.python)),
         publish=Publish(),
     )
     path = root / "order.sdscripts.json"

@@ -49,9 +49,9 @@ def make_project(
         **trainer,
     )
     shutil.copyfile(weights / "dit.safetensors", "models/dit.safetensors")
-    assert order.musubi_tuner is not None
-    place = ExternalProgram(path=order.musubi_tuner.path, venv=os.fspath(venv))
-    return write_order(order.model_copy(update={"musubi_tuner": place}), Path("order.json"))
+    assert order.program is not None
+    place = ExternalProgram(path=order.program.path, venv=os.fspath(venv))
+    return write_order(order.model_copy(update={"program": place}), Path("order.json"))
 
 
 @pytest.mark.parametrize(("name", "task"), TRAINED)

@@ -80,9 +80,9 @@ def call_of(order: MusubiOrder) -> tuple[str, list[str]]:
 
 def check(order: MusubiOrder, venv: Path, memory: Memo) -> None:
     """Look at the checklist of a run: it is complete, and nothing has failed."""
-    assert order.musubi_tuner is not None
-    program = order.musubi_tuner.model_copy(update={"venv": os.fspath(venv)})
-    order = order.model_copy(update={"musubi_tuner": program})
+    assert order.program is not None
+    program = order.program.model_copy(update={"venv": os.fspath(venv)})
+    order = order.model_copy(update={"program": program})
     found = [*Musubi().data_findings(order), *Musubi().preflight(order, memory)]
     assert not [each for each in found if each.verdict == "failed"], checklist(found)
     assert {each.what for each in found} >= {

@@ -271,7 +271,7 @@ def make_run(
         resolutions=list(resolutions),
         model={**section, **(model or {})},
         trainer={"max_train_epochs": 4, **trainer},
-        musubi_tuner=None if tuner is None else ExternalProgram(path=os.fspath(tuner)),
+        program=None if tuner is None else ExternalProgram(path=os.fspath(tuner)),
     )
 
 

@@ -84,7 +84,7 @@ def order_of(**changes: Any) -> MusubiOrder:
             "model_name": "wan",
             "model": Model.model_validate(model),
             "trainer": MusubiTrainer.model_validate(trainer),
-            "musubi_tuner": ExternalProgram(path="musubi tuner"),
+            "program": ExternalProgram(path="musubi tuner"),
             "publish": Publish(),
             **changes,
         }

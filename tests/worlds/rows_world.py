@@ -266,7 +266,7 @@ def make_row_run(
         model_name="m",
         model=model,
         **with_defaults(given, scripts.settings),
-        musubi_tuner=None if tuner is None else ExternalProgram(path=os.fspath(tuner)),
+        program=None if tuner is None else ExternalProgram(path=os.fspath(tuner)),
         publish=Publish(),
     )
 

@@ -155,7 +155,7 @@ def order_of(
         "model_name": "big",
         "model": Model.model_validate(values),
         "trainer": SdScriptsTrainer.model_validate({"kind": "sdscripts", **(trainer or {})}),
-        "sd_scripts": ExternalProgram(path="sd-scripts"),
+        "program": ExternalProgram(path="sd-scripts"),
         "publish": Publish(),
     }
     return SdScriptsOrder(**(given | changes))

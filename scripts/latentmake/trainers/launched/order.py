@@ -18,7 +18,7 @@ from latentmake.base.errors import ModelError
 from latentmake.base.paths import is_windows
 from latentmake.config.datasets import Dataset
 from latentmake.config.external_trainers import MusubiTrainer, SdScriptsTrainer, flags_of
-from latentmake.config.machines import Publish
+from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.config.makers import Setting
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Validation
@@ -73,12 +73,12 @@ class ExternalOrder(RunOrder):
 
     Attributes:
         name: name of the program.
-        section: section of the configuration that names the program's folder. The order has a field
-            of the same name.
+        section: section of the configuration that names the program's folder.
         memory_hint: advice for a training that runs out of GPU memory.
         toml_name: pattern of `toml`.
         datasets: dataset -> its section of the configuration, in the run's order.
         resolutions: (width, height) in pixels, in the run's order.
+        program: the section's values; None if the configuration has none.
         trained: whether the run has a trainer; a run without one is only published.
         trainer: section of the trainer, with the defaults of the architecture's guide.
         defaults: the guide's defaults: keys, and further flags of the training script.
@@ -94,6 +94,7 @@ class ExternalOrder(RunOrder):
     resolutions: list[tuple[int, int]]
     model_name: str
     model: Model
+    program: ExternalProgram | None
     trained: bool = True
     trainer: MusubiTrainer | SdScriptsTrainer
     defaults: dict[str, Setting] = Field({})
@@ -110,7 +111,7 @@ class ExternalOrder(RunOrder):
         order = cls(
             **run_values(name),
             keep=config.history.keep,
-            **{cls.section: getattr(config, cls.section)},
+            program=getattr(config, cls.section),
             **with_defaults(trainer, cls.recommended(model, trainer)),
             datasets={dataset: config.datasets[dataset] for dataset in run.datasets},
             resolutions=[(size.width, size.height) for size in run.resolutions],

@@ -23,7 +23,6 @@ from latentmake.base.paths import System, absolute, is_windows, translate
 from latentmake.base.progress import Progress
 from latentmake.base.sync import sync, unsynced
 from latentmake.config.fields import resolution_name
-from latentmake.config.machines import ExternalProgram
 from latentmake.data.memo import Memo
 from latentmake.layouts.layout import layout_of
 from latentmake.models.inspection import ModelFile
@@ -126,6 +125,7 @@ class Publication(ABC, Generic[Order]):
 
     Attributes:
         order: order of the run, or of a part of it.
+        program: section of the configuration with the program's folder.
         names: names of paths on Linux and on Windows.
         attentions: attentions that the program supports.
         modules: attention -> Python module that it needs; empty unless the trainer's machine
@@ -138,8 +138,11 @@ class Publication(ABC, Generic[Order]):
     cache_ending: ClassVar[str] = ""
 
     def __init__(self, order: Order) -> None:
-        """Begin the publication of a run, or of a part of it."""
-        self.order, self.modules = order, {}
+        """Begin the publication of a run, or of a part of it; raises ConfigError."""
+        if order.program is None:
+            hint = f"set {order.section}.path to its folder, which the published scripts go to"
+            raise ConfigError("this key is missing", where=order.section, hint=hint)
+        self.order, self.program, self.modules = order, order.program, {}
         pairs = [(dataset, size) for dataset in order.datasets for size in order.resolutions]
         blocks = [self.block(*pair) for pair in pairs]
         names = [f"{block}{end}" for block in blocks for end in ("", "_cache", "_control")]
@@ -196,12 +199,6 @@ class Publication(ABC, Generic[Order]):
         return {names.places.toml: self.dataset(names)}
 
     @property
-    def place(self) -> ExternalProgram:
-        """Section of the configuration with the program's folder."""
-        program: ExternalProgram = getattr(self.order, self.order.section)
-        return program
-
-    @property
     def attention(self) -> str:
         """Attention in the calls; `sdpa` if the trainer's machine chooses it."""
         trainer = self.order.trainer.attention
@@ -217,7 +214,7 @@ class Publication(ABC, Generic[Order]):
             scripts: folder of the shell scripts, likewise.
             batch_scripts: folder of the batch files, likewise; "" for `scripts`.
         """
-        run, place, batches = self.order.run, self.place, batch_scripts or scripts
+        run, place, batches = self.order.run, self.program, batch_scripts or scripts
         name, files = f"train_{run}", Files()
         published, calls = dict[str, object](), list[Call]()
         for names in self.names:
@@ -291,9 +288,9 @@ class Publication(ABC, Generic[Order]):
 
     def _program_findings(self, memory: Memo | None) -> Iterator[Finding]:
         """Check the calls against the program's sources, if this machine has the program."""
-        order, place = self.order, self.place
+        order = self.order
         # Without `venv`: the environment may exist on the trainer's machine only.
-        here = {order.section: place.model_copy(update={"venv": None})}
+        here = {"program": self.program.model_copy(update={"venv": None})}
         try:
             program, findings = order.model_copy(update=here).find(memory), list[Finding]()
             for script, arguments in self.calls(self.names[0]):
@@ -304,7 +301,7 @@ class Publication(ABC, Generic[Order]):
                 findings.append(network_finding(program, module, here=False))
             yield from [Finding(order.name, "ok", str(program.folder)), *findings]
         except TrainingError as error:
-            is_here = Path(place.path).expanduser().is_dir()
+            is_here = Path(self.program.path).expanduser().is_dir()
             yield Finding(order.name, "failed" if is_here else "warning", str(error))
 
     def _name_findings(self) -> Iterator[Finding]:

@@ -28,7 +28,6 @@ class MusubiOrder(ExternalOrder):
 
     Attributes:
         trainer: section of the trainer; all defaults if the run has none.
-        musubi_tuner: section with musubi-tuner's folder; None if the configuration has none.
     """
 
     name = "musubi-tuner"
@@ -37,14 +36,13 @@ class MusubiOrder(ExternalOrder):
     toml_name = "dataset.toml"
     kind: Literal["musubi"] = "musubi"
     trainer: MusubiTrainer
-    musubi_tuner: ExternalProgram | None
 
     @staticmethod
     def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
         return model.spec.settings
 
     def find(self, memory: Memo | None = None) -> Installation:
-        return find(self.musubi_tuner, self.scripts, memory)
+        return find(self.program, self.scripts, memory)
 
     def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
         networks = filter(None, (self.model.dit, self.model.dit_high_noise))

@@ -31,11 +31,8 @@ class MusubiPublication(Publication[MusubiOrder]):
 
     def __init__(self, order: MusubiOrder) -> None:
         """Begin the publication of a run; raises ConfigError if it cannot be published."""
-        if order.musubi_tuner is None:
-            hint = "set musubi_tuner.path to its folder, which the published scripts go to"
-            raise ConfigError("this key is missing", where="musubi_tuner", hint=hint)
-        _refuse(order)
         super().__init__(order)
+        _refuse(order)
         self.attentions = [name for name in order.scripts.attentions if name in order.attentions]
         if order.trainer.attention == "auto" and order.publish.attention is None:
             preferred = [name for name in command.PREFERRED if name in self.attentions]

@@ -55,7 +55,6 @@ class SdScriptsOrder(ExternalOrder):
     toml_name = "sdscripts/{run}.toml"
     kind: Literal["sdscripts"] = "sdscripts"
     trainer: SdScriptsTrainer
-    sd_scripts: ExternalProgram
 
     @staticmethod
     def recommended(model: Model, trainer: Any) -> Mapping[str, Setting]:
@@ -97,7 +96,7 @@ class SdScriptsOrder(ExternalOrder):
         return of_checkpoint(self.model.checkpoint or "", self.model.spec, given)
 
     def find(self, memory: Memo | None = None) -> Installation:
-        return find(self.script, self.sd_scripts, memory)
+        return find(self.script, self.program, memory)
 
     def weights_digest(self, file_digest: Callable[[Path], str]) -> str:
         files = [path := Path(self.model.checkpoint or "")]
@@ -163,7 +162,7 @@ class SdScriptsOrder(ExternalOrder):
         return {**shaping(self.trainer, "weights"), "script": self.script, **model, **self.flags}
 
 
-def find(script: str, settings: ExternalProgram, memory: Memo | None = None) -> Installation:
+def find(script: str, settings: ExternalProgram | None, memory: Memo | None = None) -> Installation:
     """Find a training script of sd-scripts by its name without ending; raises TrainingError."""
     name = f"{script}.py"
     needed = f"an sd-scripts that has {name}"

@@ -240,7 +240,7 @@ REFUSED: dict[str, tuple[Callable[[], MusubiOrder], type[UserError], list[str]]]
     ),
     "a source": (without_a_source, SourceError, ["data/gove/a.png", "is not there"]),
     "no program": (
-        lambda: filled().model_copy(update={"musubi_tuner": None}),
+        lambda: filled().model_copy(update={"program": None}),
         ConfigError,
         ["musubi_tuner.path"],
     ),
@@ -508,9 +508,7 @@ def test_the_script_caches_and_trains_in_the_trainers_environment(
     order = filled(
         model={"dit_high_noise": f"{AWKWARD}/high.safetensors", "fp8_t5": True},
         trainer={"arguments": ["--optimizer_args", 'betas=("0.9", $HOME `x`)']},
-        musubi_tuner=ExternalProgram(
-            path=str(home), venv="my env" if environment == "given" else None
-        ),
+        program=ExternalProgram(path=str(home), venv="my env" if environment == "given" else None),
         publish=Publish(path=AWKWARD, attention="flash_attn", caches=False, num_processes=2),
     )
     tuner(home, scripts)
@@ -544,7 +542,7 @@ def test_the_script_caches_and_trains_in_the_trainers_environment(
 def test_the_attention_is_chosen_by_what_the_trainers_machine_can_import(
     tmp_path: Path, modules: dict[str, str], flag: str
 ) -> None:
-    order = filled(musubi_tuner=ExternalProgram(path="tuner"))
+    order = filled(program=ExternalProgram(path="tuner"))
     tuner(tmp_path / "tuner")
     venv(tmp_path / "tuner/venv", **modules)
     _, found = run_shell(published(order)[0], tmp_path / "record")
@@ -563,7 +561,7 @@ def test_an_attention_that_is_set_is_not_chosen(said: str, given: str | None, fl
 
 
 def test_the_script_stops_at_the_first_step_that_fails(tmp_path: Path) -> None:
-    order = with_publish(filled(musubi_tuner=ExternalProgram(path="tuner")), caches=False)
+    order = with_publish(filled(program=ExternalProgram(path="tuner")), caches=False)
     tuner(tmp_path / "tuner")
     venv(tmp_path / "tuner/venv")
     folder, _ = published(order)
@@ -579,7 +577,7 @@ def test_the_script_stops_at_the_first_step_that_fails(tmp_path: Path) -> None:
 
 
 def test_the_script_warns_of_a_missing_environment_and_goes_on(tmp_path: Path) -> None:
-    order = with_publish(filled(musubi_tuner=ExternalProgram(path="tuner")), caches=False)
+    order = with_publish(filled(program=ExternalProgram(path="tuner")), caches=False)
     folder, _ = published(order)
     done, found = run_shell(folder, record := tmp_path / "record")
     assert done.returncode == 1 and not found
@@ -599,7 +597,7 @@ def test_windows_starts_the_python_of_the_environment_with_its_own_calls() -> No
             "dit": "D:/models/ü^low.safetensors",
             "dit_high_noise": "//nas/wan/high.safetensors",
         },
-        musubi_tuner=ExternalProgram(path="C:/musubi 100%"),
+        program=ExternalProgram(path="C:/musubi 100%"),
     )
     folder, _ = published(mapped(order, caches=False))
     text = (folder / "train_gove-1.0.bat").read_bytes()

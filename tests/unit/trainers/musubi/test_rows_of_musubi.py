@@ -28,7 +28,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def published(order: MusubiOrder, *, caches: bool) -> MusubiOrder:
     return order.model_copy(
         update={
-            "musubi_tuner": ExternalProgram(path="/there/musubi-tuner"),
+            "program": ExternalProgram(path="/there/musubi-tuner"),
             "publish": Publish(caches=caches),
         }
     )
