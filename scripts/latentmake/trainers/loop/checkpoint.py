@@ -102,11 +102,9 @@ def as_begun(order: Order, data: str) -> Order:
     if order.trainer.mixed_precision != "auto":
         return order
     files = RunFiles(order)
-    results = [*files.recorded()]
-    recorded = [parts for _, parts in results]
     chosen = [order.with_settings(mixed_precision=name) for name in ("bf16", "fp16", "no")]
-    candidates = [(candidate, candidate.wanted(data, recorded)) for candidate in chosen]
-    for result, parts in results:
+    candidates = [(candidate, candidate.wanted(data)) for candidate in chosen]
+    for result, parts in files.recorded():
         for candidate, own in candidates:
             is_present = result.output == files.output
             if own == parts and result.is_complete and (is_present or not files.is_forced(own)):

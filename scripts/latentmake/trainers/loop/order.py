@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 Order = TypeVar("Order", bound="TrainingOrder")
 
 _LENGTHS = {"steps", "epochs", "max_steps"}
-_GONE = ({"attention": "flash"}, {"attention": "xformers"})  # settings that no longer exist
-
 
 STEPS = 1000
 """Steps of a training that sets neither `steps` nor `epochs`."""
@@ -200,13 +198,11 @@ class TrainingOrder(RunOrder):
         keys = _LENGTHS & type(self.trainer).model_fields.keys()
         return digest.of_value([self.with_settings(**dict.fromkeys(keys)).settings_digest(), unit])
 
-    def settings_digest(self, **gone: str) -> str:
+    def settings_digest(self) -> str:
         """Return the digest of all settings that shape the weights.
 
         A key with its first default is left out. A release that adds keys, or changes a default,
         therefore does not train anything again.
-
-        `gone` has keys that earlier releases had, and their values in some trainings.
         """
         fields, former = type(self.trainer).model_fields, self.trainer.former_defaults
         settings = {
@@ -214,7 +210,7 @@ class TrainingOrder(RunOrder):
             for key, value in shaping(self.trainer, "weights").items()
             if value != former.get(key, fields[key].default)
         }
-        return digest.of_value([settings | gone])
+        return digest.of_value([settings])
 
     def settings(self) -> dict[str, object]:
         """Return all settings that shape the weights, by name."""
@@ -225,27 +221,18 @@ class TrainingOrder(RunOrder):
         return shaping(self.trainer, "weights", defaults=False)
 
     def wanted(self, data: str | None = None, recorded: Iterable[Parts] | None = None) -> Parts:
-        """Return the parts of up-to-date weights; see `RunOrder.wanted`.
-
-        Weights that were trained with a setting that no longer exists stay up to date. By default,
-        `recorded` has the parts of the present and previous results.
-        """
-        settings = self.settings_digest()
-        same = [settings, *(self.settings_digest(**gone) for gone in _GONE)]
-        if recorded is None:
-            recorded = (parts for _, parts in RunFiles(self).recorded())
-        fitting = (parts["settings"] for parts in recorded if parts.get("settings") in same)
+        """Return the parts of up-to-date weights; see `RunOrder.wanted`."""
+        del recorded  # no earlier release trained otherwise
         return {
             "dataset": lock_of(self.lock).data if data is None else data,
-            "settings": next(fitting, settings),
+            "settings": self.settings_digest(),
             "network": self.weights,
             VERSION: self.version,
         }
 
     def like(self, last: Record, data: str) -> Self:
         """With `auto`, return the order with the precision that the last training chose."""
-        same = last.parts == self.wanted(data, [last.parts])
-        if same or self.trainer.mixed_precision != "auto":
+        if last.parts == self.wanted(data) or self.trainer.mixed_precision != "auto":
             return self
         return self.with_settings(mixed_precision=last.mixed_precision or "auto")
 

@@ -390,14 +390,14 @@ class WanOrder(TrainingOrder):
             "timestep_sampling": self.trainer.timestep_sampling,
         }
 
-    def settings_digest(self, **gone: str) -> str:
+    def settings_digest(self) -> str:
         """Return the digest of all settings that shape the weights.
 
         It includes the shift and the boundary in use, since their defaults depend on the run's
-        resolutions and the model's task. For `gone` see `TrainingOrder.settings_digest`.
+        resolutions and the model's task.
         """
         plain = self.trainer.model_copy(update={"flow_shift": None, "timestep_boundary": None})
-        rest = TrainingOrder.settings_digest(self.model_copy(update={"trainer": plain}), **gone)
+        rest = TrainingOrder.settings_digest(self.model_copy(update={"trainer": plain}))
         return digest.of_value([rest, self.flow_shift, self.boundary])
 
     def settings(self) -> dict[str, object]:

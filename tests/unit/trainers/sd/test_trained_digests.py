@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
 from latentmake.config.trainers import SdTrainer
-from latentmake.runs.order import VERSION, Record, RunFiles
+from latentmake.runs.order import VERSION
 from trainer_world import make_order
 
 
@@ -22,34 +20,6 @@ def test_digests_are_those_of_earlier_releases(tmp_path: Path) -> None:
         "network": "w" * 64,
         VERSION: 1,
     }
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "e9b301ed4a79a61607362b15b854024f7012c548885bac64f9ff2eb8bf8a572a",  # attention: flash
-        "6a970c13c1ce86dc54f55b151c959e09d77df6d9fa29dbd8b28bfa4894b65edd",  # attention: xformers
-    ],
-)
-def test_a_training_with_a_key_that_is_gone_stays_trained(tmp_path: Path, settings: str) -> None:
-    chosen: dict[str, Any] = {"steps": 12, "rank": 4, "alpha": 2.0, "seed": 7}
-    samples = {"guidance_scale": 2.0}
-    order = make_order(tmp_path, prompts=True, samples=samples, **chosen)
-    plain, files = order.wanted(), RunFiles(order)
-    record = Record(
-        parts=plain | {"settings": settings},
-        steps=12,
-        loss_start=1.0,
-        loss_end=0.5,
-        seconds=1.0,
-    )
-    record.write(files.record)
-    files.weights.write_bytes(b"")
-    assert files.trained(order.wanted()) == record
-    other = make_order(tmp_path, prompts=True, samples=samples, **{**chosen, "seed": 8})
-    assert files.trained(other.wanted()) is None
-    files.record.unlink()
-    assert order.wanted() == plain
 
 
 def test_a_default_is_changed_with_the_version_alone() -> None:
