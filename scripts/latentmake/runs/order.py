@@ -363,12 +363,6 @@ class RunFiles:
             yield self.at(place)
             place /= PREVIOUS
 
-    def recorded(self) -> Iterator[tuple[RunFiles, TrainedParts]]:
-        """Yield the files and parts of the present result and of those before it, if recorded."""
-        for files in (self, *self.before()):
-            if (parts := parts_in(files.record)) is not None:
-                yield files, parts
-
     @property
     def finished(self) -> RunFiles:
         """Files of the last finished result, see `plan.manifest.result_folder`."""

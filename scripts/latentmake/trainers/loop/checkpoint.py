@@ -104,10 +104,9 @@ def as_begun(order: Order, data: str) -> Order:
     files = RunFiles(order)
     chosen = [order.with_settings(mixed_precision=name) for name in ("bf16", "fp16", "no")]
     candidates = [(candidate, candidate.wanted(data)) for candidate in chosen]
-    for result, parts in files.recorded():
+    for result in (files, *files.before()):
         for candidate, own in candidates:
-            is_present = result.output == files.output
-            if own == parts and result.is_complete and (is_present or not files.is_forced(own)):
+            if result.came_from(own) and (result is files or not files.is_forced(own)):
                 return candidate
     begun = (candidate for candidate, own in candidates if resumable(candidate, own))
     return next(begun, order)
