@@ -89,10 +89,8 @@ def new_adapter(network: Any, trainer: LoopTrainer, dtype: torch.dtype) -> None:
     )
 
 
-def lora_tensors(network: Any) -> dict[str, torch.Tensor]:
-    """Return the LoRA's tensors by peft's names; they are no copies."""
-    tensors: dict[str, torch.Tensor] = get_peft_model_state_dict(network)
-    return tensors
+lora_tensors: Callable[[Any], dict[str, torch.Tensor]] = get_peft_model_state_dict
+"""Function that returns a LoRA's tensors by peft's names; they are no copies."""
 
 
 def lora_bytes(network: Any, prefix: str, metadata: Mapping[str, str] | None = None) -> bytes:

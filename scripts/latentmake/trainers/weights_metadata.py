@@ -164,9 +164,7 @@ def _largest(items: Iterable[RosterItem]) -> tuple[int, int] | None:
 def _of_kohya(
     run: str, trainer: Any, items: Sequence[RosterItem], counts: Mapping[str, Counter[str]]
 ) -> dict[str, str]:
-    folders = Counter[str]()
-    for name, _ in _in_folders(items, full=trainer.metadata == "full"):
-        folders[name] += 1
+    folders = Counter(name for name, _ in _in_folders(items, full=trainer.metadata == "full"))
     dirs = {
         name: {"n_repeats": int(name.partition("_")[0]), "img_count": count}
         for name, count in folders.items()

@@ -191,11 +191,10 @@ class Learner:
             raise TrainingError(what, where=where, hint=hint) from None
 
 
-def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
+def _class_of(name: str) -> Any:
     """Return the class of an optimizer; only the library that has it is imported."""
     if name == "adamw":
         return torch.optim.AdamW
-    make: Callable[..., torch.optim.Optimizer]
     if name == "adamw8bit":
         try:
             from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
@@ -203,13 +202,11 @@ def _class_of(name: str) -> Callable[..., torch.optim.Optimizer]:
             what = "adamw8bit needs bitsandbytes, which is not installed"
             hint = "pip install bitsandbytes, or choose another optimizer"
             raise TrainingError(what, where="trainer.optimizer", hint=hint) from None
-        make = AdamW8bit
-    else:
-        import pytorch_optimizer
+        return AdamW8bit
+    import pytorch_optimizer
 
-        names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
-        make = getattr(pytorch_optimizer, names[name])
-    return make
+    names = {"lion": "Lion", "prodigy": "Prodigy", "dadaptation": "DAdaptAdam"}
+    return getattr(pytorch_optimizer, names[name])
 
 
 def make_optimizer(
@@ -220,7 +217,7 @@ def make_optimizer(
     Raises:
         TrainingError: the optimizer's library is not installed, or its arguments do not fit.
     """
-    make = _class_of(settings.optimizer)
+    make: Callable[..., torch.optim.Optimizer] = _class_of(settings.optimizer)
     arguments: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in settings.optimizer_arguments.items()
