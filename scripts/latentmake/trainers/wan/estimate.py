@@ -15,8 +15,8 @@ from latentmake.geometry.buckets import Size
 from latentmake.models.files import T5_LENGTH
 from latentmake.plan.manifest import result_folder, run_folder
 from latentmake.runs.order import Record
-from latentmake.trainers.loop.order import STEPS
-from latentmake.trainers.wan.dit import IN_BLOCK, LAST, check_targets, paths_of, read_dit, shapes_of
+from latentmake.trainers.loop.order import STEPS, lora_layers
+from latentmake.trainers.wan.dit import IN_BLOCK, LAST, paths_of, read_dit, shapes_of
 
 _CONTEXT = 500_000_000  # bytes of the CUDA context
 _IMAGE = 257  # tokens of the CLIP image encoder
@@ -42,12 +42,11 @@ def estimate_training(config: Config, name: str, model: Model) -> tuple[dict[str
     run, folder = config.runs[name], run_folder(name)
     trainer = run.trainer
     assert isinstance(trainer, WanTrainer)
-    where = f"runs.{name}.trainer.target_modules"
     latent, numbers = largest_latent(config, run), 0
     memory = {"weights": 0, "LoRA": 0, "optimizer": 0, "activations": 0}
     for tensors, dit in map(read_dit, paths_of(model).values()):
         shapes = shapes_of(tensors)
-        layers = check_targets(trainer.target_modules, shapes, where)
+        layers = lora_layers(trainer.target_modules, shapes)
         numbers += lora_numbers(shapes, layers, trainer.rank)
         tokens = T5_LENGTH + (_IMAGE if model.needs_clip else 0)
         taken = training_memory(shapes, dit, layers, latent, trainer, tokens)

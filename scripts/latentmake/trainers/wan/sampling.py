@@ -44,12 +44,6 @@ def padded(text: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(text, (0, 0, 0, T5_LENGTH - text.shape[1]))
 
 
-def noise_of(seed: int, frames: int, height: int, width: int) -> torch.Tensor:
-    """Draw the noise [16, f, h, w] of a clip of 4 f - 3 frames on the CPU, as diffusers does."""
-    shape = CHANNELS, (frames - 1) // 4 + 1, height // 8, width // 8
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def condition_of(order: GenerationOrder, device: torch.device) -> dict[str, torch.Tensor]:
     """Return the tensors of the picture that an order's clips begin with, named as in a batch.
 
@@ -109,7 +103,10 @@ class WanPainter(Painter):
         files = [text] if self.negative is None else [text, self.negative]
         texts = [read_text(file, WAN)["text"] for file in files]
         condition = self._condition if batch is None else batch.more
-        drawn = self.sample(texts, noise_of(seed, *size), condition, done)
+        frames, height, width = size
+        shape = CHANNELS, (frames - 1) // 4 + 1, height // 8, width // 8
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))  # as diffusers
+        drawn = self.sample(texts, noise, condition, done)
         self.network.withdraw()  # make room for the VAE
         return drawn
 
@@ -124,7 +121,7 @@ class WanPainter(Painter):
 
         Args:
             texts: embedding [T, D] of the prompt, and of the negative prompt if there is guidance.
-            noise: result of `noise_of`.
+            noise: noise [16, f, h, w] with a standard deviation of 1, on the CPU.
             condition: result of `condition_of`.
             done: function that is called after each step.
         """

@@ -21,7 +21,7 @@ from latentmake.config.weights import Weights
 from latentmake.encode.encoders.wan import load_wan_vae
 from latentmake.trainers.loop.order import ClipSettings
 from latentmake.trainers.wan.recipe import Denoiser
-from latentmake.trainers.wan.sampling import FIRST_FRAME, WanPainter, noise_of
+from latentmake.trainers.wan.sampling import FIRST_FRAME, WanPainter
 from wan_world import shuffled, tiny_wan_vae
 
 CPU = torch.device("cpu")
@@ -71,7 +71,8 @@ def drawn(
     painter: Any = SimpleNamespace(
         network=networks, settings=sampling, device=CPU, dtype=torch.float32
     )
-    texts, noise = [text(1), text(2, 3)], noise_of(3, 5, 32, 48)
+    texts = [text(1), text(2, 3)]
+    noise = torch.randn(SHAPE, generator=torch.Generator().manual_seed(3))
     return WanPainter.sample(painter, texts, noise, condition or {}, **others)
 
 
