@@ -101,7 +101,7 @@ def by_bare_loop(training: Training) -> None:
     learner, random = training.learner, torch.Generator().manual_seed(0)
     for _ in range(training.steps):
         noise, timesteps = training.objective.draw(batch.latents.shape, random)
-        _, losses = training._losses(learner.network, batch, noise, timesteps)
+        _, losses = training.painter.losses(learner.network, batch, noise, timesteps)
         training.accelerator.backward(losses.mean())
         learner.clip()
         learner.step()

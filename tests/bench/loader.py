@@ -41,7 +41,7 @@ from latentmake.runs.rows import Row
 from latentmake.trainers.loop.caches import PLAIN, Caches
 from latentmake.trainers.loop.recipe import BatchOrder
 
-LATENTS = {"scaling_factor": "0.18215", "shift_factor": "0.0", "pixel_width": "512"}
+LATENTS = {"scaling_factor": "0.18215", "pixel_width": "512", "pixel_height": "512"}
 
 
 def make_items(folder: Path, count: int) -> list[Row]:

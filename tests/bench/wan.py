@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -45,6 +46,7 @@ from latentmake.config.trainers import WanTrainer  # noqa: E402
 from latentmake.encode.encoders.device import pick_device  # noqa: E402
 from latentmake.encode.encoders.wan import WanVae  # noqa: E402
 from latentmake.trainers.loop.caches import Batch  # noqa: E402
+from latentmake.trainers.loop.recipe import Painter  # noqa: E402
 from latentmake.trainers.lora import add_adapter  # noqa: E402
 from latentmake.trainers.wan.dit import check_targets  # noqa: E402
 from latentmake.trainers.wan.estimate import training_memory  # noqa: E402
@@ -173,7 +175,19 @@ def steps(
     parameters = [each for each in network.parameters() if each.requires_grad]
     optimizer = make_optimizer(options.optimizer, parameters)
     batch = options.batch_size
-    objective = Objective(shift=3.0, boundary=0.875 if two else None, high=two)
+    order: Any = SimpleNamespace(
+        flow_shift=3.0,
+        boundary=0.875 if two else None,
+        model=SimpleNamespace(dit="low", dit_high_noise="high" if two else None),
+        trainer=SimpleNamespace(timestep_sampling="logit_normal"),
+    )
+    objective = Objective(order)
+    painter: Any = SimpleNamespace(
+        objective=objective,
+        device=device,
+        dtype=dtype,
+        autocast=lambda: torch.autocast(device.type, dtype, enabled=dtype != torch.float32),
+    )
     random = torch.Generator().manual_seed(0)
     items = Batch(  # in the CPU's memory, as those of a training
         latents=torch.randn(batch, 16, *latent),
@@ -183,9 +197,7 @@ def steps(
 
     def step() -> None:
         noise, timesteps = objective.draw(items.latents.shape, random)
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            given = items, noise, timesteps
-            _, losses = objective.losses(network, *given, device=device, dtype=dtype)
+        _, losses = Painter.losses(painter, network, items, noise, timesteps)
         losses.mean().backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()

@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "worlds"))
 
 from latentmake.runs.order import Record, RunFiles
 from latentmake.trainers.loop.caches import Caches, read_items
-from latentmake.trainers.sd.recipe import SdRecipe
+from latentmake.trainers.sd.recipe import Objective
 from latentmake.trainers.sd.unet import SdOrder
 from PIL import Image
 from safetensors.torch import load_file
-from trainer_world import make_order, make_training, train, write_order
+from trainer_world import losses_by, make_order, make_training, train, write_order
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,7 +73,7 @@ def test_the_default_precision_is_the_devices_own_and_stays(tmp_path: Path) -> N
 
 def test_a_micro_batch_goes_to_the_device_without_waiting(tmp_path: Path) -> None:
     order = make_order(tmp_path)
-    objective = SdRecipe(order).make_objective()
+    objective = Objective(order)
     batch = Caches(read_items(Path(order.manifest))).batch([0], pin=True)
     drawn = objective.draw(batch.latents.shape, torch.Generator())
     noise, timesteps = (each.pin_memory() for each in drawn)
@@ -82,9 +82,7 @@ def test_a_micro_batch_goes_to_the_device_without_waiting(tmp_path: Path) -> Non
         return (sample,)
 
     def losses() -> torch.Tensor:
-        device, dtype = torch.device("cuda"), torch.float32
-        raw, _ = objective.losses(network, batch, noise, timesteps, device=device, dtype=dtype)
-        return raw
+        return losses_by(objective, network, batch, noise, timesteps, device="cuda")[0]
 
     expected = losses()  # the schedule's numbers come to the device once
     torch.cuda.synchronize()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,9 +19,10 @@ from latentmake.trainers.loop import draw
 from latentmake.trainers.loop.generation import GenerationOrder
 from latentmake.trainers.loop.launch import read
 from latentmake.trainers.loop.order import Prompt
+from latentmake.trainers.loop.recipe import Painter
 from latentmake.trainers.loop.train import Training
 from latentmake.trainers.sd.plan import Sd
-from latentmake.trainers.sd.recipe import SdRecipe
+from latentmake.trainers.sd.recipe import Objective, SdRecipe
 from latentmake.trainers.sd.unet import SdOrder
 from safetensors.torch import save_file
 
@@ -63,6 +66,20 @@ def make_vae(folder: Path) -> Path:
 def make_scheduler(folder: Path, **changes: Any) -> Path:
     DDPMScheduler(beta_schedule="scaled_linear", **changes).save_pretrained(folder)
     return folder
+
+
+def objective_in(folder: Path, **settings: Any) -> Objective:
+    """Return the objective of the noise schedule in a folder; `settings` are the trainer's."""
+    places = {"unet": str(folder / "unet"), "scheduler": str(folder)}
+    model = Model.model_validate({**places, "vae": "vae", "text": "text"})
+    return Objective(SdOrder.model_construct(model=model, trainer=SdTrainer(kind="sd", **settings)))
+
+
+def losses_by(objective: Any, *part: Any, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the losses of a network and a micro-batch in float32, see `Painter.losses`."""
+    place = {"device": torch.device(device), "dtype": torch.float32, "autocast": nullcontext}
+    painter: Any = SimpleNamespace(objective=objective, **place)
+    return Painter.losses(painter, *part)
 
 
 def make_latents(path: Path, height: int, width: int, seed: int) -> str:

@@ -32,7 +32,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.product import value_differences
 from latentmake.trainers.sd.plan import Sd
-from latentmake.trainers.sd.recipe import SdRecipe
+from latentmake.trainers.sd.recipe import Objective
 from latentmake.trainers.sd.unet import SdOrder
 from safetensors.torch import save_file
 from test_tensors import XL
@@ -327,7 +327,7 @@ def test_a_file_that_predicts_v_is_trained_so_and_says_why_again(place: Path) ->
     ]
     notes = {each.what: each.note for each in Sd().check(now, current=False)}
     assert "tensor v_pred" in notes["prediction"] and "tensor ztsnr" in notes["prediction"]
-    schedule = SdRecipe(now).make_objective().schedule
+    schedule = Objective(now).schedule
     assert float(schedule.alphas_cumprod[-1]) == 0
     assert schedule.config.prediction_type == "v_prediction"
 

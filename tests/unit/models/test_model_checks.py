@@ -27,6 +27,7 @@ from latentmake.runs.order import read_order
 from latentmake.trainers.sd.recipe import load_noise_schedule
 from latentmake.trainers.sd.unet import SdOrder, parameter_names, shapes_of, start_of
 from safetensors.numpy import save_file
+from trainer_world import objective_in
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -186,7 +187,7 @@ def test_flow_matching_is_not_trained_as_diffusion(project: dict[str, Any]) -> N
     with pytest.raises(ModelError, match="is one of flow matching, not one of `epsilon`"):
         plan(project)
     with pytest.raises(ModelError, match="is one of flow matching"):
-        load_noise_schedule("models/micro/scheduler", "epsilon")
+        objective_in(Path("models/micro/scheduler"), prediction_type="epsilon")
 
 
 def test_a_network_on_the_hub_has_the_schedule_of_its_repository(
@@ -207,12 +208,12 @@ def test_a_network_on_the_hub_has_the_schedule_of_its_repository(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=f"^someone/something@{REVISION}.*`scheduler`") as error:
-        load_noise_schedule(order.scheduler, None, order.unet)
+        load_noise_schedule(order)
     assert "\n" not in str(error.value)
     there = cache / "models--someone--something/snapshots" / REVISION / "scheduler"
     shutil.copytree("models/micro/scheduler", there)
     config = json.loads((there / "scheduler_config.json").read_bytes())
-    found = load_noise_schedule(order.scheduler, None, order.unet)
+    found = load_noise_schedule(order)
     assert found.config.beta_schedule == config["beta_schedule"]
 
 

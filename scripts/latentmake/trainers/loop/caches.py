@@ -130,7 +130,7 @@ class CacheFile(NamedTuple):
         tensors: names of the tensors and their shapes; the first are the latents, or the text.
         scaling: factor of the latents: the network sees (latents - shift) * scaling; 1 for text.
         shift: shift in this formula; 0 for text.
-        pixels: image pixels per column of the latents; None if the file does not say.
+        pixels: image pixels per column of the latents; 1 for text.
         time_ids: SDXL's conditions (section 2.2 of https://arxiv.org/abs/2307.01952): height and
             width of the image, top and left of the crop, height and width of the crop, in pixels.
         key: key of the target, from the header.
@@ -140,7 +140,7 @@ class CacheFile(NamedTuple):
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     scaling: float = 1.0
     shift: float = 0.0
-    pixels: float | None = None
+    pixels: float = 1.0
     time_ids: tuple[float, ...] = ()
     key: str = ""
 
@@ -227,7 +227,7 @@ def inspect(path: str, wanted: Mapping[str, int], *, scaled: bool = False) -> Ca
         numbers = (float(head.metadata.get(name, 0)) for name in (*names, *sides))
         scaling, shift, width, height, *original = numbers
         _, rows, columns = stored.shape
-        if height and width * rows != height * columns:
+        if width * rows != height * columns:
             raise ValueError(f"has latents {list(stored.shape)} of {width:g} x {height:g} pixels")
         if not scaling:
             raise ValueError("has no number `scaling_factor` in its header")
@@ -237,7 +237,7 @@ def inspect(path: str, wanted: Mapping[str, int], *, scaled: bool = False) -> Ca
         return stored._replace(
             scaling=scaling,
             shift=shift,
-            pixels=width / columns or None,
+            pixels=width / columns,
             time_ids=(image.height, image.width, top, left, height, width),
         )
 

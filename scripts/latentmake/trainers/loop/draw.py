@@ -171,32 +171,6 @@ def name_of(caches: Caches, number: int) -> str:
     return f"{row.dataset}/{row.stem} {caches.resolutions[number]}"
 
 
-@torch.no_grad()
-def losses_of(
-    painter: Painter, caches: Caches, number: int, done: Callable[[], object] = lambda: None
-) -> list[float]:
-    """Return an item's loss at each timestep of an evaluation, by the painter's network.
-
-    `done` is called after each timestep.
-
-    Raises:
-        CacheError: a cache file holds NaN or infinite values.
-        TrainingError: the network's prediction is NaN or infinite.
-    """
-    losses: list[float] = []
-    for loss in painter.item_losses(caches, number, TIMESTEPS):
-        if not math.isfinite(loss):
-            if damaged := find_not_finite(caches, [number]):
-                what = "holds values that are NaN or infinite"
-                raise CacheError(what, where=damaged[0], hint=HINT)
-            hint = "look at the training's loss, and at the weights of the network"
-            what = "the loss is NaN or infinite"
-            raise TrainingError(what, where=name_of(caches, number), hint=hint)
-        losses.append(loss)
-        done()
-    return losses
-
-
 # -- evaluation ------------------------------------------------------------------------------------
 
 
@@ -285,7 +259,7 @@ class _Evaluation:
         metrics = self._metrics()
         metrics.write(self.folder / METRICS)
         named = {clip.file for clip in metrics.clips()}
-        for path in self.folder.glob(f"*{self.order.suffix}"):
+        for path in self.folder.glob(f"*{self.order.settings.suffix}"):
             if path.name not in named and re.fullmatch(CLIP_NAME, path.name):
                 path.unlink(missing_ok=True)
         (self.folder / _FINISHED).unlink(missing_ok=True)
@@ -304,9 +278,26 @@ class _Evaluation:
         for trained in _networks(self.order, self.painter, self.caches, needed) if needed else ():
             yield _MADE[trained]
 
+    @torch.no_grad()
     def _lose(self, key: str, item: int, _: Kind, done: Callable[[], object]) -> None:
-        values = losses_of(self.painter, self.caches, item, done)
-        self.finished.losses[key] = Losses(key=key, values=values)
+        """Add an item's loss at each timestep, by the painter's network.
+
+        Raises:
+            CacheError: a cache file holds NaN or infinite values.
+            TrainingError: the network's prediction is NaN or infinite.
+        """
+        losses: list[float] = []
+        for loss in self.painter.item_losses(self.caches, item, TIMESTEPS):
+            if not math.isfinite(loss):
+                if damaged := find_not_finite(self.caches, [item]):
+                    what = "holds values that are NaN or infinite"
+                    raise CacheError(what, where=damaged[0], hint=HINT)
+                hint = "look at the training's loss, and at the weights of the network"
+                what = "the loss is NaN or infinite"
+                raise TrainingError(what, where=name_of(self.caches, item), hint=hint)
+            losses.append(loss)
+            done()
+        self.finished.losses[key] = Losses(key=key, values=losses)
 
     def _film(self, key: str, item: int, kind: Kind, done: Callable[[], object]) -> None:
         batch, (stored, text, *_) = self.caches.batch([item]), self.caches.examples[item]
@@ -318,7 +309,7 @@ class _Evaluation:
             with self.painter.autocast():
                 latents = self.painter.latents(*options)
         stem = self.caches.rows[item].stem
-        path = self.folder / evaluated_name(stem, key, kind, self.order.suffix)
+        path = self.folder / evaluated_name(stem, key, kind, self.order.settings.suffix)
         name = name_of(self.caches, item)
         frames = _written(self.painter, path, latents, self.order.noun, name)
         number, height, width, _ = frames.shape

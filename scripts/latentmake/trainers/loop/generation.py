@@ -113,11 +113,6 @@ class GenerationOrder(JsonFile):
         """Word for a result of the order in messages: picture or clip."""
         return "picture" if self.settings.frames is None else "clip"
 
-    @property
-    def suffix(self) -> str:
-        """End of the results' file names."""
-        return ".png" if self.settings.frames is None else ".mp4"
-
     def key(self, prompt: str, seed: int, adapter: str, **size: int) -> str:
         """Return the key of a clip.
 
@@ -239,7 +234,7 @@ def requested_clips(order: GenerationOrder, adapter: str) -> Iterator[Clip]:
     for prompt in (row.prompt for row in order.prompts):
         for seed in order.seeds:
             for used in ("", adapter) if order.base else (adapter,):
-                file = clip_name(prompt, seed, adapter=bool(used), suffix=order.suffix)
+                file = clip_name(prompt, seed, adapter=bool(used), suffix=order.settings.suffix)
                 made = {"prompt": prompt, "seed": seed, "adapter": used, "asked": order.asked}
                 yield Clip(file=file, key=order.key(prompt, seed, used), **made, size=0)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -28,9 +28,7 @@ from latentmake.runs.order import (
     lock_of,
     parts_in,
 )
-
-if TYPE_CHECKING:
-    from latentmake.trainers.init_lora import Place
+from latentmake.trainers.init_lora import Place, misfit, tensor_names
 
 Order = TypeVar("Order", bound="TrainingOrder")
 
@@ -79,6 +77,11 @@ class ClipSettings(JsonFile):
         """Frames, height and width."""
         return self.frames or 1, self.height, self.width
 
+    @property
+    def suffix(self) -> str:
+        """End of the names of the files."""
+        return ".png" if self.frames is None else ".mp4"
+
     def values(self) -> dict[str, str | int | float]:
         """Return the settings that are set, by name."""
         return self.model_dump(exclude_none=True)
@@ -90,7 +93,6 @@ class TrainingOrder(RunOrder):
     Attributes:
         version: version of the trainer, raised when it would train other weights from the same
             order, or when a default changes.
-        picture_suffix: end of the names of decoded samples.
         weights: digest of the network's files, and of a LoRA that the training begins from.
         model: model with networks, and with the VAE that decodes the sample pictures.
         prompts: prompts of the sample pictures; may be empty.
@@ -103,7 +105,6 @@ class TrainingOrder(RunOrder):
     """
 
     version: ClassVar[int] = 1
-    picture_suffix: ClassVar[str] = ".png"
     weights: str
     model: Model
     prompts: list[Prompt]
@@ -144,8 +145,6 @@ class TrainingOrder(RunOrder):
         """
         if not (files := self.init_files):
             return self
-        from latentmake.trainers.init_lora import misfit, tensor_names
-
         try:
             if len(files) != len(self.results):
                 raise ValueError(f"two networks need a folder with {' and '.join(self.results)}")
@@ -222,7 +221,7 @@ class TrainingOrder(RunOrder):
 
     def wanted(self, data: str | None = None, recorded: Iterable[Parts] | None = None) -> Parts:
         """Return the parts of up-to-date weights; see `RunOrder.wanted`."""
-        del recorded  # no earlier release trained otherwise
+        del recorded  # release 0.2 recorded the same parts
         return {
             "dataset": lock_of(self.lock).data if data is None else data,
             "settings": self.settings_digest(),

@@ -39,7 +39,6 @@ from latentmake.runs.order import Record
 from latentmake.trainers.loop.caches import Batch, CacheFile, Caches, CacheTensors, copied
 from latentmake.trainers.loop.generation import GenerationOrder
 from latentmake.trainers.loop.order import ClipSettings, Order, TrainingOrder
-from latentmake.trainers.weights_metadata import metadata_of
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -215,7 +214,7 @@ Part = tuple[Batch, torch.Tensor, torch.Tensor]
 
 
 class Objective:
-    """Noise, timesteps and losses of a training.
+    """Noise, timesteps and targets of a training.
 
     Each trainer defines `draw`, `at` and `predict`.
 
@@ -225,28 +224,21 @@ class Objective:
             shape and a timestep for each example.
         at: function from shares in [0, 1) of the way into the noise to timesteps.
         predict: function that returns the network's prediction, of the latents' shape. Its
-            arguments are the network, the batch, the noisy latents on the network's device, the
-            timesteps [batch] on the device where they were drawn, and the dtype of the network's
-            inputs.
+            arguments are the network, the batch, the noisy latents on the network's device in the
+            dtype of its inputs, and the timesteps [batch] on the device where they were drawn.
     """
 
     timesteps: int = 1000
     draw: Callable[[torch.Size, torch.Generator], tuple[torch.Tensor, torch.Tensor]]
     at: Callable[[torch.Tensor], torch.Tensor]
-    predict: Callable[[Any, Batch, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
+    predict: Callable[[Any, Batch, torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def noisy(
+    def mixed(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
-    ) -> torch.Tensor:
-        """Return latents mixed with the noise of their timesteps."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return latents mixed with the noise of their timesteps, and the prediction's target."""
         sigmas = (timesteps / self.timesteps).view(-1, *[1] * (latents.ndim - 1))
-        return (1 - sigmas) * latents + sigmas * noise
-
-    def target(
-        self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the target of the network's prediction, of the latents' shape."""
-        return noise - latents
+        return (1 - sigmas) * latents + sigmas * noise, noise - latents
 
     def spread(self, count: int) -> torch.Tensor:
         """Return timesteps [count]: the middles of equal parts of the way into the noise."""
@@ -259,43 +251,6 @@ class Objective:
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
         """Return the weights of timesteps, [batch]; None if all are equal."""
         return None
-
-    def losses(
-        self,
-        network: Any,
-        batch: Batch,
-        noise: torch.Tensor,
-        timesteps: torch.Tensor,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the losses of the examples of a batch, float32.
-
-        Args:
-            network: network that is trained.
-            batch: examples.
-            noise: noise of the latents' shape.
-            timesteps: timesteps [batch].
-            device: device of the network.
-            dtype: dtype of the network's inputs.
-
-        Returns:
-            Mean squared errors [batch]; and the same errors, multiplied by the weights of their
-            timesteps and, for regularisation images, by `prior_loss_weight`.
-        """
-        latents, noise = copied(batch.latents, device), copied(noise, device)
-        there = copied(timesteps, device)
-        noisy = self.noisy(latents, noise, there)
-        predicted = self.predict(network, batch, noisy, timesteps, dtype)
-        wanted = self.target(latents, noise, there)
-        errors = torch.nn.functional.mse_loss(predicted.float(), wanted.float(), reduction="none")
-        raw = errors.mean(dim=tuple(range(1, errors.ndim)))
-        weighted = raw
-        for weights in (self.weights(there), batch.weights):
-            if weights is not None:
-                weighted = weighted * copied(weights, device)
-        return raw, weighted
 
 
 Network: TypeAlias = Any  # a torch.nn.Module that only its recipe knows how to call
@@ -345,7 +300,7 @@ class Painter:
         order: GenerationOrder | None = None,
     ) -> None:
         self.recipe, self.settings, self.negative, self.stored = recipe, settings, negative, stored
-        self.device, self.order, self.objective = device, order, recipe.make_objective()
+        self.device, self.order, self.objective = device, order, recipe.objective(recipe.order)
         self.dtype = DTYPES[recipe.order.trainer.mixed_precision]
 
     def noise_seed(self, seed: int, prompt: str) -> int:
@@ -356,12 +311,29 @@ class Painter:
         """Return the context in which the network computes; for float32 it has no effect."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
-    def losses(self, *part: Any) -> torch.Tensor:
-        """Return the unweighted loss of each example of a micro-batch, see `Part`."""
-        device, dtype = self.device, self.dtype
+    def losses(
+        self, network: Network, batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the losses of the examples of a micro-batch, float32; see `Part`.
+
+        Returns:
+            Mean squared errors [batch]; and the same errors, multiplied by the weights of their
+            timesteps and, for regularisation images, by `prior_loss_weight`.
+        """
+        objective, device = self.objective, self.device
+        latents, noise = copied(batch.latents, device), copied(noise, device)
+        there = copied(timesteps, device)
         with self.autocast():
-            raw, _ = self.objective.losses(self.network, *part, device=device, dtype=dtype)
-        return raw
+            noisy, wanted = objective.mixed(latents, noise, there)
+            predicted = objective.predict(network, batch, noisy.to(self.dtype), timesteps)
+            wanted = wanted.float()
+            errors = torch.nn.functional.mse_loss(predicted.float(), wanted, reduction="none")
+            raw = errors.mean(dim=tuple(range(1, errors.ndim)))
+            weighted = raw
+            for weights in (objective.weights(there), batch.weights):
+                if weights is not None:
+                    weighted = weighted * copied(weights, device)
+        return raw, weighted
 
     def probe_loss(self, caches: Caches) -> float:
         """Return the mean loss over a fixed set of examples, noises and timesteps.
@@ -378,7 +350,8 @@ class Painter:
         for probe in range(size):
             batch = caches.batch([order[probe % len(order)]])
             noise = torch.randn(batch.latents.shape, generator=generator(seed, "probe", probe))
-            total += float(self.losses(batch, noise, timesteps[probe : probe + 1]))
+            raw, _ = self.losses(self.network, batch, noise, timesteps[probe : probe + 1])
+            total += float(raw)
         return total / size
 
     def item_losses(
@@ -394,7 +367,8 @@ class Painter:
             pause()
             random = generator("evaluation", key, number)
             noise = torch.randn(batch.latents.shape, generator=random)
-            yield float(self.losses(batch, noise, timestep[None]))
+            raw, _ = self.losses(self.network, batch, noise, timestep[None])
+            yield float(raw)
 
     def held_out_losses(self, caches: Caches, pause: Callable[[], object]) -> dict[str, float]:
         """Return the mean loss of all held-out items, as `validation_loss`.
@@ -456,17 +430,17 @@ class Recipe:
         rate: name of the scalar for items per second.
         several: whether a step may leave some trained weights without gradients.
         order: order of the training.
-        metadata: further metadata for the headers of the files that it writes.
         tensors: tensors that are read from cache files.
-        make_objective: function that returns the objective; raises ModelError if it does not fit
-            the network.
+        objective: class of the objective, which is made from the order; raises ModelError if it
+            does not fit the network.
         make_network: function that returns the network at the begin of the training, the same each
             time. Its arguments are `channels` of the latents, `text_width` of the captions'
             embeddings, the `dtype` of frozen weights, and `plain` for a network without a new LoRA.
             Raises UserError if network, caches and settings do not fit.
         clip_size: function from the latents of an item to its frames, height and width in pixels.
         painter: class of the painter.
-        write_copy: function that writes the trained weights into a folder, which is replaced.
+        write_copy: function that writes the trained weights into a folder, which is replaced. Its
+            further arguments are the record of the training and the number of steps, for headers.
         read_copy: function that loads weights from files like the order's `results`, with a
             strength for those of a LoRA. Raises TrainingError if the files are missing or damaged,
             or belong to another network.
@@ -478,20 +452,15 @@ class Recipe:
     several: bool = False
     order: TrainingOrder
     tensors: CacheTensors
-    make_objective: Callable[[], Objective]
+    objective: Callable[[Any], Objective]
     make_network: Callable[..., Network]
     clip_size: Callable[[CacheFile], tuple[int, int, int]]
     painter: ClassVar[type[Painter]]
-    write_copy: Callable[[Network, Path], None]
+    write_copy: Callable[[Network, Path, Record, int], None]
     read_copy: Callable[..., None]
 
     def __init__(self, order: Any) -> None:
         self.order = order
-        self.metadata: dict[str, str] = {}
-
-    def describe(self, record: Record, steps: int) -> None:
-        """Write the metadata of a training, after this many steps, into files from now on."""
-        self.metadata = metadata_of(self.order, record, steps)
 
     def place(self, network: Network, device: torch.device, *, lend: bool = False) -> None:
         """Move a network to a device. If `lend`, it may leave the device to make room for a VAE."""

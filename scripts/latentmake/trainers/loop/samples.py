@@ -81,7 +81,7 @@ class Samples:
             return
         row: list[str | None] = []
         for number, latents in enumerate(draw()):
-            name = f"step-{step:06d}_{number:02d}{self._order.picture_suffix}"
+            name = f"step-{step:06d}_{number:02d}{painter.settings.suffix}"
             fault = ""
             try:
                 if painter.write(self._files.samples / name, latents) is None:

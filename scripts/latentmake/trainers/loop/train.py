@@ -40,7 +40,6 @@ from latentmake.trainers.loop.caches import HINT, Batch, Caches, find_not_finite
 from latentmake.trainers.loop.order import goes_on, sample_steps
 from latentmake.trainers.loop.recipe import (
     BatchOrder,
-    Network,
     Part,
     Recipe,
     generator,
@@ -375,7 +374,7 @@ class Training:
             last = number == count
             # Only the last micro-batch synchronizes the gradients of all processes.
             with nullcontext() if last else accelerator.no_sync(learner.network):
-                raw, weighted = self._losses(learner.network, batch, noise, timesteps)
+                raw, weighted = self.painter.losses(learner.network, batch, noise, timesteps)
                 loss = weighted.sum() / items
                 accelerator.backward(loss * accelerator.num_processes)
             total[:2] += torch.stack([loss.detach(), raw.detach().sum() / items])
@@ -425,11 +424,6 @@ class Training:
         if files := find_not_finite(self.caches, indices):
             more = f"; so does {_listed(files[1:])}" if len(files) > 1 else ""
             raise CacheError(f"holds NaN or infinite values{more}", where=files[0], hint=HINT)
-
-    def _losses(self, model: Network, *part: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self.accelerator.device
-        with self.accelerator.autocast():
-            return self.objective.losses(model, *part, device=device, dtype=self.dtype)
 
     def _validate(self, writer: Any) -> None:
         """Write the loss of the held-out items, if there are any, in the main process."""
@@ -490,9 +484,8 @@ class Training:
         say(f"weights of step {self.step}: {folder}")
 
     def _write(self, folder: Path) -> None:
-        self.recipe.describe(self.record, self.step)
         with self.learner.averaged():
-            self.recipe.write_copy(self.learner.denoiser, folder)
+            self.recipe.write_copy(self.learner.denoiser, folder, self.record, self.step)
 
     def _finish(self) -> None:
         """Write curves, trained weights and their record; remove all checkpoints but the newest."""

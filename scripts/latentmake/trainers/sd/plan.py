@@ -119,5 +119,4 @@ class Sd(LoopBackend):
 
     def clip_settings(self, facts: Facts, training: Any, word: str) -> tuple[str, dict[str, Any]]:
         """Return the digest of all networks that sample pictures, and no further settings."""
-        model = facts.config.models[facts.config.runs[training.run].model]
-        return made_of(training, model, facts.memo.digest_of_file), {}
+        return made_of(training, facts.memo.digest_of_file), {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -24,19 +24,10 @@ from diffusers.training_utils import compute_snr
 from numpy.typing import NDArray
 
 from latentmake.base.errors import ModelError
-from latentmake.config.architectures import GENERIC
-from latentmake.config.makers import Architecture
-from latentmake.config.weights import NO_WEIGHTS, Weights
 from latentmake.encode.encoders.device import pixel_bytes
 from latentmake.encode.encoders.vae import load_vae, tile
-from latentmake.models import files
-from latentmake.models.parameterization import (
-    FLOW,
-    Given,
-    flows,
-    missing_schedule,
-    parameterization,
-)
+from latentmake.models.parameterization import FLOW, flows, missing_schedule
+from latentmake.runs.order import Record
 from latentmake.trainers.loop.caches import PLAIN, SDXL, Batch, CacheFile, copied, pad, read_text
 from latentmake.trainers.loop.recipe import Objective as LoopObjective
 from latentmake.trainers.loop.recipe import Painter, Recipe, set_up
@@ -48,46 +39,30 @@ from latentmake.trainers.sd.unet import (
     UNET_FOLDER,
     XL,
     SdOrder,
+    parameterization_of,
 )
+from latentmake.trainers.weights_metadata import metadata_of
 
 NoiseSchedule: TypeAlias = Any  # one of diffusers' schedulers, which have no types
 _Diffusion: NoiseSchedule = DDPMScheduler
 _Ddim: NoiseSchedule = DDIMScheduler
 _Flow: NoiseSchedule = FlowMatchEulerDiscreteScheduler
 _snr: Callable[[NoiseSchedule, torch.Tensor], torch.Tensor] = compute_snr
-Prediction = Literal["epsilon", "v_prediction", "flow_matching"]
 
 
-def load_noise_schedule(
-    scheduler: Path | str,
-    prediction: Prediction | None,
-    unet: Weights = NO_WEIGHTS,
-    *,
-    zero_terminal_snr: bool | None = None,
-    architecture: Architecture = GENERIC,
-) -> NoiseSchedule:
+def load_noise_schedule(order: SdOrder) -> NoiseSchedule:
     """Return a FlowMatchEulerDiscreteScheduler for flow matching, else a DDPMScheduler.
 
-    Args:
-        scheduler: folder with the scheduler_config.json of any diffusers scheduler; "" for the
-            scheduler in the UNet's repository on the hub, which is downloaded if necessary.
-        prediction: prediction of the network; None to take it from the files.
-        unet: weights of the network.
-        zero_terminal_snr: whether the last timestep is noise only; None to take it from the files.
-        architecture: architecture of the network.
-
-    Raises:
-        ModelError: see `parameterization`.
+    A schedule on the hub is downloaded if necessary. Raises ModelError, see `parameterization`.
     """
-    config = None
-    if not scheduler:
+    config, unet = None, order.unet
+    if not order.scheduler:
         try:
             folder = {"subfolder": "scheduler", "revision": unet.revision}
             config = dict(_Diffusion.load_config(unet.hub, **folder))
         except (OSError, ValueError, TypeError):
             raise missing_schedule(f"{unet.hub}@{unet.revision}/scheduler") from None
-    given = Given(prediction, zero_terminal_snr)
-    chosen = parameterization(unet, str(scheduler), architecture, given, config)
+    chosen = parameterization_of(order.model, order.trainer, config=config)
     assert chosen is not None
     config = chosen.schedule
     if chosen.prediction == FLOW:
@@ -100,26 +75,14 @@ def load_noise_schedule(
 
 
 class Objective(LoopObjective):
-    """Noise, timesteps and losses of a training.
+    """Noise, timesteps and targets of a training."""
 
-    Args:
-        schedule: result of `load_noise_schedule`.
-        snr_gamma: gamma of Min-SNR weighting (Hang et al. 2023, https://arxiv.org/abs/2303.09556).
-            The weight of a timestep is min(snr, gamma) / snr, or min(snr, gamma) / (snr + 1) for v;
-            None gives all timesteps the same weight.
-        noise_offset: factor of additional noise that is constant over a channel
-            (https://www.crosslabs.org/blog/diffusion-with-offset-noise).
-    """
-
-    def __init__(
-        self, schedule: NoiseSchedule, *, snr_gamma: float | None = None, noise_offset: float = 0.0
-    ) -> None:
-        self.schedule = schedule
-        self.flow = isinstance(schedule, FlowMatchEulerDiscreteScheduler)
-        self.timesteps = int(schedule.config.num_train_timesteps)
-        self._gamma = snr_gamma
-        self._offset = noise_offset
-        if self.flow and snr_gamma is not None:
+    def __init__(self, order: SdOrder) -> None:
+        self._settings = order.trainer
+        self.schedule = load_noise_schedule(order)
+        self.flow = isinstance(self.schedule, FlowMatchEulerDiscreteScheduler)
+        self.timesteps = int(self.schedule.config.num_train_timesteps)
+        if self.flow and order.trainer.snr_gamma is not None:
             what = "the model's noise schedule is one of flow matching, which has no `snr_gamma`"
             raise ModelError(what, where="trainer.snr_gamma", hint="leave it out")
 
@@ -127,11 +90,13 @@ class Objective(LoopObjective):
         """Return noise of a batch's shape, and a timestep for each example, on the CPU.
 
         Timesteps are integers from 0 for diffusion. For flow matching, they are float32 in
-        (0, timesteps); their distribution is uniform before the schedule's shift.
+        (0, timesteps); their distribution is uniform before the schedule's shift. `noise_offset`
+        is the factor of additional noise that is constant over a channel
+        (https://www.crosslabs.org/blog/diffusion-with-offset-noise).
         """
-        noise = torch.randn(shape, generator=random)
-        if self._offset:
-            noise += self._offset * torch.randn((*shape[:2], 1, 1), generator=random)
+        noise, offset = torch.randn(shape, generator=random), self._settings.noise_offset
+        if offset:
+            noise += offset * torch.randn((*shape[:2], 1, 1), generator=random)
         if self.flow:
             return noise, self.at(torch.rand(shape[:1], generator=random))
         return noise, torch.randint(0, self.timesteps, shape[:1], generator=random)
@@ -144,51 +109,41 @@ class Objective(LoopObjective):
         sigmas = shares.clamp(1e-5, 1 - 1e-5)
         return self.timesteps * shift * sigmas / (1 + (shift - 1) * sigmas)
 
-    def noisy(
+    def mixed(
         self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the latents with noise added according to their timesteps."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return latents mixed with the noise of their timesteps, and the prediction's target."""
         if self.flow:
-            return super().noisy(latents, noise, timesteps)
-        mixed: torch.Tensor = self.schedule.add_noise(latents, noise, timesteps)
-        return mixed
-
-    def target(
-        self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the target of the prediction; it has the latents' shape."""
-        if self.flow:
-            return super().target(latents, noise, timesteps)
+            return super().mixed(latents, noise, timesteps)
+        mixed = self.schedule.add_noise(latents, noise, timesteps)
         if self.schedule.config.prediction_type == "epsilon":
-            return noise
-        velocity: torch.Tensor = self.schedule.get_velocity(latents, noise, timesteps)
-        return velocity
+            return mixed, noise
+        return mixed, self.schedule.get_velocity(latents, noise, timesteps)
 
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
-        """Return the weights of the timesteps, [batch]; None if all weights are equal."""
-        if self._gamma is None:
+        """Return the weights of the timesteps, [batch]; None if all weights are equal.
+
+        Min-SNR weighting (Hang et al. 2023, https://arxiv.org/abs/2303.09556) is min(snr, gamma) /
+        snr, or min(snr, gamma) / (snr + 1) for v.
+        """
+        if self._settings.snr_gamma is None:
             return None
         snr = _snr(self.schedule, timesteps)
-        least = snr.clamp(max=self._gamma)
+        least = snr.clamp(max=self._settings.snr_gamma)
         if self.schedule.config.prediction_type == "v_prediction":
             return least / (snr + 1)
         return torch.where(snr > 0, least / snr, 1.0)  # 1 is the limit for pure noise
 
     def predict(
-        self,
-        network: Any,
-        batch: Batch,
-        noisy: torch.Tensor,
-        timesteps: torch.Tensor,
-        dtype: torch.dtype,
+        self, network: Any, batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
         """Return the UNet's prediction; see the loop's `Objective`.
 
         `batch.more` contains SDXL's further conditions, under diffusers' names.
         """
-        device = noisy.device
+        device, dtype = noisy.device, noisy.dtype
         predicted: torch.Tensor = network(
-            noisy.to(dtype),
+            noisy,
             copied(timesteps, device),
             copied(batch.text, device, dtype),
             encoder_attention_mask=None if batch.mask is None else copied(batch.mask, device),
@@ -196,9 +151,6 @@ class Objective(LoopObjective):
             return_dict=False,
         )[0]
         return predicted
-
-
-_PIXELS = 8.0  # default width of a latent in pixels, as in all versions of Stable Diffusion
 
 
 class Decoder:
@@ -228,15 +180,14 @@ class SdPainter(Painter):
     ) -> torch.Tensor:
         """Sample the latents of a picture; see `Painter`."""
         (_, height, width), tensors, stored = size, self.recipe.tensors, self.stored
-        order = self.recipe.order
         sizes = {"time_ids": torch.tensor([height, width, 0.0, 0.0, height, width])}  # not cropped
         texts = [
             read_text(path, tensors) | (sizes if len(tensors.text) > 1 else {})
             for path in (text, self.negative)
             if path is not None
         ]
-        pixels = pixels_of(stored, order.model.vae)
-        shape = stored.shape[0], *(max(1, round(side / pixels)) for side in (height, width))
+        sides = (max(1, round(side / stored.pixels)) for side in (height, width))
+        shape = stored.shape[0], *sides
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
         return self.sample(texts, noise, done).cpu() / stored.scaling + stored.shift
 
@@ -270,10 +221,9 @@ class SdPainter(Painter):
         latents = noise[None]
         batch = Batch(latents, embeddings.to(device, self.dtype), mask, more=more)
         for timestep in schedule.timesteps:
-            inputs = latents.expand(len(texts), *noise.shape)
+            inputs = latents.expand(len(texts), *noise.shape).to(self.dtype)
             timesteps = timestep.to(device).expand(len(inputs))
-            arguments = self.network, batch, inputs, timesteps, self.dtype
-            predicted = objective.predict(*arguments).float()
+            predicted = objective.predict(self.network, batch, inputs, timesteps).float()
             if len(texts) > 1:
                 with_text, without = predicted.chunk(2)
                 predicted = without + settings.guidance_scale * (with_text - without)
@@ -286,33 +236,17 @@ class SdPainter(Painter):
         return Decoder(load_vae(self.recipe.order.model.vae, self.device, torch.float32))
 
 
-def pixels_of(latents: CacheFile, vae: Weights) -> float:
-    """Return the width of a latent in pixels, from the cache file, the VAE, or by default."""
-    return latents.pixels or files.vae_factor(vae) or _PIXELS
-
-
 class SdRecipe(Recipe):
     """Recipe of the trainer `sd`."""
 
     results = (LORA_WEIGHTS, KOHYA_WEIGHTS, UNET_FOLDER, PROJECTION_FOLDER)
+    objective = Objective
     painter = SdPainter
     order: SdOrder
 
     def __init__(self, order: SdOrder) -> None:
         super().__init__(order)
         self.tensors = SDXL if order.model.architecture == XL else PLAIN
-
-    def make_objective(self) -> Objective:
-        """Return the objective of the order's noise schedule."""
-        order, settings = self.order, self.order.trainer
-        schedule = load_noise_schedule(
-            order.scheduler,
-            settings.prediction_type,
-            order.unet,
-            zero_terminal_snr=settings.zero_terminal_snr,
-            architecture=order.model.spec,
-        )
-        return Objective(schedule, snr_gamma=settings.snr_gamma, noise_offset=settings.noise_offset)
 
     def make_network(
         self, *, channels: int, text_width: int, dtype: torch.dtype, plain: bool = False
@@ -330,13 +264,15 @@ class SdRecipe(Recipe):
     def clip_size(self, latents: CacheFile) -> tuple[int, int, int]:
         """Return the frames (1), height and width in pixels of a picture, from its latents."""
         _, height, width = latents.shape
-        pixels = pixels_of(latents, self.order.model.vae)
-        return 1, round(height * pixels), round(width * pixels)
+        return 1, round(height * latents.pixels), round(width * latents.pixels)
 
-    def write_copy(self, denoiser: network.Denoiser, folder: Path) -> None:
+    def write_copy(
+        self, denoiser: network.Denoiser, folder: Path, record: Record, steps: int
+    ) -> None:
         """Write the LoRA or UNet, and the projection if there is one."""
-        prediction = self.make_objective().schedule.config.get("prediction_type")
-        network.write_copy(denoiser, folder, self.order, prediction, self.metadata)
+        order, metadata = self.order, metadata_of(self.order, record, steps)
+        prediction = load_noise_schedule(order).config.get("prediction_type")
+        network.write_copy(denoiser, folder, order, prediction, metadata)
 
     def read_copy(
         self, denoiser: network.Denoiser, files: Sequence[Path], strength: float = 1.0

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import JsonValue
 
@@ -31,10 +31,8 @@ from latentmake.models.parameterization import (
     parameterization,
     schedule_of,
 )
+from latentmake.trainers.init_lora import Place
 from latentmake.trainers.loop.order import TrainingOrder, lora_layers
-
-if TYPE_CHECKING:
-    from latentmake.trainers.init_lora import Place
 
 PREFIX = "unet"
 """The UNet's name in diffusers' pipelines."""
@@ -205,7 +203,10 @@ KOHYA_WEIGHTS = "kohya.safetensors"
 
 
 def parameterization_of(
-    model: Model, trainer: SdTrainer, where: str = "trainer"
+    model: Model,
+    trainer: SdTrainer,
+    where: str = "trainer",
+    config: Mapping[str, Any] | None = None,
 ) -> Parameterization | None:
     """Return the prediction and the noise schedule of a model's UNet.
 
@@ -214,7 +215,7 @@ def parameterization_of(
     assert model.unet is not None
     given = Given(trainer.prediction_type, trainer.zero_terminal_snr, where)
     scheduler = schedule_of(model.unet, model.scheduler)
-    return parameterization(model.unet, scheduler, model.spec, given)
+    return parameterization(model.unet, scheduler, model.spec, given, config)
 
 
 class SdOrder(TrainingOrder):
@@ -260,8 +261,9 @@ class SdOrder(TrainingOrder):
         return settings
 
 
-def made_of(order: SdOrder, model: Model, file_digest: FileDigest) -> str:
-    """Return the digest of all networks of a model that sample pictures; raises ModelError."""
+def made_of(order: SdOrder, file_digest: FileDigest) -> str:
+    """Return the digest of all networks that sample pictures; raises ModelError."""
+    model = order.model
     vae, text = weights_digest(model.vae, file_digest), make("text", None, model, file_digest)
     return digest.of_value([order.weights, order.objective(), vae, text])
 

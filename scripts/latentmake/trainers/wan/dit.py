@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import JsonValue
 
@@ -342,15 +342,14 @@ PLACES = (
 musubi-tuner and of ComfyUI."""
 
 
-def lora_names(*, high_noise: bool = False) -> tuple[str, str, str]:
+def lora_names(*, high_noise: bool = False) -> list[str]:
     """Return the names of a network's LoRA files: for diffusers, musubi-tuner and ComfyUI.
 
     With `high_noise`, the names have a prefix, for the second network of Wan 2.2.
     """
     prefix = "high_noise_" if high_noise else ""
     names = ("pytorch_lora_weights", "musubi", "comfyui")
-    diffusers, musubi, comfyui = (f"{prefix}{name}.safetensors" for name in names)
-    return diffusers, musubi, comfyui
+    return [f"{prefix}{name}.safetensors" for name in names]
 
 
 class WanOrder(TrainingOrder):
@@ -362,7 +361,6 @@ class WanOrder(TrainingOrder):
             for models with one network.
     """
 
-    picture_suffix: ClassVar[str] = ".mp4"
     kind: Literal["wan"] = "wan"
     flow_shift: float
     boundary: float | None = None
@@ -371,8 +369,7 @@ class WanOrder(TrainingOrder):
     @property
     def results(self) -> list[str]:
         """Paths of the networks' LoRA files in diffusers' format, relative to `output`."""
-        trained = ((self.model.dit, False), (self.model.dit_high_noise, True))
-        return [lora_names(high_noise=high)[0] for path, high in trained if path is not None]
+        return [lora_names(high_noise=key != "dit")[0] for key in paths_of(self.model)]
 
     def described(self) -> dict[str, JsonValue]:
         """Return the paths or hub ids of the networks and the VAE."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from diffusers import WanTransformer3DModel
@@ -34,6 +34,7 @@ from latentmake.base.errors import ModelError
 from latentmake.base.progress import say
 from latentmake.config.weights import Weights
 from latentmake.encode.encoders.local_state import fill, local_state, refusing, without_weights
+from latentmake.runs.order import Record
 from latentmake.trainers.loop import recipe as loop
 from latentmake.trainers.loop.caches import WAN, Batch, CacheFile, copied
 from latentmake.trainers.loop.recipe import Part, Recipe, seed_of, set_up
@@ -50,7 +51,7 @@ from latentmake.trainers.wan.dit import (
     to_diffusers,
 )
 from latentmake.trainers.wan.sampling import CLIP, FIRST_FRAME, WanPainter, padded
-from latentmake.trainers.weights_metadata import base_of, of_architecture
+from latentmake.trainers.weights_metadata import base_of, metadata_of, of_architecture
 
 Transformer: TypeAlias = Any  # a WanTransformer3DModel: diffusers and peft have no types
 _Transformer: Transformer = WanTransformer3DModel
@@ -200,33 +201,15 @@ _LEAST = 1e-5  # smallest share: at 0 and 1, the normal quantile is infinite
 
 
 class Objective(loop.Objective):
-    """Noise, timesteps and losses of a training.
+    """Noise, timesteps and targets of a training."""
 
-    Args:
-        shift: shift of the timesteps.
-        sampling: distribution of the shares before the shift.
-        boundary: fraction of the timesteps at which Wan 2.2 changes its network; None for models
-            with one network.
-        low: whether the network for low noise (or the only network) is trained.
-        high: whether the network for high noise is trained.
-    """
-
-    def __init__(
-        self,
-        shift: float,
-        sampling: Literal["logit_normal", "uniform"] = "logit_normal",
-        *,
-        boundary: float | None = None,
-        low: bool = True,
-        high: bool = False,
-    ) -> None:
-        self.shift = shift
-        self._boundary = boundary
-        self._normal = sampling == "logit_normal"
-        split = 1.0 if boundary is None else self.quantile(boundary)
+    def __init__(self, order: WanOrder) -> None:
+        self.shift, self._boundary = order.flow_shift, order.boundary
+        self._normal = order.trainer.timestep_sampling == "logit_normal"
+        split = 1.0 if order.boundary is None else self.quantile(order.boundary)
         # Ranges of quantiles that lead to the timesteps of a trained network, for each network.
-        ranges = (((0.0, split), low), ((split, 1.0), high))
-        self.ranges = [limits for limits, trained in ranges if trained]
+        ranges = ((order.model.dit, (0.0, split)), (order.model.dit_high_noise, (split, 1.0)))
+        self.ranges = [limits for path, limits in ranges if path is not None]
 
     def quantile(self, share: float) -> float:
         """Return the probability that a shifted share is below this share."""
@@ -242,14 +225,8 @@ class Objective(loop.Objective):
 
     def at(self, shares: torch.Tensor) -> torch.Tensor:
         """Return timesteps [batch], float32, at fractions in [0, 1) of the trained ranges."""
-        total = sum(stop - start for start, stop in self.ranges)
-        places = shares.double() * total
-        quantiles = torch.zeros_like(places)
-        for start, stop in self.ranges:
-            inside = places >= 0
-            quantiles = torch.where(inside, start + places, quantiles)
-            places = places - (stop - start)
-        return self._timesteps(quantiles)
+        (start, _), (_, stop) = self.ranges[0], self.ranges[-1]  # two ranges are neighbours
+        return self._timesteps(start + (stop - start) * shares.double())
 
     def _timesteps(self, quantiles: torch.Tensor) -> torch.Tensor:
         return (self.shares(quantiles) * self.timesteps).float()
@@ -279,20 +256,14 @@ class Objective(loop.Objective):
         """
         noise = torch.randn(shape, generator=random)
         start, stop = self.ranges[0]
-        if len(self.ranges) > 1:
-            first = (stop - start) / sum(end - begin for begin, end in self.ranges)
-            if float(torch.rand((), generator=random, dtype=torch.float64)) >= first:
-                start, stop = self.ranges[1]
+        two = len(self.ranges) > 1  # the first of two ranges begins at 0
+        if two and float(torch.rand((), generator=random, dtype=torch.float64)) >= stop:
+            start, stop = self.ranges[1]
         drawn = torch.rand(shape[:1], generator=random, dtype=torch.float64)
         return noise, self._timesteps(start + (stop - start) * drawn)
 
     def predict(
-        self,
-        network: Any,
-        batch: Batch,
-        noisy: torch.Tensor,
-        timesteps: torch.Tensor,
-        dtype: torch.dtype,
+        self, network: Any, batch: Batch, noisy: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
         """Return the velocity that the network predicts; see the loop's `Objective`.
 
@@ -300,12 +271,11 @@ class Objective(loop.Objective):
         image-to-video, the channels of the first frame follow those of the noisy latents [batch,
         channels, frames, height, width].
         """
-        device, seen = noisy.device, batch.more.get(CLIP)
-        hidden = noisy.to(dtype)
+        device, dtype, seen = noisy.device, noisy.dtype, batch.more.get(CLIP)
         if FIRST_FRAME in batch.more:
-            hidden = torch.cat([hidden, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
+            noisy = torch.cat([noisy, copied(batch.more[FIRST_FRAME], device, dtype)], dim=1)
         predicted: torch.Tensor = network(
-            hidden_states=hidden,
+            hidden_states=noisy,
             timestep=copied(timesteps, device),
             encoder_hidden_states=padded(copied(batch.text, device, dtype)),
             encoder_hidden_states_image=None if seen is None else copied(seen, device, dtype),
@@ -321,6 +291,7 @@ class WanRecipe(Recipe):
     results = (*lora_names(), *lora_names(high_noise=True))
     probes = 16  # few, since one may take seconds
     rate = "items_per_second"
+    objective = Objective
     painter = WanPainter
     order: WanOrder
 
@@ -333,17 +304,6 @@ class WanRecipe(Recipe):
         if order.model.needs_clip:
             latents[CLIP] = 2
         self.tensors = WAN._replace(latents=latents)
-
-    def make_objective(self) -> Objective:
-        """Return the objective of the order's shifted timesteps."""
-        order = self.order
-        return Objective(
-            order.flow_shift,
-            order.trainer.timestep_sampling,
-            boundary=order.boundary,
-            low=order.model.dit is not None,
-            high=order.model.dit_high_noise is not None,
-        )
 
     def make_network(
         self, *, channels: int, text_width: int, dtype: torch.dtype, plain: bool = False
@@ -383,15 +343,17 @@ class WanRecipe(Recipe):
         _, frames, height, width = latents.shape
         return 4 * frames - 3, 8 * height, 8 * width
 
-    def write_copy(self, network: Denoiser, folder: Path) -> None:
+    def write_copy(self, network: Denoiser, folder: Path, record: Record, steps: int) -> None:
         """Write the LoRA of each network, in the formats of diffusers, musubi-tuner and ComfyUI."""
-        version = "wan2.1" if self.order.model.version.boundary is None else "wan2.2"
+        model = self.order.model
+        version = "wan2.1" if model.version.boundary is None else "wan2.2"
+        metadata = metadata_of(self.order, record, steps)
         with atomic.replacing_folder(folder) as new:
             for transformer, high_noise in network.networks():
-                place = self.order.model.dit_high_noise if high_noise else self.order.model.dit
+                place = model.dit_high_noise if high_noise else model.dit
                 more = {**of_architecture(version, lora=True), **base_of(place)}
-                metadata = {**self.metadata, **more} if self.metadata else None
-                write_lora(transformer, new, high_noise=high_noise, metadata=metadata)
+                own = {**metadata, **more} if metadata else None
+                write_lora(transformer, new, high_noise=high_noise, metadata=own)
 
     def read_copy(self, network: Denoiser, files: Sequence[Path], strength: float = 1.0) -> None:
         """Load the LoRA of each network; add a LoRA of its sizes to a network that has none."""

@@ -14,9 +14,9 @@ from latentmake.encode.encoders.vae import load_vae
 from latentmake.pages.curves import draw_grid
 from latentmake.trainers.loop.order import ClipSettings
 from latentmake.trainers.loop.recipe import generator
-from latentmake.trainers.sd.recipe import Objective, SdPainter, load_noise_schedule
+from latentmake.trainers.sd.recipe import SdPainter
 from PIL import Image
-from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae
+from trainer_world import TEXT_WIDTH, make_scheduler, make_unet, make_vae, objective_in
 
 CPU = torch.device("cpu")
 
@@ -31,12 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _sampled(
-    network: Any, schedule: Any, *texts: torch.Tensor, shape: tuple[int, ...], **settings: Any
+    network: Any, objective: Any, *texts: torch.Tensor, shape: tuple[int, ...], **settings: Any
 ) -> torch.Tensor:
     size = {"width": 16, "height": 16}
     painter: Any = SimpleNamespace(
         network=network,
-        objective=Objective(schedule),
+        objective=objective,
         settings=ClipSettings(**size, **settings),
         dtype=torch.float32,
     )
@@ -53,16 +53,16 @@ def _texts(*tokens: int) -> list[torch.Tensor]:
 
 def test_sampling_is_that_of_the_pipeline_with_ddim(folder: Path) -> None:
     unet = UNet2DConditionModel.from_pretrained(folder / "unet")
-    schedule = load_noise_schedule(folder / "scheduler", None)
+    objective = objective_in(folder / "scheduler")
     text, negative = _texts(7, 7)
     steps = {"num_inference_steps": 6, "guidance_scale": 4.0}
-    drawn = _sampled(unet, schedule, text, negative, shape=(4, 8, 8), **steps)
+    drawn = _sampled(unet, objective, text, negative, shape=(4, 8, 8), **steps)
     pipeline: Any = StableDiffusionPipeline(
         vae=load_vae(Weights(path=str(folder / "vae")), CPU, torch.float32),
         text_encoder=None,
         tokenizer=None,
         unet=unet,
-        scheduler=DDIMScheduler.from_config(schedule.config),
+        scheduler=DDIMScheduler.from_config(objective.schedule.config),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
@@ -82,13 +82,13 @@ def test_sampling_is_that_of_the_pipeline_with_ddim(folder: Path) -> None:
 
 def test_guidance_takes_embeddings_of_two_lengths(folder: Path) -> None:
     unet = UNet2DConditionModel.from_pretrained(folder / "unet")
-    schedule = load_noise_schedule(folder / "scheduler", "v_prediction")
+    objective = objective_in(folder / "scheduler", prediction_type="v_prediction")
     text, same = _texts(7, 7)
     short = same[:3]
 
     def draw(*texts: torch.Tensor) -> torch.Tensor:
         steps = {"num_inference_steps": 3, "guidance_scale": 3.0}
-        return _sampled(unet, schedule, *texts, shape=(4, 4, 8), **steps)
+        return _sampled(unet, objective, *texts, shape=(4, 4, 8), **steps)
 
     drawn = draw(text, short)
     assert drawn.shape == (4, 4, 8)

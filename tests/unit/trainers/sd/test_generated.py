@@ -143,7 +143,7 @@ def test_an_evaluation_has_the_losses_of_the_objective_and_pictures(
     assert metrics.loss["base"] != metrics.loss["adapter"]
 
     recipe = SdRecipe(training)
-    objective, timestep = recipe.make_objective(), int(metrics.timesteps[4])
+    objective, timestep = recipe.objective(recipe.order), int(metrics.timesteps[4])
     network = recipe.make_network(channels=4, text_width=16, dtype=torch.float32).eval()
     path = tmp_path / "cache/16/2.safetensors"
     latents = (load_file(path)["latents"][None] - 0.25) * 0.5

@@ -14,10 +14,14 @@ from latentmake.base.errors import ModelError
 from latentmake.trainers.loop.caches import Batch, Caches, read_items
 from latentmake.trainers.loop.recipe import Painter, generator
 from latentmake.trainers.sd.network import Denoiser
-from latentmake.trainers.sd.recipe import Objective, load_noise_schedule
-from trainer_world import TEXT_WIDTH, make_manifest, make_scheduler, make_unet
-
-CPU = torch.device("cpu")
+from trainer_world import (
+    TEXT_WIDTH,
+    losses_by,
+    make_manifest,
+    make_scheduler,
+    make_unet,
+    objective_in,
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,27 +36,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_targets_follow_their_definitions(folder: Path) -> None:
     random = generator("targets")
     latents = torch.randn(3, 4, 8, 8, generator=random)
-    epsilon = Objective(load_noise_schedule(folder / "scheduler", None))
-    velocity = Objective(load_noise_schedule(folder / "scheduler", "v_prediction"))
+    epsilon = objective_in(folder / "scheduler")
+    velocity = objective_in(folder / "scheduler", prediction_type="v_prediction")
     noise, timesteps = epsilon.draw(latents.shape, random)
-    assert torch.equal(epsilon.target(latents, noise, timesteps), noise)
+    assert torch.equal(epsilon.mixed(latents, noise, timesteps)[1], noise)
     betas = torch.linspace(0.0001**0.5, 0.02**0.5, 1000) ** 2
     alpha = torch.cumprod(1 - betas, 0)[timesteps].view(-1, 1, 1, 1)
     expected = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents
-    torch.testing.assert_close(velocity.target(latents, noise, timesteps), expected)
+    torch.testing.assert_close(velocity.mixed(latents, noise, timesteps)[1], expected)
 
 
 def test_the_prediction_type_of_the_schedule_holds_unless_the_trainer_says_otherwise(
     tmp_path: Path,
 ) -> None:
     make_scheduler(tmp_path / "v", prediction_type="v_prediction")
-    assert load_noise_schedule(tmp_path / "v", None).config.prediction_type == "v_prediction"
-    assert load_noise_schedule(tmp_path / "v", "epsilon").config.prediction_type == "epsilon"
+    assert objective_in(tmp_path / "v").schedule.config.prediction_type == "v_prediction"
+    told = objective_in(tmp_path / "v", prediction_type="epsilon")
+    assert told.schedule.config.prediction_type == "epsilon"
     make_scheduler(tmp_path / "sample", prediction_type="sample")
     with pytest.raises(ModelError, match="predicts `sample`"):
-        load_noise_schedule(tmp_path / "sample", None)
+        objective_in(tmp_path / "sample")
     with pytest.raises(ModelError, match="noise schedule is missing"):
-        load_noise_schedule(tmp_path / "none", None)
+        objective_in(tmp_path / "none")
 
 
 def test_a_schedule_written_for_another_sampler_is_read(tmp_path: Path) -> None:
@@ -71,14 +76,14 @@ def test_a_schedule_written_for_another_sampler_is_read(tmp_path: Path) -> None:
             }
         )
     )
-    schedule = load_noise_schedule(tmp_path, None)
+    schedule = objective_in(tmp_path).schedule
     assert schedule.config.beta_end == 0.012
     assert not schedule.config.clip_sample
 
 
 def test_padding_changes_no_loss(folder: Path) -> None:
     unet = UNet2DConditionModel.from_pretrained(folder / "unet")
-    objective = Objective(load_noise_schedule(folder / "scheduler", None))
+    objective = objective_in(folder / "scheduler")
     denoiser = Denoiser(unet)
     caches = Caches(read_items(folder / "manifest.jsonl"))
     same_shape = [i for i, each in enumerate(caches.examples) if each.latents.shape == (4, 8, 8)]
@@ -89,9 +94,7 @@ def test_padding_changes_no_loss(folder: Path) -> None:
 
     def losses(batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            raw, weighted = objective.losses(
-                denoiser, batch, noise, timesteps, device=CPU, dtype=torch.float32
-            )
+            raw, weighted = losses_by(objective, denoiser, batch, noise, timesteps)
             assert raw is weighted
             return raw
 
@@ -107,17 +110,17 @@ def test_padding_changes_no_loss(folder: Path) -> None:
 
 def test_the_loss_at_start_and_end_is_over_a_fixed_set(folder: Path) -> None:
     caches = Caches(read_items(folder / "manifest.jsonl"))
-    objective = Objective(load_noise_schedule(folder / "scheduler", None))
+    objective = objective_in(folder / "scheduler")
     seen: list[tuple[float, int]] = []
 
-    def losses(batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+    def losses(_: Any, batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor) -> Any:
         assert batch.text.shape[2] == TEXT_WIDTH
         found = noise.mean(dim=(1, 2, 3))
         seen.extend(zip(found.tolist(), timesteps.tolist(), strict=True))
-        return found
+        return found, found
 
     recipe = SimpleNamespace(order=SimpleNamespace(trainer=SimpleNamespace(seed=1)), probes=64)
-    painter: Any = SimpleNamespace(losses=losses, objective=objective, recipe=recipe)
+    painter: Any = SimpleNamespace(losses=losses, objective=objective, recipe=recipe, network=None)
     first = Painter.probe_loss(painter, caches)
     set_of_first = sorted(seen)
     assert len(seen) == 64
@@ -130,13 +133,13 @@ def test_the_loss_at_start_and_end_is_over_a_fixed_set(folder: Path) -> None:
 
 
 def test_the_weight_of_an_example_multiplies_its_loss_and_not_its_raw_loss(folder: Path) -> None:
-    objective = Objective(load_noise_schedule(folder / "scheduler", None), snr_gamma=5.0)
+    objective = objective_in(folder / "scheduler", snr_gamma=5.0)
     batch = Caches(read_items(folder / "manifest.jsonl")).batch([0, 2])
     noise, timesteps = objective.draw(batch.latents.shape, generator("weights"))
     network = Denoiser(UNet2DConditionModel.from_pretrained(folder / "unet"), None)
     factors = torch.tensor([0.25, 1.0])
     plain, weighted = (
-        objective.losses(network, each, noise, timesteps, device=CPU, dtype=torch.float32)
+        losses_by(objective, network, each, noise, timesteps)
         for each in (batch, batch._replace(weights=factors))
     )
     assert torch.equal(weighted[0], plain[0])

@@ -13,7 +13,7 @@ from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.utils import convert_state_dict_to_diffusers
 from latentmake.base.errors import TrainingError
 from latentmake.formats.safetensors import read_head
-from latentmake.runs.order import RunFiles
+from latentmake.runs.order import Record, RunFiles
 from latentmake.trainers.loop.state import trained_state
 from latentmake.trainers.sd.recipe import SdRecipe
 from latentmake.trainers.sd.unet import SdOrder
@@ -145,6 +145,6 @@ def test_a_unet_of_sd_2_and_its_prediction_are_named(tmp_path: Path) -> None:
     make_unet(tmp_path / "unet", cross_attention_dim=1024)
     recipe = SdRecipe(make_order(tmp_path, **SETTINGS))
     unet = recipe.make_network(channels=4, text_width=1024, dtype=torch.float32)
-    recipe.write_copy(unet, tmp_path / "copy")
+    recipe.write_copy(unet, tmp_path / "copy", Record(parts={}, seconds=0), 2)
     described = read_head(tmp_path / "copy" / KOHYA).metadata
     assert described["ss_base_model_version"] == "sd_v2_v" and described["ss_v2"] == "True"

@@ -101,9 +101,7 @@ def test_loss_and_gradients_are_those_of_diffusers_example(world: World, adapter
     reference = copy.deepcopy(denoiser.unet)
     batch = training.caches.batch([0, 1])
     noise, timesteps = training.objective.draw(batch.latents.shape, random)
-    losses, _ = training.objective.losses(
-        denoiser, batch, noise, timesteps, device=CPU, dtype=torch.float32
-    )
+    losses, _ = training.painter.losses(denoiser, batch, noise, timesteps)
     losses.mean().backward()
 
     files = [each.latents.path for each in training.caches.examples]

@@ -19,7 +19,7 @@ from latentmake.runs.order import RunFiles
 from latentmake.trainers.loop.recipe import generator, make_accelerator
 from latentmake.trainers.loop.state import Learner, rate_of, trained_state
 from latentmake.trainers.sd import network
-from latentmake.trainers.sd.recipe import Objective, SdRecipe, load_noise_schedule
+from latentmake.trainers.sd.recipe import SdRecipe
 from latentmake.trainers.sd.unet import parameters_of
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -29,6 +29,7 @@ from trainer_world import (
     make_scheduler,
     make_training,
     make_unet,
+    objective_in,
     of_model,
     record,
     trained,
@@ -92,23 +93,21 @@ def test_parts_alone_are_trained_and_reinitialised_ones_begin_anew(tmp_path: Pat
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
 def test_min_snr_weighs_as_its_paper_says(tmp_path: Path, prediction: Any) -> None:
     make_scheduler(tmp_path)
-    schedule = load_noise_schedule(tmp_path, prediction)
     timesteps = torch.tensor([0, 10, 400, 999])
     betas = torch.linspace(0.0001**0.5, 0.02**0.5, 1000, dtype=torch.float64) ** 2
     alpha = torch.cumprod(1 - betas, 0)[timesteps]
     snr = alpha / (1 - alpha)
     expected = snr.clamp(max=5) / (snr if prediction == "epsilon" else snr + 1)
-    found = Objective(schedule, snr_gamma=5).weights(timesteps)
+    found = objective_in(tmp_path, prediction_type=prediction, snr_gamma=5).weights(timesteps)
     torch.testing.assert_close(found, expected.float(), rtol=1e-3, atol=0)
-    assert Objective(schedule).weights(timesteps) is None
+    assert objective_in(tmp_path, prediction_type=prediction).weights(timesteps) is None
 
 
 def test_noise_offset_moves_whole_channels(tmp_path: Path) -> None:
     make_scheduler(tmp_path)
-    schedule = load_noise_schedule(tmp_path, None)
     shape = torch.Size((2, 4, 8, 8))
-    plain, timesteps = Objective(schedule).draw(shape, generator("offset"))
-    moved, others = Objective(schedule, noise_offset=0.5).draw(shape, generator("offset"))
+    plain, timesteps = objective_in(tmp_path).draw(shape, generator("offset"))
+    moved, others = objective_in(tmp_path, noise_offset=0.5).draw(shape, generator("offset"))
     shift = moved - plain
     torch.testing.assert_close(shift, shift[..., :1, :1].expand(shape), rtol=0, atol=1e-6)
     assert 0.1 < float(shift[..., 0, 0].std()) < 1.5
@@ -117,7 +116,7 @@ def test_noise_offset_moves_whole_channels(tmp_path: Path) -> None:
 
 def test_flow_matching_mixes_and_aims_as_diffusers_does(tmp_path: Path) -> None:
     FlowMatchEulerDiscreteScheduler(shift=3.0).save_pretrained(tmp_path)
-    objective = Objective(load_noise_schedule(tmp_path, None))
+    objective = objective_in(tmp_path)
     random = generator("flow")
     latents = torch.randn(4, 4, 8, 8, generator=random)
     noise, timesteps = objective.draw(latents.shape, random)
@@ -128,14 +127,13 @@ def test_flow_matching_mixes_and_aims_as_diffusers_does(tmp_path: Path) -> None:
     scheduler.sigmas = torch.cat([timesteps[order] / 1000, torch.zeros(1)])
     scheduler.timesteps = timesteps[order]
     theirs = scheduler.scale_noise(latents[order], timesteps[order], noise[order])
-    mine = objective.noisy(latents, noise, timesteps)
+    mine, target = objective.mixed(latents, noise, timesteps)
     torch.testing.assert_close(mine[order], theirs, rtol=1e-5, atol=1e-5)
     # A step along the target, all the way, gives back the latents.
     sigmas = (timesteps / 1000).view(-1, 1, 1, 1)
-    target = objective.target(latents, noise, timesteps)
     torch.testing.assert_close(mine - sigmas * target, latents, rtol=1e-4, atol=1e-5)
     with pytest.raises(ModelError, match="flow matching"):
-        Objective(objective.schedule, snr_gamma=5)
+        objective_in(tmp_path, snr_gamma=5)
 
 
 @pytest.mark.parametrize("kind", ["diffusion", "flow"])

@@ -369,7 +369,7 @@ def test_each_item_of_a_step_counts_the_same_in_full_and_short_batches(tmp_path:
     for part in cut:
         batch = training.caches.batch(part)
         noise, timesteps = training.objective.draw(batch.latents.shape, random)
-        losses.append(training._losses(training.learner.network, batch, noise, timesteps)[0])
+        losses.append(training.painter.losses(training.learner.network, batch, noise, timesteps)[0])
     expected = torch.cat(losses).mean()
     named = training.learner.denoiser.named_parameters()
     trained = {name: each for name, each in named if each.requires_grad}

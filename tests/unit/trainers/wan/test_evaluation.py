@@ -19,10 +19,9 @@ from latentmake.trainers.loop import recipe as loop
 from latentmake.trainers.loop.draw import (
     Finished,
     held_out,
-    losses_of,
     name_of,
 )
-from latentmake.trainers.loop.generation import EvaluationOrder, result_reasons
+from latentmake.trainers.loop.generation import TIMESTEPS, EvaluationOrder, result_reasons
 from latentmake.trainers.loop.launch import read
 from latentmake.trainers.wan.dit import WanOrder
 from latentmake.trainers.wan.recipe import WanRecipe
@@ -77,16 +76,17 @@ def test_losses_are_those_of_a_few_lines_of_torch(changes: dict[str, Any], tmp_p
     recipe = WanRecipe(order)
     caches = held_out(recipe)
     assert len(caches) == 1 and name_of(caches, 0) == "shapes/item3 48x32"
-    objective = recipe.make_objective()
+    objective = recipe.objective(order)
     network = recipe.make_network(
         channels=caches.channels, text_width=caches.text_width, dtype=torch.float32
     ).eval()
     stored = caches.examples[0].latents
     painter = recipe.painter(recipe, order.sample_settings(), None, stored, CPU)
     painter.network = network
-    found = {"base": losses_of(painter, caches, 0)}
-    recipe.read_copy(network, RunFiles(order).results)
-    found["adapter"] = losses_of(painter, caches, 0)
+    with torch.no_grad():
+        found = {"base": [*painter.item_losses(caches, 0, TIMESTEPS)]}
+        recipe.read_copy(network, RunFiles(order).results)
+        found["adapter"] = [*painter.item_losses(caches, 0, TIMESTEPS)]
 
     example = caches.examples[0]
     tensors = load_file(example.latents.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from latentmake.trainers.lora import add_adapter
 from latentmake.trainers.wan.recipe import Denoiser, Objective
 from latentmake.trainers.wan.sampling import padded
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainer_world import losses_by
 
 CPU = torch.device("cpu")
 SHAPE = torch.Size((2, 16, 3, 4, 6))
@@ -28,15 +30,29 @@ def batch(**more: torch.Tensor) -> Batch:
     return Batch(latents, torch.randn(2, 7, 24, generator=random), None, (0, 1), more)
 
 
+def objective_of(
+    shift: float,
+    sampling: str = "logit_normal",
+    *,
+    boundary: float | None = None,
+    low: bool = True,
+    high: bool = False,
+) -> Objective:
+    model = SimpleNamespace(dit="a" if low else None, dit_high_noise="b" if high else None)
+    trainer = SimpleNamespace(timestep_sampling=sampling)
+    order: Any = SimpleNamespace(flow_shift=shift, boundary=boundary, model=model, trainer=trainer)
+    return Objective(order)
+
+
 def losses(objective: Objective, network: Any, noise: torch.Tensor, t: torch.Tensor) -> Any:
-    return objective.losses(network, batch(), noise, t, device=CPU, dtype=torch.float32)
+    return losses_by(objective, network, batch(), noise, t)
 
 
 @pytest.mark.parametrize("shift", [1.0, 3.0, 12.0])
 def test_timesteps_are_shifted_as_by_diffusers(shift: float) -> None:
     schedule: Any = FlowMatchEulerDiscreteScheduler(shift=shift)
     plain = torch.arange(1000, 0, -1, dtype=torch.float64) / 1000
-    shares = Objective(shift, "uniform").shares(plain)
+    shares = objective_of(shift, "uniform").shares(plain)
     inside = (plain > 1e-4) & (plain < 1 - 1e-4)
     expected = schedule.sigmas[inside]
     torch.testing.assert_close(shares[inside].float(), expected, rtol=0, atol=1e-6)
@@ -46,7 +62,7 @@ def test_timesteps_are_shifted_as_by_diffusers(shift: float) -> None:
     quantiles = 0.5 * (1 + torch.erf(numbers / math.sqrt(2)))
     sigmas = numbers.sigmoid()
     expected = shift * sigmas / (1 + (shift - 1) * sigmas)
-    found = Objective(shift, "logit_normal").shares(quantiles)
+    found = objective_of(shift, "logit_normal").shares(quantiles)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
@@ -54,12 +70,12 @@ def test_timesteps_are_shifted_as_by_diffusers(shift: float) -> None:
 @pytest.mark.parametrize("shift", [3.0, 12.0])
 def test_two_networks_are_drawn_as_often_as_their_ranges(sampling: Any, shift: float) -> None:
     """A batch is all on one side, and together the sides have the whole distribution."""
-    both = Objective(shift, sampling, boundary=0.875, low=True, high=True)
+    both = objective_of(shift, sampling, boundary=0.875, low=True, high=True)
     random = generator("ranges")
     drawn = [both.draw(torch.Size((4, 1, 1, 1, 1)), random)[1] for _ in range(1500)]
     sides = [(each >= 875).float().mean().item() for each in drawn]
     assert set(sides) == {0.0, 1.0}
-    whole = Objective(shift, sampling)
+    whole = objective_of(shift, sampling)
     expected = (whole.at(torch.linspace(0, 1, 20_000)) >= 875).double().mean().item()
     assert sum(sides) / len(sides) == pytest.approx(expected, abs=0.04)
     values = torch.cat(drawn).sort().values
@@ -68,7 +84,7 @@ def test_two_networks_are_drawn_as_often_as_their_ranges(sampling: Any, shift: f
     for low, high, inside in (
         (True, False, lambda t: t < 875), (False, True, lambda t: t >= 875 - 1e-3)
     ):  # fmt: skip
-        one = Objective(shift, sampling, boundary=0.875, low=low, high=high)
+        one = objective_of(shift, sampling, boundary=0.875, low=low, high=high)
         _, timesteps = one.draw(torch.Size((500, 1, 1, 1, 1)), random)
         assert inside(timesteps).all()
         assert inside(one.at(torch.linspace(0, 0.999, 50))).all()
@@ -81,10 +97,10 @@ def test_an_example_is_predicted_by_the_network_of_its_timestep() -> None:
     for network in (low, high):
         add_adapter(network, rank=2, target_modules=["to_q"])
     both, given = Denoiser(low, high, 0.9), batch()
-    objective = Objective(3.0, boundary=0.9, high=True)
+    objective = objective_of(3.0, boundary=0.9, high=True)
     for timesteps in ([100.0, 899.0], [900.0, 999.0]):
         t = torch.tensor(timesteps)
-        found = objective.predict(both, given, given.latents, t, torch.float32)
+        found = objective.predict(both, given, given.latents, t)
         with torch.no_grad():
             expected = [
                 (high if each >= 900 else low)(
@@ -122,12 +138,9 @@ class _Copies(TorchDispatchMode):
 def test_a_forward_pass_asks_the_device_for_nothing_and_waits_for_no_copy(timestep: float) -> None:
     device = torch.device("meta")  # no number can be read back from it
     both = Denoiser(tiny_dit(), tiny_dit(), 0.9).to(device)
-    objective = Objective(3.0, boundary=0.9, high=True)
+    objective = objective_of(3.0, boundary=0.9, high=True)
     given = batch()._replace(text=torch.zeros(2, 600, 24, dtype=torch.bfloat16))
     with torch.no_grad(), _Copies() as copies:
-        objective.losses(
-            *(both, given, torch.zeros(SHAPE), torch.full((2,), timestep)),
-            device=device,
-            dtype=torch.float32,
-        )
+        part = given, torch.zeros(SHAPE), torch.full((2,), timestep)
+        losses_by(objective, both, *part, device="meta")
     assert copies.waits and not any(copies.waits)
