@@ -36,6 +36,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
+from latentmake.config.trainers import SdTrainer
 from latentmake.formats import cachefile
 from latentmake.runs.rows import Row
 from latentmake.trainers.loop.caches import PLAIN, Caches
@@ -108,8 +109,7 @@ def main() -> None:
         start_up = (time.perf_counter() - began) / options.items * 100_000
         rows = []
         for size in options.batch_size:
-            shapes, repeats = [(4, 64, 64)] * len(items), [1] * len(items)
-            schedule = BatchOrder(shapes, repeats, batch_size=size, seed=0)
+            schedule = BatchOrder(caches, SdTrainer(kind="sd", train_batch_size=size))
             batches = list(schedule.batches(0, 1, schedule.batches_per_epoch))
             rounds = [
                 {number: measure(loop, caches, batches) for number, loop in loops.items()}

@@ -14,6 +14,7 @@ import world
 from conftest import said_by
 from item_world import inputs_of
 from latentmake.config.datasets import Dataset
+from latentmake.config.trainers import SdTrainer
 from latentmake.formats.safetensors import read_head
 from latentmake.plan.manifest import ManifestOrder, Member
 from latentmake.runs.order import read_order
@@ -95,9 +96,7 @@ def shown_by_sd(names: dict[str, int], regular: list[str], images: dict[str, lis
     write_manifest(order, [], Path("runs/tiny"), silent)
     rows = read_items(Path("runs/tiny/manifest.jsonl"))
     caches = Caches(rows, prior_loss_weight=WEIGHT)
-    repeats = [each.repeats for each in caches.examples]
-    shapes = [each.latents.shape for each in caches.examples]
-    made = BatchOrder(shapes, repeats, batch_size=2, seed=0)
+    made = BatchOrder(caches, SdTrainer(kind="sd", train_batch_size=2))
     seen: Seen = Counter()
     for indices in made.batches(0, 1, made.batches_per_epoch):
         batch = caches.batch(indices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from latentmake.trainers.loop import draw
 from latentmake.trainers.loop.generation import GenerationOrder
 from latentmake.trainers.loop.launch import read
 from latentmake.trainers.loop.order import Prompt
-from latentmake.trainers.loop.recipe import Painter
+from latentmake.trainers.loop.recipe import BatchOrder, Painter
 from latentmake.trainers.loop.train import Training
 from latentmake.trainers.sd.plan import Sd
 from latentmake.trainers.sd.recipe import Objective, SdRecipe
@@ -73,6 +73,19 @@ def objective_in(folder: Path, **settings: Any) -> Objective:
     places = {"unet": str(folder / "unet"), "scheduler": str(folder)}
     model = Model.model_validate({**places, "vae": "vae", "text": "text"})
     return Objective(SdOrder.model_construct(model=model, trainer=SdTrainer(kind="sd", **settings)))
+
+
+def batch_order(
+    shapes: Sequence[tuple[int, ...]], repeats: Sequence[int], processes: int = 1, **settings: Any
+) -> BatchOrder:
+    """Return the batches of examples of these shapes; `settings` are the trainer's."""
+    examples = [
+        SimpleNamespace(latents=SimpleNamespace(shape=shape), repeats=count)
+        for shape, count in zip(shapes, repeats, strict=True)
+    ]
+    caches: Any = SimpleNamespace(examples=examples, rows=examples, variants={})
+    trainer = SdTrainer(**{"kind": "sd", "train_batch_size": 2, **settings})
+    return BatchOrder(caches, trainer, processes)
 
 
 def losses_by(objective: Any, *part: Any, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:

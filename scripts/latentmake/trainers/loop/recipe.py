@@ -11,7 +11,7 @@ network's target is noise - latents.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -136,31 +136,17 @@ class BatchOrder:
     shows one of them, chosen at random.
 
     Args:
-        shapes: shape of each example.
-        repeats: how often an epoch shows each example.
-        batch_size: number of examples in a batch.
-        seed: seed of the training.
-        accumulation: batches of a process in a step.
+        caches: examples, with the variants of their texts.
+        settings: batch size, accumulation and seed of the training.
         processes: number of processes.
-        variants: index of an example -> indices of the examples with all variants of its text.
     """
 
-    def __init__(
-        self,
-        shapes: Sequence[tuple[int, ...]],
-        repeats: Sequence[int],
-        *,
-        batch_size: int,
-        seed: int,
-        accumulation: int = 1,
-        processes: int = 1,
-        variants: Mapping[int, Sequence[int]] | None = None,
-    ) -> None:
-        self._repeats, self._batch_size, self._seed = repeats, batch_size, seed
-        self._shapes, self._variants = shapes, variants or {}
+    def __init__(self, caches: Caches, settings: LoopTrainer, processes: int = 1) -> None:
+        self._examples, self._variants = caches.examples[: len(caches.rows)], caches.variants
+        self._batch_size, self._seed = settings.train_batch_size, settings.seed
+        self.accumulation, self.processes = settings.gradient_accumulation_steps, processes
         self._epoch = lru_cache(maxsize=2)(self.shuffled)
         self.batches_per_epoch = len(self._epoch(0))
-        self.accumulation, self.processes = accumulation, processes
 
     def shuffled(self, epoch: int) -> list[list[int]]:
         """Return the shuffled batches of an epoch (from 0), as indices of examples.
@@ -169,8 +155,8 @@ class BatchOrder:
         """
         random = generator(self._seed, "order", epoch)
         groups: dict[tuple[int, ...], list[int]] = {}
-        for index, (shape, count) in enumerate(zip(self._shapes, self._repeats, strict=True)):
-            groups.setdefault(shape, []).extend([index] * count)
+        for index, example in enumerate(self._examples):
+            groups.setdefault(example.latents.shape, []).extend([index] * example.repeats)
         batches: list[list[int]] = []
         size = self._batch_size
         for _, members in sorted(groups.items()):

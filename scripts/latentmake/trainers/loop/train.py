@@ -108,16 +108,7 @@ class Training:
         self.held_out: Caches | None = None
         if order.validates is not None and self.main:
             self.held_out = Caches(read_items(manifest, held_out=True), recipe.tensors)
-        examples = caches.examples[: len(caches)]
-        self.batch_order = BatchOrder(
-            [example.latents.shape for example in examples],
-            [example.repeats for example in examples],
-            batch_size=settings.train_batch_size,
-            seed=settings.seed,
-            accumulation=settings.gradient_accumulation_steps,
-            processes=self.accelerator.num_processes,
-            variants=caches.variants,
-        )
+        self.batch_order = BatchOrder(caches, settings, self.accelerator.num_processes)
         self.steps = int(order.length)
         if settings.epochs is not None:
             # Rounding keeps errors of floating point from adding a step.

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from latentmake.config.trainers import SdTrainer
 from latentmake.trainers.loop.caches import Caches, read_items
 from latentmake.trainers.loop.recipe import BatchOrder
 from safetensors.torch import load_file
-from trainer_world import edit_rows, make_manifest, make_text
+from trainer_world import batch_order, edit_rows, make_manifest, make_text
 
 SHAPES = [(4, 8, 8), (4, 4, 8), (4, 8, 8), (4, 8, 8), (4, 4, 8)]
 REPEATS = [1, 3, 2, 1, 1]
@@ -29,7 +31,7 @@ def test_an_epoch_shows_each_example_as_often_as_it_repeats_one_shape_a_batch(
 ) -> None:
     shapes = [(4, side, 8) for side, _ in members]
     repeats = [count for _, count in members]
-    batches = BatchOrder(shapes, repeats, batch_size=batch_size, seed=5).shuffled(epoch)
+    batches = batch_order(shapes, repeats, train_batch_size=batch_size, seed=5).shuffled(epoch)
     shown = Counter(index for batch in batches for index in batch)
     assert shown == dict(enumerate(repeats))
     for batch in batches:
@@ -38,13 +40,15 @@ def test_an_epoch_shows_each_example_as_often_as_it_repeats_one_shape_a_batch(
     for side in {shape[1] for shape in shapes}:
         short = [b for b in batches if shapes[b[0]][1] == side and len(b) < batch_size]
         assert len(short) <= 1
-    assert batches == BatchOrder(shapes, repeats, batch_size=batch_size, seed=5).shuffled(epoch)
+    assert batches == batch_order(shapes, repeats, train_batch_size=batch_size, seed=5).shuffled(
+        epoch
+    )
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     shapes, repeats = [(4, 8, 8)] * 30, [1] * 30
     orders = [
-        BatchOrder(shapes, repeats, batch_size=2, seed=seed).shuffled(epoch)
+        batch_order(shapes, repeats, seed=seed).shuffled(epoch)
         for seed, epoch in ((0, 0), (0, 1), (1, 0))
     ]
     assert orders[0] != orders[1] != orders[2] != orders[0]
@@ -54,8 +58,8 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 def test_processes_share_the_batches_of_epochs_without_gap_or_double(
     processes: int, accumulation: int
 ) -> None:
-    schedule = BatchOrder(
-        SHAPES, REPEATS, batch_size=2, seed=3, accumulation=accumulation, processes=processes
+    schedule = batch_order(
+        SHAPES, REPEATS, processes, seed=3, gradient_accumulation_steps=accumulation
     )
     steps = 5
     rows = [list(schedule.batches(process, 1, steps)) for process in range(processes)]
@@ -64,7 +68,7 @@ def test_processes_share_the_batches_of_epochs_without_gap_or_double(
     expected: list[list[int]] = []
     epoch = 0
     while len(expected) < len(together):
-        expected += BatchOrder(SHAPES, REPEATS, batch_size=2, seed=3).shuffled(epoch)
+        expected += batch_order(SHAPES, REPEATS, seed=3).shuffled(epoch)
         epoch += 1
     assert together == expected[: len(together)]
     assert sum(schedule.items(step) for step in range(1, steps + 1)) == sum(map(len, together))
@@ -92,15 +96,10 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Caches:
 def variants(
     caches: Caches, seed: int = 0, *, several: bool = True, accumulation: int = 1
 ) -> BatchOrder:
-    examples = caches.examples[: len(caches)]
-    return BatchOrder(
-        [each.latents.shape for each in examples],
-        [each.repeats for each in examples],
-        batch_size=2,
-        seed=seed,
-        accumulation=accumulation,
-        variants=caches.variants if several else {},
-    )
+    known = caches.variants if several else {}
+    made: Any = SimpleNamespace(examples=caches.examples, rows=caches.rows, variants=known)
+    settings = {"train_batch_size": 2, "gradient_accumulation_steps": accumulation}
+    return BatchOrder(made, SdTrainer(kind="sd", seed=seed, **settings))
 
 
 def chosen(caches: Caches, made: BatchOrder, first: int = 1, last: int = STEPS) -> list[int]:
