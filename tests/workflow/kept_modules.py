@@ -10,6 +10,7 @@ import importlib
 import os
 import pkgutil
 import sys
+from collections.abc import Iterable, Iterator
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -21,6 +22,8 @@ _PROGRAMS = ("__main__", "run", "driver", "run_published", "watchdog", "readers"
 """Modules that are run as programs, or in the environments of others."""
 
 _Stamps = dict[str, tuple[int, int]]
+_Held = tuple[Any, Any, type, str]
+"""A dictionary or list, the key of a path in it, the path's type, and its end below the copy."""
 
 
 class KeptModules(MetaPathFinder, Loader):
@@ -37,6 +40,7 @@ class KeptModules(MetaPathFinder, Loader):
         sys.path.remove(str(scripts))
         ours = [name for name in sys.modules if name.partition(".")[0] == PACKAGE]
         self._modules = {name: sys.modules.pop(name) for name in ours}
+        self._paths = list(_paths_in(self._modules.values(), str(scripts.parent)))
         sys.meta_path.insert(0, self)
 
     def probe(self, number: int) -> None:
@@ -63,22 +67,27 @@ class KeptModules(MetaPathFinder, Loader):
 
     def _move(self, folder: Path) -> None:
         """Give the modules, and the paths that they hold, the places of another copy."""
-        old, new = self._folder.parents[1], folder.parents[1]
+        root = str(folder.parents[1])
+        for holder, name, kind, place in self._paths:
+            holder[name] = kind(root + place)
 
-        def moved(path: Any) -> Any:
-            place = Path(path)
-            return type(path)(new / place.relative_to(old) if place.is_relative_to(old) else place)
 
-        for module in self._modules.values():
-            for name, value in vars(module).items():
-                if name in ("__file__", "__cached__") or isinstance(value, Path):
-                    vars(module)[name] = moved(value)
-            spec = module.__spec__
-            assert spec is not None and spec.origin is not None
-            spec.origin = moved(spec.origin)
-            if spec.submodule_search_locations is not None:
-                spec.submodule_search_locations[:] = map(moved, spec.submodule_search_locations)
-                module.__path__ = spec.submodule_search_locations
+def _paths_in(modules: Iterable[ModuleType], root: str) -> Iterator[_Held]:
+    """Yield each path below a folder that modules and their specifications hold."""
+    for module in modules:
+        spec = module.__spec__
+        assert spec is not None
+        holders: list[tuple[Any, Iterable[tuple[Any, Any]]]] = [
+            (vars(module), vars(module).items()),
+            (vars(spec), [("origin", spec.origin)]),
+        ]
+        if (searched := spec.submodule_search_locations) is not None:
+            module.__path__ = searched
+            holders.append((searched, enumerate(searched)))
+        for holder, items in holders:
+            for name, value in items:
+                if isinstance(value, (str, Path)) and str(value).startswith(f"{root}/"):
+                    yield holder, name, type(value), str(value)[len(root) :]
 
 
 def _stamps(folder: Path) -> _Stamps:

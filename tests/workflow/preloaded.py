@@ -37,6 +37,8 @@ def _started() -> str:
 
 def main(place: str, owner: int) -> None:
     """Import, wait for commands, and run one: only a copy of this process gets beyond `served`."""
+    os.environ["SLURM_CONF"] = os.devnull  # as in project.py: its plugin asks for it once
+
     import accelerate
     import accelerate.commands.launch
     import diffusers
@@ -45,18 +47,26 @@ def main(place: str, owner: int) -> None:
     import nbformat
     import peft
     import PIL.ImageFont
+    import smart_open
     import snakemake.benchmark
     import snakemake.cli
+    import snakemake.profiles
     import snakemake.report.html_reporter
     import snakemake.script
     import snakemake.storage
     import snakemake.workflow
     import torch.utils.tensorboard
     import transformers
+    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+    from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
+    from snakemake_interface_report_plugins.registry import ReportPluginRegistry
+    from snakemake_interface_scheduler_plugins.registry import SchedulerPluginRegistry
+    from snakemake_interface_storage_plugins.registry import StoragePluginRegistry
 
     for name in (
         "CLIPTextModel",
         "CLIPTextModelWithProjection",
+        "CLIPTokenizerFast",
         "T5EncoderModel",
         "UMT5EncoderModel",
     ):
@@ -66,7 +76,15 @@ def main(place: str, owner: int) -> None:
         *("AutoencoderKLWan", "WanTransformer3DModel", "UniPCMultistepScheduler"),
     ):
         getattr(diffusers, name)  # imported when it is looked for
-    del accelerate, matplotlib, nbformat, peft, PIL, torch
+    for registry in (
+        ExecutorPluginRegistry,
+        LoggerPluginRegistry,
+        ReportPluginRegistry,
+        SchedulerPluginRegistry,
+        StoragePluginRegistry,
+    ):
+        registry()  # it looks for plugins through all folders that Python knows, once
+    del accelerate, matplotlib, nbformat, peft, PIL, smart_open, torch
     kept = KeptModules(Path(__file__).parents[2] / "scripts")
     gc.collect()
     gc.freeze()  # no copy looks through what all of them have

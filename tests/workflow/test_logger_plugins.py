@@ -28,6 +28,7 @@ class LogHandler(LogHandlerBase):
 def test_a_plugin_gets_the_files_and_the_end_of_each_job_that_is_shown_in_short(
     built: Project,
 ) -> None:
+    built.preloads = False  # the other process has looked for plugins before
     plugin = built / "snakemake_logger_plugin_probe/__init__.py"
     plugin.parent.mkdir()
     plugin.write_text(PROBE)
