@@ -620,6 +620,18 @@ MACHINES: dict[Key, Change] = {
         }.items()
     },
 }
+ELSEWHERE = {
+    "hub": "reaches a network",
+    "revision": "reaches a network",
+    "subfolder": "reaches a network",
+    "file": "of a hub: tests/unit/models/test_places.py",
+    "venv": "the place of an environment",
+    "config": "of a single file: tests/unit/models/test_weight_files.py, encode/test_wan_vae.py",
+    "projection": "of a text encoder: tests/workflow/test_examples.py",
+    "trust_remote_code": "of a projection: tests/unit/encode/test_projection.py",
+}
+"""Keys that no world changes, and why."""
+
 PUBLICATION: dict[Key, Any] = {
     ("publish", "path"): "elsewhere",
     **{
@@ -641,6 +653,24 @@ PUBLICATION: dict[Key, Any] = {
     ("publish", "batch_size"): 2,
     ("publish", "num_workers"): 3,
 }
+
+
+def publications(files: Callable[[Project], object] | None = None) -> dict[Key, Change]:
+    """Return the changes of a publication that has caches, of a run of one resolution.
+
+    Args:
+        files: is told of the project before.
+    """
+    found = {path: Change(value, files=files) for path, value in PUBLICATION.items()}
+    for name in ("batch_size", "num_workers"):
+        found["publish", name] = nothing(
+            PUBLICATION["publish", name],
+            "of caching, which published scripts do with `caches: false` alone",
+        )
+    found["publish", "each_resolution"] = nothing(True, "the run has one resolution")
+    return found
+
+
 PICTURES: dict[Key, Change] = {
     ("runs", "trainer", "samples", name): Change(value)
     for name, value in {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import subprocess
 import zlib
@@ -82,40 +81,7 @@ def test_a_mistake_in_the_configuration_is_one_line(
     assert built.changed(before) == NOTHING
 
 
-def test_an_empty_dataset_is_one_line_and_removes_nothing(built: Project) -> None:
-    shutil.rmtree(built / "data/shapes")
-    (built / "data/shapes").mkdir()
-    before = built.snapshot()
-    _fails(built, ", datasets.shapes.path: ", "holds no image", "put images there")
-    assert built.changed(before) == NOTHING
-
-
 # -- faulty items ------------------------------------------------------------------------------
-
-
-def test_items_without_partner_are_named_and_stop_no_other(built: Project) -> None:
-    """An image without a caption, a caption without an image, two images of one stem."""
-    data = built / "data/shapes"
-    before = built.snapshot()
-    (data / "ant.txt").unlink()
-    (data / "bee.png").unlink()
-    world.draw(data / "cat.jpg", 70)
-    world.draw(data / "new.png", 71)
-    (data / "new.txt").write_text("a new picture")
-    result = _fails(built, "data/shapes/ant.png: has no caption file; write data/shapes/ant.txt")
-    result.one_line("data/shapes/bee.txt: is a caption without an image; add the image")
-    result.one_line("data/shapes/cat.jpg: has the same name as cat.png", "rename or remove")
-    assert result.encoded() == Counts(encoded=3)
-    added = built.latents("new") | built.texts("new")
-    assert built.changed(before) == NOTHING._replace(added=added)
-
-    world.draw(data / "bee.png", 1)  # as it was
-    (data / "ant.txt").write_text(f"{world.CAPTIONS['ant']}\n")
-    (data / "cat.jpg").unlink()
-    result = built.run("caches_tiny")
-    assert result.encoded() == Counts()
-    assert {row["stem"] for row in built.manifest()} == {*world.CAPTIONS, "new"}
-    assert built.changed(before) == NOTHING._replace(added=added)
 
 
 FAULTS = {
@@ -248,14 +214,6 @@ def test_a_faulty_cache_file_asked_for_by_name_fails_with_its_fault(
 
 
 # -- odd things in the cache folder --------------------------------------------------------------
-
-
-def test_a_folder_in_the_place_of_a_cache_file_is_left_alone_and_named(built: Project) -> None:
-    place = "cache/shapes/micro/16/bee.latents.safetensors"
-    (built / place).unlink()
-    (built / place).mkdir()
-    (built / place / "notes.md").write_text("mine")
-    _fails(built, f"{place}: a folder lies where a file belongs; move it away")
 
 
 # -- the disk ----------------------------------------------------------------------------------

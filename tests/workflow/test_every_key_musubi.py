@@ -98,6 +98,7 @@ CHANGES: dict[Key, Change] = {
     **every_key.PICTURES,
     ("runs", "trainer", "samples", "frames"): Change(5),
     **every_key.LAYOUT_OF_MUSUBI,
+    **every_key.publications(_caching_scripts),
     # -- datasets
     ("datasets", "control_directory"): Change(
         "data/control", makes=frozenset({"latents"}), why="no text of Wan depends on controls"
@@ -166,30 +167,10 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "accelerate_config"): Change("data/accelerate.yaml"),
 }
 del CHANGES["musubi_tuner", "path"]
-for path, value in every_key.PUBLICATION.items():
-    CHANGES[path] = Change(value, files=_caching_scripts)
-for name in ("batch_size", "num_workers"):
-    CHANGES["publish", name] = Change(
-        every_key.PUBLICATION["publish", name],
-        makes=frozenset(),
-        why="of caching, which published scripts do with `caches: false` alone",
-    )
-CHANGES["publish", "each_resolution"] = nothing(True, "the run has one resolution")
-
-NOT_HERE = {
-    "hub": "reaches a network",
-    "revision": "reaches a network",
-    "subfolder": "reaches a network",
-    "file": "of a hub: tests/unit/models/test_places.py",
-    "venv": "the place of the trainer's environment",
-    "path": "the place of musubi-tuner: the next test",
-    "config": "of a single file: tests/unit/encode/test_wan_vae.py",
-    "projection": "of our own layout's text encoders",
-    "trust_remote_code": "of a projection",
-}
+ELSEWHERE = {**every_key.ELSEWHERE, "path": "the place of musubi-tuner: the last test"}
 
 test_every_key_is_changed_here_or_it_is_said_where = every_key.completeness(
-    TRAINER, CHANGES, NOT_HERE
+    TRAINER, CHANGES, ELSEWHERE
 )
 test_a_key_makes_what_it_shapes_stale_and_nothing_else = every_key.one_by_one(
     CHANGES, MODEL, TRAINER

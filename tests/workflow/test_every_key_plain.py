@@ -121,6 +121,7 @@ CHANGES: dict[Key, Change] = {
         for name, value in every_key.FILMED.items()
     },
     ("runs", "generate", "image"): refused("first.png", "draws from text only"),
+    **{key: nothing(value, "of other trainers") for key, value in every_key.PUBLICATION.items()},
     # -- datasets
     ("datasets", "adopt_from"): nothing("data/same", "latentmake adopt alone reads it"),
     ("datasets", "bucket_reso_steps"): Change(16),
@@ -224,23 +225,10 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "samples", "resolution"): Change(16),
     ("runs", "trainer", "samples", "seed"): Change(9),
 }
-for path, value in every_key.PUBLICATION.items():
-    CHANGES[path] = nothing(value, "of other trainers' runs")
-
-NOT_HERE = {
-    "hub": "reaches a network",
-    "revision": "reaches a network",
-    "subfolder": "reaches a network",
-    "file": "of a hub: tests/unit/models/test_places.py",
-    "venv": "of an installation that this run does not need",
-    "config": "of a single file: tests/unit/models/test_weight_files.py",
-    "projection": "of a text encoder: tests/workflow/test_examples.py",
-    "trust_remote_code": "of a projection: tests/unit/encode/test_projection.py",
-    "torch_compile": "compiles for minutes: tests/gpu",
-}
+ELSEWHERE = {**every_key.ELSEWHERE, "torch_compile": "compiles for minutes: tests/gpu"}
 
 test_every_key_is_changed_here_or_it_is_said_where = every_key.completeness(
-    TRAINER, CHANGES, NOT_HERE
+    TRAINER, CHANGES, ELSEWHERE
 )
 test_a_key_makes_what_it_shapes_stale_and_nothing_else = every_key.one_by_one(
     CHANGES, MODEL, TRAINER

@@ -112,15 +112,6 @@ CHANGES: dict[Key, Change] = {
     ("models", "dtype"): refused("float32", "dtype"),
     ("models", "vae_dtype"): refused("float32", "vae_dtype"),
 }
-ELSEWHERE = {
-    "hub": "reaches a network",
-    "revision": "reaches a network",
-    "subfolder": "reaches a network",
-    "file": "of a hub: tests/unit/models/test_places.py",
-    "config": "of a single file of our own encoders",
-    "projection": "of our own layout's text encoders",
-    "trust_remote_code": "of a projection",
-}
 
 
 def test_every_key_of_datasets_and_models_is_changed_here_or_it_is_said_where() -> None:
@@ -129,7 +120,7 @@ def test_every_key_of_datasets_and_models_is_changed_here_or_it_is_said_where() 
     # What else a text is made of is the same for every layout: test_every_key_musubi.py.
     known -= every_key.CAPTIONS.keys() - CHANGES.keys()
     assert CHANGES.keys() <= known
-    assert {key for key in known - CHANGES.keys() if key[-1] not in ELSEWHERE} == set()
+    assert {key for key in known - CHANGES.keys() if key[-1] not in every_key.ELSEWHERE} == set()
 
 
 test_a_key_makes_what_it_shapes_stale_and_nothing_else = every_key.one_by_one(

@@ -102,6 +102,7 @@ CHANGES: dict[Key, Change] = {
     **every_key.PROMPT,
     **every_key.GENERATION,
     **every_key.PICTURES,
+    **every_key.publications(),
     # -- datasets
     ("datasets", "flat"): Change(
         True, makes=frozenset({"latents", "text"}), why="those of the image in a sub-folder go"
@@ -190,29 +191,9 @@ CHANGES: dict[Key, Change] = {
     ("runs", "trainer", "arguments"): Change(["--masked_loss"]),
     ("runs", "trainer", "accelerate_config"): Change("data/accelerate.yaml"),
 }
-for path, value in every_key.PUBLICATION.items():
-    CHANGES[path] = Change(value)
-for name in ("batch_size", "num_workers"):
-    CHANGES["publish", name] = Change(
-        every_key.PUBLICATION["publish", name],
-        makes=frozenset(),
-        why="of caching, which published scripts do with `caches: false` alone",
-    )
-CHANGES["publish", "each_resolution"] = nothing(True, "the run has one resolution")
-
-NOT_HERE = {
-    "hub": "reaches a network",
-    "revision": "reaches a network",
-    "subfolder": "reaches a network",
-    "file": "of a hub: tests/unit/models/test_places.py",
-    "venv": "of an installation that has none",
-    "config": "of a single file: tests/unit/models/test_weight_files.py",
-    "projection": "of a text encoder: tests/workflow/test_examples.py",
-    "trust_remote_code": "of a projection: tests/unit/encode/test_projection.py",
-}
 
 test_every_key_is_changed_here_or_it_is_said_where = every_key.completeness(
-    TRAINER, CHANGES, NOT_HERE
+    TRAINER, CHANGES, every_key.ELSEWHERE
 )
 test_a_key_makes_what_it_shapes_stale_and_nothing_else = every_key.one_by_one(
     CHANGES, MODEL, TRAINER

@@ -159,22 +159,6 @@ def test_a_model_that_turns_out_to_be_broken_costs_nothing_when_it_is_put_right(
     assert all(path.stat().st_nlink > 1 for path in built.store())  # they take no room
 
 
-def test_an_item_set_aside_leaves_nothing_to_be_trained_on(fresh: Callable[..., Project]) -> None:
-    project = fresh()
-    project.configure(lambda values: values["datasets"]["shapes"].update(on_error="skip"))
-    (project / "data/shapes/ant.txt").write_bytes(b"\xff not UTF-8")
-    (project / "data/shapes/bee.png").write_bytes(b"no picture")
-    project.run("caches_tiny")
-    wanted = {x for stem in world.CAPTIONS for x in latents(stem) | texts(stem)}
-    gone = latents("ant") | texts("ant") | latents("bee") | texts("bee")
-    assert set(project.cache_files()) == wanted - gone
-    assert {row["stem"] for row in project.manifest() if "aside" in row} == {"ant", "bee"}
-    assert project.run("caches_tiny").idle
-    (project / "data/shapes/ant.txt").write_text("mended")
-    project.run("caches_tiny")
-    assert set(project.cache_files()) == wanted - latents("bee") - texts("bee")
-
-
 # -- videos ---------------------------------------------------------------------------------------
 
 

@@ -65,7 +65,6 @@ QUICK = (
     "tests/workflow/test_sdscripts.py::test_every_image_has_latents",
     "tests/workflow/test_sdscripts.py::test_training_goes_on",
     "tests/workflow/test_shared_cache.py",
-    "tests/workflow/test_strategies_built.py",
     "tests/workflow/test_training.py::test_a_failed_training",
     "tests/workflow/test_training.py::test_nothing_but_an_edit",
     "tests/workflow/test_vanished.py::test_caches_of_items_that_vanish_in_bulk_are_kept_apart_and_linked_back[plain-link",

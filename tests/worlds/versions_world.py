@@ -20,7 +20,6 @@ import test_every_key_plain
 import test_every_key_scripted
 import test_every_key_sdscripts
 import test_every_key_videos
-import test_several_controls
 import test_video_lists
 import wan
 import world
@@ -30,6 +29,7 @@ from PIL import Image
 from project import Project
 
 RUN = "tiny"
+SCRIPTED = {"ant": "a red circle", "bee": "a blue square", "cat": "a green star"}
 
 
 class World(NamedTuple):
@@ -57,7 +57,7 @@ def _of_test(module: Any, name: str = "key_template") -> World:
         return Project(folder)
 
     changes = getattr(module, "CHANGES", CHANGES)
-    return World(make, changes, getattr(module, "MODEL", "wan" if name == "films" else "tiny"))
+    return World(make, changes, getattr(module, "MODEL", "wan"))
 
 
 def _lists(folder: Path) -> Project:
@@ -83,21 +83,38 @@ def _lists(folder: Path) -> Project:
     return project
 
 
+def _controls(folder: Path) -> Project:
+    """Pictures with two control images each, encoded by musubi-tuner's scripts."""
+    project = _of_scripts(folder, "qwen_image_edit", task="edit-2509")
+    project.configure(
+        lambda values: values["datasets"]["shapes"].update(control_directory="data/control")
+    )
+    for number, stem in enumerate(SCRIPTED):
+        for control in range(2):
+            path = project / f"data/control/{stem}_{control}.png"
+            world.draw(path, 2 * number + control, (40 + 20 * control, 50))
+    return project
+
+
 def _layers(folder: Path) -> Project:
     """Pictures with two layers each, encoded by musubi-tuner's scripts."""
-    name = "qwen_image_layered"
-    fast_tuner.write_weights(folder.parent / "layered/tiny", vae="encoder", text="embedding")
-    places = {"vae": "models/tiny/vae.safetensors", "text": "models/tiny/text.safetensors"}
-    values = fast_tuner.config(name, **places)
-    values["datasets"]["shapes"] |= {"multiple_target": True}
-    project = Project.make(folder, values, folder.parent / "layered/tiny")
-    captions = {"ant": "a red circle", "bee": "a blue square", "cat": "a green star"}
-    fast_tuner.write_pictures(project / "data/shapes", captions, (96, 64))
-    for number, stem in enumerate(captions):
+    project = _of_scripts(folder, "qwen_image_layered")
+    project.configure(lambda values: values["datasets"]["shapes"].update(multiple_target=True))
+    for number, stem in enumerate(SCRIPTED):
         for layer in range(2):
             path = project / f"data/shapes/{stem}_{layer}.png"
             Image.new("RGBA", (96, 64), (9 * number, 90 * layer, 30, 200)).save(path)
-    fast_tuner.install(project / "musubi-tuner", MUSUBI[name])
+    return project
+
+
+def _of_scripts(folder: Path, architecture: str, **model: Any) -> Project:
+    """Three pictures, and a musubi-tuner of an architecture."""
+    weights = folder.parent / architecture / "tiny"
+    fast_tuner.write_weights(weights, vae="encoder", text="embedding")
+    places = {"vae": "models/tiny/vae.safetensors", "text": "models/tiny/text.safetensors"}
+    project = Project.make(folder, fast_tuner.config(architecture, **places, **model), weights)
+    fast_tuner.write_pictures(project / "data/shapes", SCRIPTED, (96, 64))
+    fast_tuner.install(project / "musubi-tuner", MUSUBI[architecture])
     return project
 
 
@@ -131,7 +148,7 @@ WORLDS = {
     "clips": _of_test(test_every_key_videos),
     "spans": _of_test(test_video_lists, "films"),
     "scripts": _of_test(test_every_key_scripted),
-    "controls": _of_test(test_several_controls, "project"),
+    "controls": World(_controls, CHANGES, "tiny"),
     "layers": World(_layers, CHANGES, "tiny"),
     "sdscripts": _of_test(test_every_key_sdscripts),
     "strategies": World(_strategies, CHANGES, "tiny"),

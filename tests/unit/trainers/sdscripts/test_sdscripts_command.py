@@ -119,6 +119,7 @@ def test_a_whole_network_is_trained_without_the_flags_of_a_lora(
 
 
 MASKS = {"apply_lg_attn_mask": True, "apply_t5_attn_mask": True}
+PROMPTED = {"text_arguments": ["--system_prompt", "draw"]}
 SHORT = {"text": [{"path": "clip"}, {"path": "t5", "max_length": 256}]}
 FLAGS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, str | None]]] = [
     ("flux", {}, {}, {"ae": "ae.safetensors", "clip_l": "text_0.safetensors"}),
@@ -133,6 +134,8 @@ FLAGS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, str | None]]] =
     ("sdxl", {}, {"learning_rate": 1e-4}, {"learning_rate": "0.0001"}),
     ("sdxl", {}, {"prior_loss_weight": 0.5}, {"prior_loss_weight": "0.5"}),
     ("sdxl", {}, {}, {"prior_loss_weight": None}),
+    ("lumina", PROMPTED, {}, {"system_prompt": "draw", "gemma2": "text_0.safetensors"}),
+    ("lumina", {}, {}, {"system_prompt": None, "network_module": "networks.lora_lumina"}),
 ]
 
 
