@@ -369,35 +369,27 @@ def after_others(
 def built(
     changes: Mapping[Key, Change], model: str, trainer: str
 ) -> Callable[[Project, Path], None]:
-    """Return the test that jobs make what plans say: builds, each of many changed keys.
+    """Return the test that jobs make what plans say: a build for each set of results.
 
-    Keys are changed together as far as the configuration allows it.
+    All keys that shape the same results are changed together, as far as the configuration allows
+    it. For a job it makes no difference which key has changed.
     """
-    left = [
-        (key, change)
-        for key, change in changes.items()
-        if not (
-            change.refused or change.before or _is_quiet(key, change) or _is_published(key, change)
-        )
-    ]
-
-    def follows(changes: Changes) -> Made:
-        kinds = frozenset().union(*(_kinds(key, change) for key, change in changes))
-        return closure(kinds, trainer)
+    alike: dict[Made, list[tuple[Key, Change]]] = {}
+    for key, change in changes.items():
+        alone = change.refused or change.before or _is_published(key, change)
+        if not alone and not _is_quiet(key, change):
+            alike.setdefault(closure(_kinds(key, change), trainer), []).append((key, change))
 
     def test(key_template: Project, tmp_path: Path) -> None:
-        waiting = list(left)
-        while waiting:
-            alike = [each for each in waiting if follows([each]) == follows(waiting[:1])]
-            pack = _compatible(_asked(key_template), alike, model)
-            waiting = [each for each in waiting if each not in pack]
-            project = key_template.copy(tmp_path / str(len(waiting)))
+        for number, (results, shaping) in enumerate(alike.items()):
+            pack = _compatible(_asked(key_template), shaping, model)
+            project = key_template.copy(tmp_path / str(number))
             before = state(project)
             project.config = changed(project.config, pack, model)
             result = project.run(TRAIN)
             after = state(project)
             told = _told(before, after, result)
-            assert made(before, after) == follows(pack), (pack, told)
+            assert made(before, after) == results, (pack, told)
             result = project.run(TRAIN)
             assert result.idle, (pack, result.output)
             assert state(project) == after, (pack, result.output)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_networks
 import torch
 import world
 import yaml
@@ -23,7 +24,6 @@ STEMS = ("ant", "cat", "eel")
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Path:
     """The folders that the examples name, each with a tiny network of the same kind."""
-    from diffusers import AutoencoderKL, UNet2DConditionModel
     from tokenizers import Tokenizer
     from tokenizers.models import Unigram
     from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
@@ -35,25 +35,11 @@ def models(tmp_path_factory: pytest.TempPathFactory, micro: Path) -> Path:
         (plain / name).symlink_to(micro / name)
     torch.manual_seed(5)
     # Attention at few places alone: at all 64 x 64 of them a CPU takes minutes a step.
-    UNet2DConditionModel(
-        block_out_channels=(8, 8, 8, 16),
-        down_block_types=(*("DownBlock2D",) * 3, "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", *("UpBlock2D",) * 3),
-        layers_per_block=1,
-        cross_attention_dim=16,
-        attention_head_dim=4,
-        norm_num_groups=4,
-    ).save_pretrained(plain / "unet")
-    AutoencoderKL(
-        block_out_channels=(8, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        mid_block_add_attention=False,
-        scaling_factor=0.13025,
-    ).save_pretrained(folder / "stable-diffusion-xl-base-1.0/vae")
+    attends, settings = (False, False, False, True), {"attention_head_dim": 4, "norm_num_groups": 4}
+    unet = tiny_networks.unet((8, 8, 8, 16), 16, attends, **settings)
+    unet.save_pretrained(plain / "unet")
+    vae = tiny_networks.vae(mid_block_add_attention=False, scaling_factor=0.13025)
+    vae.save_pretrained(folder / "stable-diffusion-xl-base-1.0/vae")
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     pieces += [(letter, -3.0) for letter in "abcdefghijklmnopqrstuvwxyz "]
     PreTrainedTokenizerFast(

@@ -72,21 +72,14 @@ def make_model(folder: Path, width: int = 16) -> None:
         folder: where.
         width: of the text's embeddings: 768 as Stable Diffusion 1.x, for whatever goes by it.
     """
+    import tiny_networks
     import torch
-    from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+    from diffusers import DDPMScheduler
     from transformers import CLIPTextConfig, CLIPTextModel
 
     torch.manual_seed(0)
-    AutoencoderKL(
-        block_out_channels=(8, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        mid_block_add_attention=False,
-        sample_size=32,
-    ).save_pretrained(folder / "vae")
+    vae = tiny_networks.vae(mid_block_add_attention=False, sample_size=32)
+    vae.save_pretrained(folder / "vae")
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder / "tokenizer")
     CLIPTextModel(
@@ -103,18 +96,8 @@ def make_model(folder: Path, width: int = 16) -> None:
             pad_token_id=tokenizer.pad_token_id,
         )
     ).save_pretrained(folder / "text_encoder")
-    UNet2DConditionModel(
-        sample_size=4,
-        in_channels=4,
-        out_channels=4,
-        block_out_channels=(8, 16),
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        layers_per_block=1,
-        cross_attention_dim=width,
-        attention_head_dim=4,
-        norm_num_groups=4,
-    ).save_pretrained(folder / "unet")
+    settings = {"sample_size": 4, "attention_head_dim": 4, "norm_num_groups": 4}
+    tiny_networks.unet((8, 16), width, **settings).save_pretrained(folder / "unet")
     DDPMScheduler(beta_schedule="scaled_linear").save_pretrained(folder / "scheduler")
 
 

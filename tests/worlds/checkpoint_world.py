@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import tiny_networks
 import torch
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
@@ -82,13 +83,7 @@ def write(folder: Path, file: Path, tokenizer: Path, kind: Kind = "sd1") -> None
 
 def _vae(kind: Kind) -> AutoencoderKL:
     own = {"scaling_factor": 0.13025, "force_upcast": True} if kind == "sdxl" else {}
-    vae = AutoencoderKL(
-        block_out_channels=(32, 32, 64, 64),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        layers_per_block=1,
-        **own,
-    )
+    vae = tiny_networks.vae((32, 32, 64, 64), norm_num_groups=32, **own)
     if kind != "sdxl":  # as in the published configurations
         vae._internal_dict = type(vae.config)(
             {k: v for k, v in vae.config.items() if k != "force_upcast"}
@@ -120,13 +115,11 @@ def _unet(width: int, kind: Kind) -> UNet2DConditionModel:
             "projection_class_embeddings_input_dim": 1536 + 2 * _WIDTHS[kind],
             "transformer_layers_per_block": [1, 2],
         }
-    return UNet2DConditionModel(
+    return tiny_networks.unet(
+        (64, 128),
+        width,
+        (True, True),
         sample_size=8,
-        block_out_channels=(64, 128),
-        layers_per_block=1,
-        down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=width,
         attention_head_dim=8 if kind == "sd1" else (1, 2),
         use_linear_projection=kind != "sd1",
         **own,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tiny_networks
 import torch
 from diffusers import AutoencoderKL
 
@@ -28,16 +29,9 @@ def pictures(side: int = SIDE) -> dict[str, torch.Tensor]:
 def narrow_vae(*, flux: bool = False) -> AutoencoderKL:
     """Return the VAE of Stable Diffusion, or of Flux, with 4 channels at first in place of 128."""
     torch.manual_seed(0)
-    return AutoencoderKL(
-        block_out_channels=(4, 8, 16, 16),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        layers_per_block=2,
-        norm_num_groups=4,
-        latent_channels=16 if flux else 4,
-        use_quant_conv=not flux,
-        use_post_quant_conv=not flux,
-    ).eval()
+    own = {"latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}
+    settings = own if flux else {}
+    return tiny_networks.vae((4, 8, 16, 16), layers_per_block=2, **settings).eval()
 
 
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:

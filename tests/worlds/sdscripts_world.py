@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tiny_networks
 import torch
 from diffusers import AutoencoderKL
 from latentmake.config.datasets import Dataset
@@ -35,15 +36,7 @@ TEXT_KEYS = {
 def tiny_vae(channels: int = 4) -> AutoencoderKL:
     """A VAE of some thousand random weights, which makes an eighth of each side."""
     torch.manual_seed(0)
-    return AutoencoderKL(
-        block_out_channels=(8, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        layers_per_block=1,
-        latent_channels=channels,
-        norm_num_groups=4,
-        mid_block_add_attention=False,
-    ).eval()
+    return tiny_networks.vae(latent_channels=channels, mid_block_add_attention=False).eval()
 
 
 def read(path: Path) -> dict[str, Any]:

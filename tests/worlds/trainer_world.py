@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import tiny_networks
 import torch
-from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+from diffusers import DDPMScheduler, UNet2DConditionModel
 from latentmake.config.models import Model
 from latentmake.config.trainers import SdTrainer
 from latentmake.runs.order import RunFiles
@@ -52,14 +53,7 @@ def make_unet(folder: Path, **changes: Any) -> Path:
 
 def make_vae(folder: Path) -> Path:
     torch.manual_seed(2)
-    AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        norm_num_groups=4,
-        sample_size=16,
-    ).save_pretrained(folder)
+    tiny_networks.vae((8, 8), sample_size=16).save_pretrained(folder)
     return folder
 
 
