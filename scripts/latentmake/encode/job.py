@@ -79,6 +79,7 @@ class Job:
         self._digest = digest.of_bytes(self._recipe.encode())
         self.common = {"dataset": order.dataset, "model": order.model, "kind": order.kind}
         self.common["recipe"] = self._digest
+        self.common["settings"] = settings_digest(order.dataset_settings)
         # The store is usually empty; then no target has to be looked up there.
         self._has_store = bool(store.keys()) and not order.forced
         # Files newer than a forced order are kept: an earlier attempt of this job wrote them.
@@ -239,8 +240,7 @@ class Job:
         with self._lock:
             self.say(f"faulty: {line}")
             self.failed[item.stem] = line
-            settings = settings_digest(self.order.dataset_settings)
-            self.faults.append({**fault, "digest": content, "line": line, "settings": settings})
+            self.faults.append({**fault, "digest": content, "line": line})
 
     def refuse(self, item: Item, key: str, source: str, what: str, hint: str) -> None:
         """Refuse the content with a key, and so the item; see `refused`."""
