@@ -206,7 +206,7 @@ def _rows(
             f"{training['run']}, {training['began'][:16]}, as {some(training['items'])}",
         )
         copies = [*training["weights"], *training["saved"]]
-        gone = "its weights are not here any more"
+        gone = "it left no weights" if training["ended"] else "its weights are not here any more"
         yield "", f"weights: {some(copies)}" if copies else gone
 
 
@@ -222,7 +222,7 @@ def advice(trained: Sequence[dict[str, Any]], present: Sequence[str]) -> Iterato
         yield f"only earlier weights contain it: delete {some(earlier)}"
         return
     if not runs:
-        yield f"only saved steps contain it: delete {some(copies)}"
+        yield f"only saved steps or checkpoints contain it: delete {some(copies)}"
         return
     first = f"delete {some(present)}, then run" if present else "run"
     targets = " ".join(f"train_{run}" for run in runs)

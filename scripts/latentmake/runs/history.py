@@ -41,11 +41,13 @@ from latentmake.plan.manifest import (
     run_folder,
 )
 from latentmake.plan.product import Parts
-from latentmake.runs.order import COPIED, RECORD, Record, RunFiles, RunOrder, parts_in
+from latentmake.runs.order import COPIED, PROGRESS, RECORD, Record, RunFiles, RunOrder, parts_in
 from latentmake.runs.rows import Row, rows_of
 
 ROSTER = "roster.jsonl.gz"
 SAMPLES = "samples.webp"
+_KEPT = (f"saved/*/{COPIED}", f"checkpoints/*/{PROGRESS}", f"output/{COPIED}")
+"""Records beside weights that are no result, below the folder of a run or of its result."""
 UNKNOWN_END = "it was killed, or is still running"
 """End of a training whose process has not noted another one."""
 _SAMPLES = 8  # most sample pictures of a launched trainer that are kept
@@ -128,9 +130,10 @@ class Training(NamedTuple):
 
     @property
     def saved(self) -> list[str]:
-        """Folders of its saved steps that are still there."""
-        folders = run_folder(self.run).rglob("saved/step-*")
-        return [str(copy) for copy in folders if parts_in(copy / COPIED) == self.record.parts]
+        """Present folders of its saved steps, checkpoints and states."""
+        records = [path for kept in _KEPT for path in run_folder(self.run).rglob(kept)]
+        own = [path.parent for path in records if parts_in(path) == self.record.parts]
+        return [str(folder) for folder in own if any(folder.rglob("*.safetensors"))]
 
     @property
     def is_present(self) -> bool:

@@ -299,7 +299,9 @@ def taken_back(run: str) -> str:
 
 
 COPIED = "wanted.json"
-"""File in a copy of trained weights that has the parts of its training."""
+"""File with copies of trained weights, or states, that has the parts of their training."""
+PROGRESS = "progress.json"
+"""File in a checkpoint that has the parts of its training, and how far it came."""
 
 
 class States(Made):
@@ -346,7 +348,7 @@ class RunFiles:
         self.prompts = self.output / "prompts.txt"  # sample prompts for a launched trainer
         self.work = self.output / "output"  # a launched trainer's own weights and states
         self.last = self.work / self.weights.name  # the launched trainer's last weights
-        self.progress = self.work / "wanted.json"  # a `States`
+        self.progress = self.work / COPIED  # a `States`
         self.resumed = self.work / "resumed"  # states from which a training was resumed
         self.previous = self.output / PREVIOUS  # the previous result, see `training.previous`
         self.history = self.output / "history"  # see `runs.history`

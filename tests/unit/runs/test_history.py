@@ -159,14 +159,25 @@ def test_the_folder_is_found_by_files_of_the_run() -> None:
     assert RunFiles(order()).history == RUN / "history"
 
 
-def test_weights_that_were_only_saved_are_deleted_and_not_trained_again() -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        "saved/step-000005/wanted.json",
+        "checkpoints/step-000005/progress.json",
+        "output/wanted.json",
+    ],
+)
+def test_weights_of_an_unfinished_training_are_deleted_and_not_trained_again(place: str) -> None:
     manifest(a="a red cat")
     record = Record(parts=parts(), seconds=0)
     history.begin("cats", history.roster_of(MANIFEST), record)
-    (RUN / "saved/step-000005").mkdir(parents=True)
-    write_parts(RUN / "saved/step-000005/wanted.json", parts())
+    write_parts(RUN / place, parts())
     (training,) = trainings_with(lambda source, texts: source == "picture of a")
-    assert (training["weights"], training["saved"]) == ([], ["runs/cats/saved/step-000005"])
+    assert training["saved"] == []
+    (RUN / place).with_name("weights.safetensors").touch()
+    (training,) = trainings_with(lambda source, texts: source == "picture of a")
+    folder = str((RUN / place).parent)
+    assert (training["weights"], training["saved"]) == ([], [folder])
     assert [*advice([training], [])] == [
-        "only saved steps contain it: delete runs/cats/saved/step-000005"
+        f"only saved steps or checkpoints contain it: delete {folder}"
     ]

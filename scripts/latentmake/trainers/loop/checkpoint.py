@@ -20,11 +20,10 @@ from pydantic import Field
 
 from latentmake.plan.estimates import Amount
 from latentmake.plan.product import Made, Parts
-from latentmake.runs.order import RunFiles
+from latentmake.runs.order import PROGRESS, RunFiles
 from latentmake.trainers.loop.order import Order, TrainingOrder
 
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
-PROGRESS = "progress.json"
 
 
 class Progress(Made):

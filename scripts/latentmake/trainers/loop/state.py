@@ -19,12 +19,8 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import TrainingError, first_line, is_out_of_memory
 from latentmake.config.trainers import LoopTrainer
 from latentmake.plan.product import Parts
-from latentmake.trainers.loop.checkpoint import (
-    PROGRESS,
-    Progress,
-    find,
-    folders,
-)
+from latentmake.runs.order import PROGRESS
+from latentmake.trainers.loop.checkpoint import Progress, find, folders
 from latentmake.trainers.loop.recipe import Network, Recipe
 
 State: TypeAlias = tuple[dict[str, torch.Tensor], dict[str, Any]]

@@ -28,6 +28,7 @@ from latentmake.base.signals import signals_call
 from latentmake.encode.encoders.device import download
 from latentmake.runs.order import (
     COPIED,
+    PROGRESS,
     Record,
     RunFiles,
     TrainedParts,
@@ -176,7 +177,7 @@ class Training:
         have more steps than this training; it is skipped.
         """
         for _, folder in checkpoint.folders(self.files.checkpoints):
-            if checkpoint.Progress.read(folder / checkpoint.PROGRESS) is None:
+            if checkpoint.Progress.read(folder / PROGRESS) is None:
                 say(f"{folder} is damaged and skipped")
         for folder, progress in checkpoint.resumable(self.order, self.wanted):
             own = progress.parts == self.wanted
