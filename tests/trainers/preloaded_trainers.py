@@ -10,10 +10,8 @@ networks, which would take gigabytes. Hugging Face's cache holds their tiny toke
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -22,6 +20,7 @@ _TESTS = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(1, str(_TESTS / "workflow"))
     sys.path.insert(2, str(_TESTS / "trainers/tiny"))
+    sys.path.insert(3, str(_TESTS / "worlds"))
 
 import fork_server  # noqa: E402 -- the server's own path begins above
 
@@ -54,9 +53,10 @@ def main(place: str, owner: int) -> None:
     import gc
 
     import torch
+    import torchvision_operators
 
     _stand_in_for_cuda(torch)
-    _declare_operators(torch)
+    torchvision_operators.declare()
     import accelerate.commands.launch  # noqa: F401
     import av  # noqa: F401
     import cv2
@@ -114,21 +114,6 @@ def _stand_in_for_cuda(torch) -> None:  # type: ignore[no-untyped-def]
     torch.cuda.current_device = lambda: 0
     torch.cuda.empty_cache = lambda: None
     torch.cuda.mem_get_info = lambda *_: (0, 0)
-
-
-def _declare_operators(torch) -> None:  # type: ignore[no-untyped-def]
-    """Declare torchvision's operators where its own were built for another torch than this."""
-    spec = importlib.util.find_spec("torchvision")
-    assert spec is not None and spec.origin is not None, "the trainers need torchvision"
-    folder = Path(spec.origin).parent
-    try:
-        torch.ops.load_library(str(next(folder.glob("_C*.so"))))
-    except (OSError, StopIteration):
-        text = (folder / "_meta_registrations.py").read_text()
-        names = re.findall(r'register_fake\("torchvision::(\w+)"\)', text)
-        torch.torchvision_operators = torch.library.Library("torchvision", "DEF")
-        for name in names:
-            torch.torchvision_operators.define(f"{name}(Tensor boxes) -> Tensor")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,11 @@ from latentmake.config.architectures import ARCHITECTURES, WAN
 from latentmake.config.external_trainers import SdScriptsTrainer
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.makers import Architecture
+from latentmake.config.models import Model
 from latentmake.trainers.launched.installation import Installation, flags
 from latentmake.trainers.launched.order import Resume, prompt_lines
+from latentmake.trainers.musubi.command import caching_arguments
+from latentmake.trainers.musubi.order import find
 from latentmake.trainers.sdscripts.order import training_arguments as command_arguments
 from rows_world import make_row_run
 from sdscripts_world import order_of
@@ -126,3 +129,47 @@ def test_a_line_of_the_prompt_file_says_what_samples_say(
     said = {"width": 96, "height": 64, "sample_steps": 12, "negative_prompt": "grey, dull"}
     said |= {scale: 4.5, "seed": 3} | ({"frame_count": frames} if frames else {})
     assert read == [{"prompt": "a cat sleeps"} | said, {"prompt": "a dog"} | said | {"seed": 7}]
+
+
+# -- caching scripts of musubi-tuner --------------------------------------------------------------
+
+# Those whose tasks differ in arguments of a caching script; each task of a row is asked for.
+CACHING_ROWS = [
+    row
+    for row in (WAN, *ARCHITECTURES.values())
+    if any(each.latents or each.text for each in row.versions.values())
+]
+
+
+def model_of(row: Architecture, task: str) -> Model:
+    """Return a model with every key that the row's scripts take."""
+    scripts = row.scripts
+    files = (*scripts.latents.files, *scripts.text.files)
+    keys = {file.key for file in files if file.required} | {*scripts.versions[task].needs}
+    values: dict[str, object] = {key: "weights" for key in keys if not key.startswith("text")}
+    texts = {file.key for file in scripts.text.files if file.key.startswith("text")}
+    values["text"] = ["weights"] * len(texts)
+    values["task"] = task or None
+    if row is WAN:
+        values["encoder"] = "musubi"
+    else:
+        values["architecture"] = row.name
+    if scripts.latents.dtype_flag:
+        values["vae_dtype"] = "float32"
+    return Model.model_validate({key: each for key, each in values.items() if each is not None})
+
+
+@pytest.mark.parametrize("row", CACHING_ROWS, ids=lambda row: row.name)
+def test_a_script_knows_each_flag_and_task_of_its_row(row: Architecture) -> None:
+    settings = ExternalProgram(path=str(sources("musubi-tuner")), venv=PYTHON)
+    program = find(settings, row.scripts)
+    for task, version in row.scripts.versions.items():
+        for kind in ("latents", "text"):
+            model, script = model_of(row, task), row.scripts.caching(kind).name
+            further = {"--num_workers": 1, "--skip_existing": True, "--keep_cache": True}
+            given = caching_arguments(model, kind, "toml", lambda weights: weights.local, further)
+            assert flags(program, given, script).verdict == "ok"
+            sources_of_versions = program.scripts.glob("*/*_utils.py")
+            texts = [path.read_text() for path in (program.script(script), *sources_of_versions)]
+            for value in (each for each in version.caching(kind) if each[:1] != "-"):
+                assert any(f'"{value}"' in text for text in texts), (task, value)

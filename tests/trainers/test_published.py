@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import publish_world
 import pytest
+import sdscripts_world
 import world
-from conftest import said_by, write_wan_dit
+from conftest import Find, Weights, output_of, said_by, write_wan_dit
 from latentmake import backends
 from latentmake.base.paths import System
 from latentmake.config.datasets import Dataset
@@ -22,19 +23,16 @@ from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
 from latentmake.plan.planner import make_plan
 from latentmake.plan.remembered import facts_with
-from latentmake.runs.order import read_order
 from latentmake.trainers.launched.installation import Installation
-from latentmake.trainers.launched.publish import Names, publish
-from latentmake.trainers.musubi import publish as musubi
-from latentmake.trainers.sdscripts import backend as sdscripts
-from latentmake.trainers.sdscripts.order import SdScriptsOrder
+from latentmake.trainers.launched.publish import Names, Publication, publish
+from latentmake.trainers.musubi.publish import MusubiPublication
+from latentmake.trainers.sdscripts.backend import SdScriptsPublication
 from order_world import carry_out
 from project import ROOT
-from publish_world import order_of
 from safetensors import safe_open
-from test_resume_sdscripts import make_run
+from test_training_sdscripts import make_run
 
-pytestmark = pytest.mark.real_trainer
+pytestmark = [pytest.mark.real_trainer, pytest.mark.usefixtures("own_folder")]
 
 
 def facts(values: dict[str, Any]) -> Facts:
@@ -47,41 +45,27 @@ def caption_in(cache: Path) -> str:
         return str(file.metadata()["caption1"])
 
 
-def published(values: dict[str, Any]) -> list[str]:
-    """Publish the run without caches; return what was said."""
-    said: list[str] = []
+def published(values: dict[str, Any]) -> None:
+    """Publish the run without caches."""
     known = facts(values)
     backend = backends.of_run(known.config, "tiny")
     assert backend is not None
     backend.check_publication(known, "tiny")
     order = backend.plan_publication(known, "tiny")
-    backends.of_order(order).publish(order, said.append)
-    return said
+    backends.of_order(order).publish(order, print)
 
 
 def run_script(script: Path, program: Installation) -> None:
     """Run a published script with the Python of the trainers."""
     environment = program.environment()
     environment["PATH"] = f"{program.python.parent}:{environment['PATH']}"
-    done = subprocess.run(
-        ["bash", script],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    output_of("bash", script, **environment)
 
 
 def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    trainer: Callable[[str, str], Installation],
-    tiny_weights: Callable[[str], Path],
+    trainer: Find, tiny_weights: Weights
 ) -> None:
     tuner = trainer("musubi-tuner", "wan_train_network.py")
-    monkeypatch.chdir(tmp_path)
     for number, (stem, caption) in enumerate([*world.CAPTIONS.items()][:2]):
         world.draw(Path(f"data/{stem}.png"), number, (64, 64))
         if not number:  # a captioner writes that of the other
@@ -142,23 +126,17 @@ def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
 
 
 def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    trainer: Callable[[str, str], Installation],
+    trainer: Find,
 ) -> None:
     program = trainer("sd-scripts", "train_network.py")
-    monkeypatch.chdir(tmp_path)
-    order = read_order(make_run(tmp_path, program), SdScriptsOrder)
-    further = {"max_train_epochs": 1, "save_every_n_epochs": None}
-    order = order.model_copy(
+    order = make_run(program, max_train_epochs=1, save_every_n_epochs=None).model_copy(
         update={
             "publish": Publish(caches=False, batch_size=2, num_processes=1),
-            "trainer": order.trainer.model_copy(update=further),
             "program": ExternalProgram(path=os.fspath(program.folder)),
         }
     )
     shutil.rmtree("cache")
-    publish(sdscripts.SdScriptsPublication(order), print)
+    publish(SdScriptsPublication(order), print)
     place = Path("published/cats")
     assert not list(place.rglob("*.npz"))
     run_script(place / "train_cats.sh", program)
@@ -167,15 +145,44 @@ def test_sd_scripts_makes_the_caches_of_a_published_folder_and_trains_on_them(
     assert {*place.rglob("*.npz")} == caches
     assert (place / "output/cats.safetensors").stat().st_size > 1000
     world.draw(Path("data/ant.png"), 7, (64, 64))
-    publish(sdscripts.SdScriptsPublication(order), print)
+    publish(SdScriptsPublication(order), print)
     assert {*place.rglob("*.npz")} == caches - {place / "cats_64/ant_0064x0064_sd.npz"}
 
 
-MUSUBI_RUNS: dict[str, Any] = {
+MUSUBI_DATASETS: dict[str, Any] = {
     "images": {"fit": "bucket", "bucket_no_upscale": True, "num_repeats": 2},
     "videos": {"target_frames": [1, 5], "frame_extraction": "uniform", "source_fps": 30},
     "control": {"control_directory": "control", "caption_extension": ".caption"},
 }
+SD_DATASET = {"path": "data", "fit": "bucket", "flip_aug": True, "alpha_mask": True}
+
+
+def of_musubi(program: ExternalProgram) -> Iterator[Publication[Any]]:
+    """Yield publications of a run with each attention."""
+    datasets = {name: Dataset(path=name, **given) for name, given in MUSUBI_DATASETS.items()}
+    for attention in ("sdpa", "flash_attn", "flash3", "xformers"):
+        order = publish_world.order_of(
+            datasets=datasets,
+            model={"task": "i2v-A14B", "fp8_t5": True, "dit_high_noise": "high.safetensors"},
+            trainer={"fp8_base": True, "fp8_scaled": True, "save_every_n_epochs": 2},
+            program=program,
+            publish=Publish(caches=False, attention=attention, batch_size=2, num_workers=2),
+        )
+        yield MusubiPublication(order)
+
+
+def of_sd_scripts(program: ExternalProgram) -> Iterator[Publication[Any]]:
+    """Yield publications of a run of each architecture."""
+    for architecture in sdscripts_world.ENCODERS:
+        order = sdscripts_world.order_of(
+            architecture,
+            datasets={"a": Dataset.model_validate(SD_DATASET)},
+            program=program,
+            publish=Publish(caches=False, batch_size=2),
+        )
+        yield SdScriptsPublication(order)
+
+
 VALIDATE = {
     "musubi-tuner": """# preloaded
 import sys, tomllib
@@ -199,82 +206,27 @@ print("accepted", len(sys.argv) - 1)
 }
 
 
-def accepted(tuner: Installation, tomls: list[Path]) -> str:
-    """Load dataset TOMLs by the schema of a trainer."""
-    return said_by(tuner, VALIDATE[tuner.name], *tomls)
-
-
-def test_musubi_tuners_schema_takes_every_toml_and_its_scripts_know_every_flag(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    trainer: Callable[[str, str], Installation],
+@pytest.mark.parametrize(
+    ("name", "script", "publications"),
+    [
+        ("musubi-tuner", "wan_train_network.py", of_musubi),
+        ("sd-scripts", "train_network.py", of_sd_scripts),
+    ],
+)
+def test_a_schema_takes_every_toml_and_the_scripts_know_every_flag(
+    tmp_path: Path, trainer: Find, name: str, script: str, publications: Callable[..., Any]
 ) -> None:
-    tuner = trainer("musubi-tuner", "wan_train_network.py")
-    monkeypatch.chdir(tmp_path)
+    program = trainer(name, script)
     tomls = []
-    for attention in ("sdpa", "flash_attn", "flash3", "xformers"):
-        order = order_of(
-            datasets={
-                name: Dataset.model_validate({"path": name, **settings})
-                for name, settings in MUSUBI_RUNS.items()
-            },
-            model={"task": "i2v-A14B", "fp8_t5": True, "dit_high_noise": "high.safetensors"},
-            trainer={"fp8_base": True, "fp8_scaled": True, "save_every_n_epochs": 2},
-            program=ExternalProgram(path=os.fspath(tuner.folder)),
-            publish=Publish(caches=False, attention=attention, batch_size=2, num_workers=2),
-        )
-        found = {each.what: each for each in musubi.MusubiPublication(order).findings()}
+    for number, publication in enumerate(publications(ExternalProgram(path=str(program.folder)))):
+        order, found = publication.order, {each.what: each for each in publication.findings()}
         for what, finding in found.items():
             if what.startswith(("arguments", "dataset TOML", "attention")):
                 assert finding.verdict == "ok", finding
-        assert "arguments of wan_cache_text_encoder_outputs.py" in found
-    systems: tuple[System, ...] = ("linux", "windows")
-    for system in systems:
-        tomls.append(tmp_path / f"{system}.toml")
-        tomls[-1].write_text(musubi.MusubiPublication(order).dataset(Names(order, system)))
-    assert accepted(tuner, tomls) == "accepted 2"
-
-
-def test_sd_scripts_schema_takes_every_toml_and_its_scripts_know_every_flag(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    trainer: Callable[[str, str], Installation],
-) -> None:
-    tuner = trainer("sd-scripts", "train_network.py")
-    monkeypatch.chdir(tmp_path)
-    world.draw(Path("data/a.png"), 1, (64, 64))
-    Path("data/a.txt").write_text("a red circle")
-    tomls = []
-    dataset = {"path": "data", "fit": "bucket", "flip_aug": True, "alpha_mask": True}
-    further = (("lumina", 1), ("hunyuan_image", 2), ("anima", 1))
-    ours = (("sd1", 1), ("sd2", 1), ("sdxl", 2), ("sd3", 3), ("flux", 2))
-    for architecture, encoders in ours + further:
-        settings: dict[str, Any] = {"kind": "sdscripts"}
-        if architecture == "sd2":  # a single file of which does not tell it
-            settings["v_parameterization"] = True
-        values = {
-            "datasets": {"a": dataset},
-            "models": {
-                "m": {
-                    "architecture": architecture,
-                    "layout": "sdscripts",
-                    "vae": "/there/vae.safetensors",
-                    "text": [f"/there/{number}.safetensors" for number in range(encoders)],
-                    "checkpoint": "/there/checkpoint.safetensors",
-                }
-            },
-            "runs": {
-                "tiny": {
-                    "datasets": ["a"],
-                    "model": "m",
-                    "resolutions": [512],
-                    "trainer": settings,
-                }
-            },
-            "sd_scripts": {"path": os.fspath(tuner.folder)},
-            "publish": {"path": f"out/{architecture}", "caches": False, "batch_size": 2},
-        }
-        said = published(values)
-        assert "arguments of " in said[0] and "failed" not in said[0]
-        tomls += sorted(Path(f"out/{architecture}/tiny").absolute().glob("*.toml"))
-    assert accepted(tuner, tomls) == "accepted 16"
+        scripts = {call for call, _ in publication.calls(Names(order, "linux"))}
+        assert {f"arguments of {each}" for each in scripts} <= found.keys()
+        systems: tuple[System, ...] = ("linux", "windows")
+        for system in systems:
+            tomls.append(tmp_path / f"{number}_{system}.toml")
+            tomls[-1].write_text(publication.dataset(Names(order, system)))
+    assert said_by(program, VALIDATE[name], *tomls) == f"accepted {len(tomls)}"

@@ -1,24 +1,24 @@
-"""sd-scripts' own code does with our LoRA in kohya's names what our network does with the LoRA."""
+"""sd-scripts' own code does with our LoRA's file what our network does, and reads its header."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Find
+from conftest import Find, output_of
 from latentmake.config.trainers import SdTrainer
 from latentmake.config.weights import Weights
+from latentmake.runs.order import RunFiles
 from latentmake.trainers.lora import kohya_bytes, lora_tensors
 from latentmake.trainers.sd import network
-from latentmake.trainers.sd.unet import places_of
+from latentmake.trainers.sd.unet import KOHYA_WEIGHTS, places_of
 from safetensors.torch import load_file, save_file
-from trainer_world import TEXT_WIDTH, make_unet
+from trainer_world import TEXT_WIDTH, make_unet, trained
 
-pytestmark = pytest.mark.real_trainer
+pytestmark = [pytest.mark.real_trainer, pytest.mark.usefixtures("own_folder")]
 
 # All layers that sd-scripts trains when it has a `conv_dim`.
 TARGETS = [
@@ -92,12 +92,29 @@ def test_sd_scripts_applies_the_lora_that_we_trained(tmp_path: Path, trainer: Fi
     _, place, _ = places_of(denoiser.unet.config)
     (tmp_path / "kohya.safetensors").write_bytes(kohya_bytes(denoiser.unet, place))
     (tmp_path / "apply.py").write_text(SCRIPT)
-    subprocess.run(
-        [scripts.python, "apply.py"], cwd=tmp_path, env=scripts.environment(), check=True
-    )
+    output_of(scripts.python, "apply.py", cwd=tmp_path, **scripts.environment())
     found, expected = load_file(tmp_path / "found.safetensors"), _predicted(denoiser.unet, given)
     assert (expected - base).abs().max() > 0.1
     assert torch.allclose(found["base"], base, rtol=0, atol=1e-5)
     assert torch.allclose(found["applied"], expected, rtol=0, atol=1e-4)
     keys = json.loads((tmp_path / "keys.json").read_text())
     assert sorted(load_file(tmp_path / "kohya.safetensors")) == keys
+
+
+def test_the_tool_that_shows_metadata_shows_ours(tmp_path: Path, trainer: Find) -> None:
+    scripts = trainer("sd-scripts", "train_network.py")
+    order = trained(tmp_path, steps=1, title="My cats", trigger="sks cat")
+    weights = RunFiles(order).output / KOHYA_WEIGHTS
+    (tmp_path / "show.py").write_text(
+        "import runpy, sys\n"
+        "from library import sai_model_spec\n"
+        f"sys.argv[1:] = ['--model', {str(weights)!r}]\n"
+        f"runpy.run_path({str(scripts.folder / 'tools/show_metadata.py')!r})\n"
+        "metadata = sai_model_spec.load_metadata_from_safetensors(sys.argv[2])\n"
+        "print(sai_model_spec.get_title(metadata))\n"
+    )
+    shown = output_of(scripts.python, "show.py", cwd=tmp_path, **scripts.environment())
+    said, title = json.JSONDecoder().raw_decode(shown[shown.index("{") :])[0], "My cats"
+    assert said["modelspec.title"] == title and said["modelspec.trigger_phrase"] == "sks cat"
+    assert said["modelspec.architecture"] == "stable-diffusion-v1/lora"
+    assert shown.splitlines()[-1] == title

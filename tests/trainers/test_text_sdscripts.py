@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from conftest import sources
+from conftest import output_of, sources
 from latentmake.config.models import Model
 from latentmake.encode.encoders.sdscripts import text_arrays
 from latentmake.encode.encoders.text import text_encoders
@@ -115,18 +114,9 @@ def theirs(architecture: str, length: int, networks: list[list[str]], venv: Path
         "folder": str(folder.absolute()),
     }
     Path("job.json").write_text(json.dumps(job))
-    done = subprocess.run(
-        [
-            venv / "bin/python",
-            Path(__file__).with_name("sdscripts_text.py"),
-            Path("job.json").absolute(),
-        ],
-        cwd=sources("sd-scripts"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    script = Path(__file__).with_name("sdscripts_text.py")
+    command = [venv / "bin/python", script, Path("job.json").absolute()]
+    output_of(*command, cwd=sources("sd-scripts"))
     return [np.load(folder / f"{number}.npz") for number in range(len(CAPTIONS))]
 
 

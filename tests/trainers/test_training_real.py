@@ -11,6 +11,7 @@ import pytest
 from conftest import Make, Weights, sources
 from latentmake.config.machines import ExternalProgram
 from latentmake.runs import history
+from latentmake.trainers.init.local_models import model_at
 from latentmake.trainers.musubi.backend import Musubi
 from musubi_world import write_order
 from real_models import CAPTION, STEMS
@@ -58,7 +59,10 @@ def make_project(
 def test_each_trains_and_then_has_nothing_to_do(
     tmp_path: Path, forked_venv: Path, tiny_weights: Weights, name: str, task: str
 ) -> None:
-    order = make_project(tmp_path, name, task, forked_venv, tiny_weights(f"{name}_dit"))
+    weights = tiny_weights(f"{name}_dit")
+    network = shutil.copy(weights / "dit.safetensors", f"{name}.safetensors")
+    assert model_at(Path(network)).architecture.name == name  # as `latentmake init` asks
+    order = make_project(tmp_path, name, task, forked_venv, weights)
     Musubi().train(order, log=LOG, receipt=RECEIPT)
     lora = load_file(f"runs/{RUN}/{RUN}.safetensors")
     raised = [value for key, value in lora.items() if key.endswith("lora_up.weight")]

@@ -10,13 +10,11 @@ from typing import Any
 import musubi_world
 import pytest
 import torch
-from conftest import PYTHON, Find, Make, answer_of
+from conftest import PYTHON, Find, answer_of
 from latentmake.base import atomic
 from latentmake.config.datasets import Dataset
-from latentmake.config.root import parse
 from latentmake.trainers.musubi.deploy import deploy, training_toml
 from latentmake.trainers.musubi.order import MusubiOrder
-from real_models import CAPTION, STEMS
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.real_trainer
@@ -128,29 +126,3 @@ def test_each_text_of_an_item_is_trained_on_with_its_latents(
     clips = Counter((mark, tokens, shape[1]) for mark, tokens, shape in films)
     assert clips == {(3.0, tokens, frames): 1 for tokens in (1, 2) for frames in (1, 2)}
     assert [each[:2] for each in single] == [[4.0, 1]]
-
-
-def test_the_real_scripts_encode_each_text_and_the_real_datasets_load_it_with_its_controls(
-    make_real: Make,
-) -> None:
-    real = make_real("qwen_image_edit")
-    project = real.project
-    (project / f"data/{CAPTION}.txt").write_text("one, two, three")
-    captions = {"variants": 2, "shuffle_caption": True}
-    project.configure(lambda values: values["datasets"]["shapes"].update(captions=captions))
-    project.run("caches_real")
-    assert project.run("caches_real").idle
-    before = project.snapshot()
-    (project / f"data/{CAPTION}.txt").write_text("one, two, four")
-    project.run("caches_real")
-    base = "cache/shapes/tiny"
-    names = {f"{base}/{part}/{CAPTION}_qie_te.safetensors" for part in ("64", "text.1@64")}
-    assert project.changed(before).content == names
-
-    config = parse(project.config)
-    order = MusubiOrder.of_run(config, "real")
-    deploy(order)
-    project.configure(lambda values: values["datasets"]["shapes"].pop("captions"))
-    folder = Path(order.training_folder("shapes", (64, 64)))
-    batches = real.load(folder.resolve(), "qie", 2 * len(STEMS))
-    assert all("latents_control_0" in batch and "vl_embed" in batch for batch in batches)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Find
+from conftest import Find, output_of
 from dit_world import inputs, original_dit, tiny_dit, write_file
 from latentmake.trainers.lora import add_adapter, lora_tensors
 from latentmake.trainers.wan.dit import lora_names
@@ -88,7 +87,7 @@ def test_musubi_tuner_applies_and_merges_the_lora_that_we_trained(
         write_lora(network, place)
     expected = dit(**given).sample
     (folder / "apply.py").write_text(SCRIPT)
-    subprocess.run([tuner.python, "apply.py"], cwd=folder, env=tuner.environment(), check=True)
+    output_of(tuner.python, "apply.py", cwd=folder, **tuner.environment())
     found = load_file(folder / "found.safetensors")
     assert len(found) == 5
     assert (expected - base).abs().max() > 0.1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from controlled_world import listed
 from latentmake.config.architectures import WAN
 from latentmake.config.machines import ExternalProgram, Publish
 from latentmake.trainers.launched.publish import publish
@@ -17,12 +18,7 @@ from latentmake.trainers.musubi.publish import MusubiPublication
 from publish_world import order_of
 from rows_world import DIT_NAMES, ROWS, RUN, VERSIONS, make_row_run
 from safetensors.torch import save_file
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+from video_world import write_video
 
 
 def published(order: MusubiOrder, *, caches: bool) -> MusubiOrder:
@@ -36,9 +32,9 @@ def published(order: MusubiOrder, *, caches: bool) -> MusubiOrder:
 
 @pytest.mark.parametrize(("name", "task"), VERSIONS)
 def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
-    root: Path, name: str, task: str
+    working: Path, name: str, task: str
 ) -> None:
-    order = published(make_row_run(root, name, task), caches=False)
+    order = published(make_row_run(working, name, task), caches=False)
     assert not [each for each in MusubiPublication(order).findings() if each.verdict == "failed"]
     said: list[str] = []
     publish(MusubiPublication(order), said.append)
@@ -51,7 +47,7 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
         for file in script.files:
             if weights := order.model.weights(file.key):
                 at = arguments.index(file.flag)
-                assert arguments[at + 1] == f"{root}/{weights.path}"
+                assert arguments[at + 1] == f"{working}/{weights.path}"
     assert {*scripts.versions[task].training} <= {*calls[-1][1]}
     assert name == "wan" or "wan" not in text.lower()
     assert name == "wan" or not any("Wan" in line for line in said)
@@ -60,8 +56,8 @@ def test_the_scripts_of_the_row_are_called_with_all_that_they_need(
     assert (place / f"{RUN}_64_control").is_dir() == bool(order.model.version.controls[0])
 
 
-def test_a_control_takes_the_caches_of_its_item_along(root: Path) -> None:
-    order = published(make_row_run(root, "qwen_image_edit", "edit-2509"), caches=False)
+def test_a_control_takes_the_caches_of_its_item_along(working: Path) -> None:
+    order = published(make_row_run(working, "qwen_image_edit", "edit-2509"), caches=False)
     publish(MusubiPublication(order), print)
     made = Path("published") / RUN / f"{RUN}_64_cache"
     for cache in Path("cache").rglob("*.safetensors"):
@@ -73,14 +69,14 @@ def test_a_control_takes_the_caches_of_its_item_along(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "task"), VERSIONS)
-def test_the_network_of_each_version_is_known(root: Path, name: str, task: str) -> None:
-    order = make_row_run(root, name, task)
+def test_the_network_of_each_version_is_known(working: Path, name: str, task: str) -> None:
+    order = make_row_run(working, name, task)
     assert [each.fault or each.doubt for each in networks(order.model)] == [""]
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_network_of_another_architecture_is_named(root: Path, name: str) -> None:
-    order = make_row_run(root, name, next(iter(ROWS[name].versions)))
+def test_a_network_of_another_architecture_is_named(working: Path, name: str) -> None:
+    order = make_row_run(working, name, next(iter(ROWS[name].versions)))
     other = "z_image" if name != "z_image" else "krea2"
     save_file({DIT_NAMES[other]: torch.ones(2, 2)}, "models/dit.safetensors")
     (found,) = networks(order.model)
@@ -108,3 +104,12 @@ def test_settings_of_finished_wan_runs_have_the_digests_of_earlier_versions() ->
     assert order_of().settings_digest() == plain
     changed = order_of(model={"task": "i2v-14B"}, trainer={"network_dim": 4, "fp8_base": True})
     assert changed.settings_digest() == other
+
+
+def test_a_video_whose_row_names_a_part_of_it_is_a_fault(working: Path) -> None:
+    write_video(working / "film.mp4", "libx264", 20)
+    row = {"video_path": f"{working}/film.mp4", "caption": "a film", "first_frame": 1}
+    Path("films.jsonl").write_text(json.dumps(row))
+    model = {"architecture": "kandinsky5", "task": "k5-pro-t2v-5s-sd"}
+    _, (fault,) = listed(**model, path="films.jsonl", target_frames=[5])
+    assert "musubi-tuner's own scripts read videos from their first frame" in fault.line
