@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,108 +68,90 @@ DIT_FURTHER = {
 }
 
 
-def _bf16(*shape: int) -> torch.Tensor:
-    return torch.ones(*shape, dtype=torch.bfloat16)
+# Tensors by the suffix of cache files: name -> sides. F are frames, H and W the sides of the bucket
+# and h and w those of a control in latents, N is a control's number. A name ends with its dtype.
+_USUAL = {"latents_FxHxW_bfloat16": "16 F H W"}
+_FLAT = {"latents_FxHxW_bfloat16": "16 H W"}
+_FLUX_2 = ("f2d", "f2k4b", "f2k9b")
+LATENTS: Mapping[str, dict[str, str]] = {
+    **dict.fromkeys(("wan", "hv", "kr2", "qi", "qie"), _USUAL),
+    **{key: {"latents_HxW_bfloat16": "128 H W"} for key in _FLUX_2},
+    "qil": {"latents_3xHxW_bfloat16": "16 3 H W"},
+    "zi": _FLAT,
+    "fk": _FLAT | {"latents_control_1xhxw_bfloat16": "16 h w"},
+    "hv15": {"latents_FxHxW_bfloat16": "32 F H W"},
+    "k5": _USUAL | {"latents_image_2xHxW_bfloat16": "16 2 H W"},
+    "i4": {"latents_FxHxW_bfloat16": "128 H W"},
+    "ho1": {"latents_FxHxW_bfloat16": "H W 3072"},
+    "fp": {
+        **_USUAL,
+        "image_embeddings_bfloat16": "729 1152",
+        "latents_clean_FxHxW_bfloat16": "16 2 H W",
+        "latents_clean_2x_FxHxW_bfloat16": "16 2 H W",
+        "latents_clean_4x_FxHxW_bfloat16": "16 16 H W",
+        "clean_latent_indices_int64": "2",
+        "clean_latent_2x_indices_int64": "2",
+        "clean_latent_4x_indices_int64": "16",
+        "latent_indices_int64": "F",
+    },
+}
+OF_A_CONTROL: Mapping[str, dict[str, str]] = {
+    **{key: {"latents_control_N_1xhxw_bfloat16": "16 1 h w"} for key in ("qi", "qie")},
+    **{key: {"latents_control_N_hxw_bfloat16": "128 h w"} for key in _FLUX_2},
+    "ho1": {"latents_control_N_hxw_bfloat16": "h w 3072"},
+    "wan": {"latents_control_FxHxW_bfloat16": "16 F H W"},
+}
+OF_A_PICTURE: Mapping[str, dict[str, str]] = {  # which a clip begins with
+    "wan": {"latents_image_FxHxW_bfloat16": "20 F H W"},
+    "hv15": {"latents_image_FxHxW_bfloat16": "33 F H W", "siglip_float16": "729 1152"},
+}
+TEXTS: Mapping[str, dict[str, str]] = {
+    **{key: {"varlen_vl_embed_bfloat16": "3 32"} for key in ("qi", "qie", "qil")},
+    **{key: {"ctx_vec_bfloat16": "8 32"} for key in _FLUX_2},
+    "wan": {"varlen_t5_bfloat16": "3 32"},
+    "zi": {"varlen_llm_embed_bfloat16": "3 32"},
+    "fk": {"t5_vec_bfloat16": "8 32", "clip_l_pooler_bfloat16": "16"},
+    "hv": {"llm_float16": "8 32", "llm_mask": "8", "clipL_float16": "16"},
+    "hv15": {"varlen_vl_embed_bfloat16": "3 32", "varlen_byt5_embed_bfloat16": "2 16"},
+    "fp": {
+        "llama_vec_float16": "8 32",
+        "llama_attention_mask": "8",
+        "clip_l_pooler_float16": "16",
+    },
+    "k5": {"text_embeds_bfloat16": "8 32", "pooled_embed_bfloat16": "16", "attention_mask": "8"},
+    "kr2": {"varlen_krea2_vl_embed_bfloat16": "3 2 32"},
+    "i4": {"varlen_i4_llm_features_float32": "3 32"},
+    "ho1": {"varlen_input_ids_int64": "3"},
+}
+_DTYPES = {"llm_mask": torch.int64, "llama_attention_mask": torch.bool}
+_DTYPES |= {"attention_mask": torch.bool, "clip_bfloat16": torch.float16}
 
 
-def _latents(kind: str, *shape: int, sides: str) -> Tensors:
-    return {f"{kind}_{sides}_bfloat16": _bf16(*shape)}
+def _ones(table: Mapping[str, str], **values: int) -> Tensors:
+    """Return a table's tensors; letters in its names and sides stand for values."""
+    found = {}
+    for name, sides in table.items():
+        named = re.sub("[FHWNhw]", lambda letter: str(values[letter[0]]), name)
+        dtype = _DTYPES.get(name) or getattr(torch, name.rpartition("_")[2])
+        shape = [int(values.get(side, side)) for side in sides.split()]
+        found[named] = torch.ones(shape, dtype=dtype)
+    return found
 
 
 def latents_of(name: str, task: str, *, controls: int, video: bool) -> Tensors:
     """Return the tensors of an image's, or of a clip's latents."""
-    scripts = ROWS[name]
-    width, height = (side // scripts.pixels for side in _BUCKET)
-    ch, cw = (side // scripts.pixels for side in _WIDE)
-    frames = (CLIP_FRAMES - 1) // 4 + 1 if video else 1
-    hw, fhw = f"{height}x{width}", f"{frames}x{height}x{width}"
-    suffix = scripts.suffix
-    if suffix in ("qi", "qie"):
-        found = _latents("latents", 16, 1, height, width, sides=fhw)
-        for number in range(controls):
-            sides = f"1x{ch}x{cw}"
-            found |= _latents(f"latents_control_{number}", 16, 1, ch, cw, sides=sides)
-        return found
-    if suffix == "qil":
-        return _latents("latents", 16, 3, height, width, sides=f"3x{hw}")
-    if suffix == "zi":
-        return _latents("latents", 16, height, width, sides=fhw)
-    if suffix in ("f2d", "f2k4b", "f2k9b"):
-        found = _latents("latents", 128, height, width, sides=hw)
-        for number in range(controls):
-            found |= _latents(f"latents_control_{number}", 128, ch, cw, sides=f"{ch}x{cw}")
-        return found
-    if suffix == "fk":
-        found = _latents("latents", 16, height, width, sides=fhw)
-        return found | _latents("latents_control", 16, ch, cw, sides=f"1x{ch}x{cw}")
-    if suffix == "hv15":
-        found = _latents("latents", 32, frames, height, width, sides=fhw)
-        if task == "i2v":
-            found |= _latents("latents_image", 33, frames, height, width, sides=fhw)
-            found["siglip_float16"] = torch.ones(729, 1152, dtype=torch.float16)
-        return found
-    if suffix == "fp":
-        return _framepack(height, width, frames=9 if video else 1)
-    if suffix == "k5":
-        found = _latents("latents", 16, frames, height, width, sides=fhw)
-        return found | _latents("latents_image", 16, 2, height, width, sides=f"2x{hw}")
-    if suffix == "i4":
-        return _latents("latents", 128, height, width, sides=fhw)
-    if suffix == "ho1":
-        found = _latents("latents", height, width, 3072, sides=fhw)
-        for number in range(controls):
-            found |= _latents(f"latents_control_{number}", ch, cw, 3072, sides=f"{ch}x{cw}")
-        return found
-    found = _latents("latents", 16, frames, height, width, sides=fhw)
-    if suffix == "wan" and task.startswith(("i2v", "flf2v")):
-        found |= _latents("latents_image", 20, frames, height, width, sides=fhw)
-        if "A14B" not in task:
-            found["clip_bfloat16"] = torch.ones(257, 1280, dtype=torch.float16)
-    if suffix == "wan" and controls:
-        found |= _latents("latents_control", 16, frames, height, width, sides=fhw)
+    suffix, pixels = ROWS[name].suffix, ROWS[name].pixels
+    frames = 9 if suffix == "fp" else (CLIP_FRAMES - 1) // 4 + 1
+    values = {"F": frames if video else 1, "H": _BUCKET[1] // pixels, "W": _BUCKET[0] // pixels}
+    values |= {"h": _WIDE[0] // pixels, "w": _WIDE[1] // pixels}
+    found = _ones(LATENTS[suffix], **values)
+    for number in range(controls):
+        found |= _ones(OF_A_CONTROL.get(suffix, {}), **values, N=number)
+    if task.startswith(("i2v", "flf2v")):
+        found |= _ones(OF_A_PICTURE.get(suffix, {}), **values)
+        if suffix == "wan" and "A14B" not in task:
+            found |= _ones({"clip_bfloat16": "257 1280"})
     return found
-
-
-def _framepack(height: int, width: int, frames: int) -> Tensors:
-    sides = f"{frames}x{height}x{width}"
-    found = _latents("latents", 16, frames, height, width, sides=sides)
-    found["image_embeddings_bfloat16"] = _bf16(729, 1152)
-    for kind, count in (("clean", 2), ("clean_2x", 2), ("clean_4x", 16)):
-        found |= _latents(f"latents_{kind}", 16, count, height, width, sides=sides)
-        name = kind.replace("clean", "clean_latent", 1)
-        found[f"{name}_indices_int64"] = torch.arange(count)
-    return found | {"latent_indices_int64": torch.arange(frames)}
-
-
-TEXTS: Mapping[str, Tensors] = {
-    "wan": {"varlen_t5_bfloat16": _bf16(3, 32)},
-    **{key: {"varlen_vl_embed_bfloat16": _bf16(3, 32)} for key in ("qi", "qie", "qil")},
-    "zi": {"varlen_llm_embed_bfloat16": _bf16(3, 32)},
-    **{key: {"ctx_vec_bfloat16": _bf16(8, 32)} for key in ("f2d", "f2k4b", "f2k9b")},
-    "fk": {"t5_vec_bfloat16": _bf16(8, 32), "clip_l_pooler_bfloat16": _bf16(16)},
-    "hv": {
-        "llm_float16": torch.ones(8, 32, dtype=torch.float16),
-        "llm_mask": torch.ones(8, dtype=torch.int64),
-        "clipL_float16": torch.ones(16, dtype=torch.float16),
-    },
-    "hv15": {
-        "varlen_vl_embed_bfloat16": _bf16(3, 32),
-        "varlen_byt5_embed_bfloat16": _bf16(2, 16),
-    },
-    "fp": {
-        "llama_vec_float16": torch.ones(8, 32, dtype=torch.float16),
-        "llama_attention_mask": torch.ones(8, dtype=torch.bool),
-        "clip_l_pooler_float16": torch.ones(16, dtype=torch.float16),
-    },
-    "k5": {
-        "text_embeds_bfloat16": _bf16(8, 32),
-        "pooled_embed_bfloat16": _bf16(16),
-        "attention_mask": torch.ones(8, dtype=torch.bool),
-    },
-    "kr2": {"varlen_krea2_vl_embed_bfloat16": _bf16(3, 2, 32)},
-    "i4": {"varlen_i4_llm_features_float32": torch.ones(3, 32)},
-    "ho1": {"varlen_input_ids_int64": torch.ones(3, dtype=torch.int64)},
-}
 
 
 def model_of(name: str, task: str) -> dict[str, Any]:
@@ -210,7 +193,7 @@ def _write_models(root: Path, name: str, model: Model) -> None:
             path = root / str(place.path)
             path = path / "model.safetensors" if path.suffix == "" else path
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({each: _bf16(2, 2) for each in found}, path)
+            save_file({each: torch.ones(2, 2, dtype=torch.bfloat16) for each in found}, path)
 
 
 def make_row_run(
@@ -244,7 +227,9 @@ def make_row_run(
         sides = {"width": str(size[0]), "height": str(size[1])}
         tensors = latents_of(name, task, controls=controls, video=video)
         save_file(tensors, root / latents, head | sides)
-        save_file(TEXTS[scripts.suffix], root / text, head | {"caption1": f"a {stem} square"})
+        save_file(
+            _ones(TEXTS[scripts.suffix]), root / text, head | {"caption1": f"a {stem} square"}
+        )
         rows[-1] |= {"latents": {"64": [os.fspath(latents)]}, "text": {"64": os.fspath(text)}}
     output = root / f"runs/{RUN}"
     output.mkdir(parents=True)
