@@ -51,6 +51,16 @@ def make_unet(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def unet_inputs(count: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw what a UNet is called with: latents, timesteps, text."""
+    random = torch.Generator().manual_seed(4)
+    return (
+        torch.randn(count, 4, 8, 8, generator=random),
+        torch.tensor([700, 3][:count]),
+        torch.randn(count, 7, TEXT_WIDTH, generator=random),
+    )
+
+
 def make_vae(folder: Path) -> Path:
     torch.manual_seed(2)
     tiny_networks.vae((8, 8), sample_size=16).save_pretrained(folder)

@@ -23,6 +23,10 @@ train = Wan().train
 TEXT_WIDTH = 24
 IMAGE_WIDTH = 20
 SHAPES = {"image": (1, 4, 6), "clip": (3, 4, 4)}  # frames, height, width of the latents
+TWO: dict[str, Any] = {
+    "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
+}  # fmt: skip
+"""Arguments of `make_order` for the two networks of Wan 2.2."""
 
 
 def make_latents(path: Path, kind: str, seed: int, *, i2v: bool = False) -> str:

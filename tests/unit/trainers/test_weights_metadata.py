@@ -38,12 +38,24 @@ def people(root: Path) -> None:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows[:-1]))
 
 
-def trained(root: Path, **settings: Any) -> Path:
-    """Train for two steps, and return the run's folder."""
+MODES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "standard": {"trigger": "sks", "title": "Red", "author": "me", "license": "CC0-1.0"},
+    "full": {"prompts": True},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished training of each mode, and of their history."""
+    root = tmp_path_factory.mktemp("metadata")
     people(root)
-    order = make_order(root, steps=2, rank=2, **settings)
-    make_training(order).run()
-    return RunFiles(order).output
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        for mode, settings in MODES.items():
+            given = {"metadata": mode, "output": mode, **settings}
+            make_training(make_order(root, steps=2, rank=2, **given)).run()
+    return root
 
 
 def header(folder: Path, name: str = "kohya") -> dict[str, str]:
@@ -51,8 +63,11 @@ def header(folder: Path, name: str = "kohya") -> dict[str, str]:
     return read_head(path).metadata
 
 
-def test_standard_tells_no_caption_and_no_file_name(tmp_path: Path) -> None:
-    folder = trained(tmp_path, trigger="sks", title="Red", author="me", license="CC0-1.0")
+def test_standard_tells_no_caption_and_no_file_name(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    folder = trained / "standard"
     for path in folder.glob("*.safetensors"):
         data = path.read_bytes().lower()
         assert [name for name in NAMES if name.encode() in data] == []
@@ -75,16 +90,15 @@ def test_standard_tells_no_caption_and_no_file_name(tmp_path: Path) -> None:
     assert json.loads(said["ss_tag_frequency"]) == {"3_dataset1": {"red hair": 3, "sks": 4}}
     assert json.loads(said["ss_dataset_dirs"]) == {"3_dataset1": {"n_repeats": 3, "img_count": 4}}
     assert {"modelspec.date", "latentmake.captions"}.isdisjoint(said)
-    (training,) = history.trainings("tiny")
-    record = training.record
-    assert said["latentmake.training"] == training.folder.name
+    records = {each.folder.name: each.record for each in history.trainings("tiny")}
+    record = records[said["latentmake.training"]]
     assert said["latentmake.roster"] == record.roster
     assert json.loads(said["latentmake.parts"]) == record.parts
     assert len(said["ss_new_sd_model_hash"]) == 64
 
 
-def test_full_tells_captions_date_and_a_thumbnail_and_none_tells_nothing(tmp_path: Path) -> None:
-    full = header(trained(tmp_path, metadata="full", output="full", prompts=True))
+def test_full_tells_captions_date_and_a_thumbnail_and_none_tells_nothing(trained: Path) -> None:
+    full = header(trained / "full")
     assert json.loads(full["latentmake.captions"]) == {
         f"people/{stem}": [caption] for stem, caption in CAPTIONS.items()
     }
@@ -92,18 +106,16 @@ def test_full_tells_captions_date_and_a_thumbnail_and_none_tells_nothing(tmp_pat
     assert full["modelspec.thumbnail"].startswith("data:image/webp;base64,")
     assert full["modelspec.date"] > "2020-01-01T00:00:00"
     assert float(full["ss_training_started_at"]) > 0
-    none = header(trained(tmp_path, metadata="none", output="none"))
+    none = header(trained / "none")
     assert not [key for key in none if key.startswith(("latentmake.", "modelspec."))]
     assert none["ss_network_dim"] == "2"
 
 
-def test_the_tensors_and_the_reason_to_train_are_the_same_with_any_header(tmp_path: Path) -> None:
-    written: list[bytes] = []
-    for mode in ("none", "standard", "full"):
-        folder = trained(tmp_path, metadata=mode, output=mode, title=mode)
-        (path,) = folder.glob("kohya.safetensors")
-        written.append(path.read_bytes()[len(read_head(path).data) :])
-    assert written[0] == written[1] == written[2]
+def test_the_tensors_and_the_reason_to_train_are_the_same_with_any_header(
+    trained: Path, tmp_path: Path
+) -> None:
+    paths = [trained / mode / "kohya.safetensors" for mode in MODES]
+    assert len({path.read_bytes()[len(read_head(path).data) :] for path in paths}) == 1
     orders = [make_order(tmp_path, title=title, trigger="sks") for title in ("One", "Two")]
     one, two = (order.wanted() for order in orders)
     assert one == two == make_order(tmp_path, metadata="none").wanted()

@@ -24,6 +24,7 @@ from latentmake.trainers.exchange.adopt import folders_of
 from latentmake.trainers.exchange.adoption import STATES, adopt
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
+from refusals import refused
 from safetensors.numpy import load, load_file, save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
@@ -428,9 +429,8 @@ def test_stable_diffusion_1_has_latents_alone() -> None:
 def test_folders_that_are_none_are_one_line(folders: list[str], words: list[str]) -> None:
     put_models()
     run = Run(SDXL, [64], adopt_from=folders)
-    with pytest.raises(ConfigError, match=r"\A[^\n]+; [^\n]+\Z") as caught:
-        run.adopt()
-    assert all(word in str(caught.value) for word in words)
+    line = refused(run.adopt, kind=ConfigError)
+    assert all(word in line for word in words)
 
 
 # -- ai-training ----------------------------------------------------------------------------------

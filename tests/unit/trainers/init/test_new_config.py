@@ -17,6 +17,8 @@ from latentmake.trainers.init.new_config import dtype_of
 from PIL import Image
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 TINY = str(Path(__file__).resolve().parents[4] / "data/tiny-sd")
 
 
@@ -74,10 +76,7 @@ def put(*names: str) -> None:
         Image.new("RGB", (80, 64)).save(name, "PNG")
 
 
-def test_names_that_yaml_or_a_path_reads_otherwise_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_names_that_yaml_or_a_path_reads_otherwise_are_kept() -> None:
     names = ["2024", "2024-05-17", "yes", "null", "0x1F", "1:30", "~x", "a$HOME", "a: #b", "- c"]
     names += [" d ", "1_2\n3", "hf:e"]
     put(*(f"{name}/a.png" for name in names))
@@ -89,19 +88,15 @@ def test_names_that_yaml_or_a_path_reads_otherwise_are_kept(
     assert [*config.runs] == ["2024"]
 
 
-def test_a_configuration_with_a_line_break_in_its_name_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_configuration_with_a_line_break_in_its_name_is_refused() -> None:
     put("cats/a.png")
     with pytest.raises(StorageError, match="cannot have this name"):
         init([Path("cats")], model=TINY, output=Path("a\nb.yaml"))
 
 
 def test_what_is_left_out_is_named_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     put("img/10_cat/a.png", "img/10_cat/a-masklabel.png", "img/more/b.png", "img/c.png")
     put("img/5_dog/d.HEIC", "img/.git/e.png", "up/a.png", "up/b.png")
     Path("img/log").mkdir()

@@ -192,6 +192,14 @@ def folder_for_text() -> MusubiOrder:
     return without_caches(model={"text": "t5"})
 
 
+PLACES: dict[str, tuple[type[UserError], list[str]]] = {
+    "file": (StorageError, ["file", "move it away"]),
+    "/proc/latentmake": (StorageError, ["/proc/latentmake"]),
+    "/mnt/q/x": (ConfigError, ["publish.path", "is not mounted"]),
+    "Q:\\x": (ConfigError, ["publish.path", "is not mounted"]),
+    "\\\\nas\\x": (ConfigError, ["publish.path_maps"]),
+    "data/gove/out": (ConfigError, ["gove", "publish.path"]),
+}
 LISTED = ["datasets.pictures.path: a published folder tells"]
 AUTO = {"v": Dataset(path="data/v", target_frames=[5], source_fps="auto")}
 HUB = {"vae": {"hub": "some/vae", "revision": "1" * 40}}
@@ -206,32 +214,6 @@ REFUSED: dict[str, tuple[Callable[[], MusubiOrder], type[UserError], list[str]]]
         lambda: without_caches(datasets=AUTO, resolutions=[(64, 64)]),
         ConfigError,
         ["datasets.v.source_fps: ", "publish.caches: true"],
-    ),
-    "a file": (lambda: with_publish(filled(), path="file"), StorageError, ["file", "move it away"]),
-    "no folder can be made": (
-        lambda: with_publish(filled(), path="/proc/latentmake"),
-        StorageError,
-        ["/proc/latentmake"],
-    ),
-    "a mount": (
-        lambda: with_publish(filled(), path="/mnt/q/x"),
-        ConfigError,
-        ["publish.path", "is not mounted"],
-    ),
-    "a drive": (
-        lambda: with_publish(filled(), path="Q:\\x"),
-        ConfigError,
-        ["publish.path", "is not mounted"],
-    ),
-    "a share": (
-        lambda: with_publish(filled(), path="\\\\nas\\x"),
-        ConfigError,
-        ["publish.path_maps"],
-    ),
-    "in a dataset": (
-        lambda: with_publish(filled(), path="data/gove/out"),
-        ConfigError,
-        ["gove", "publish.path"],
     ),
     "one name": (
         lambda: with_publish(order_of(), folders="{dataset}"),
@@ -252,6 +234,13 @@ REFUSED: dict[str, tuple[Callable[[], MusubiOrder], type[UserError], list[str]]]
     "the hub": (lambda: without_caches(model=HUB), ConfigError, ["models.wan.vae", "some/vae"]),
     "a folder": (folder_for_text, ConfigError, ["models.wan.text", "not t5"]),
 }
+
+
+def placed(path: str) -> Callable[[], MusubiOrder]:
+    return lambda: with_publish(filled(), path=path)
+
+
+REFUSED |= {path: (placed(path), *expected) for path, expected in PLACES.items()}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -405,8 +394,13 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("change", [*SOURCES, "removed"])
-@pytest.mark.parametrize("folders", ["{dataset}_{resolution}", "{dataset}/{resolution}"])
+FLAT = "{dataset}_{resolution}"
+
+
+@pytest.mark.parametrize(
+    ("change", "folders"),
+    [*((change, FLAT) for change in (*SOURCES, "removed")), ("image", "{dataset}/{resolution}")],
+)
 def test_caches_made_there_go_with_what_they_came_from(change: str, folders: str) -> None:
     written, settings, dropped = SOURCES.get(change, ({}, {}, A))
     own: dict[str, Any] = {"publish": {"folders": folders}, "resolutions": [(256, 256)]}

@@ -13,6 +13,7 @@ from generation_world import generate, make_world, order_of
 from latentmake.trainers.sd.recipe import SdRecipe
 from latentmake.trainers.wan.recipe import Denoiser, WanRecipe
 from virtual_device import DEVICE, virtual_device
+from wan_trainer_world import TWO
 from wan_world import tiny_wan_vae
 
 SETTINGS: dict[str, Any] = {
@@ -20,9 +21,6 @@ SETTINGS: dict[str, Any] = {
     "ema_decay": 0.9,
     "samples": {"num_inference_steps": 2, "guidance_scale": 2.0},
 }
-TWO: dict[str, Any] = {
-    "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +48,11 @@ def test_clips_of_two_networks_are_drawn(
         generate(order_of("a wave"))
 
 
-@pytest.mark.parametrize("changes", [{}, TWO, {"task": "i2v-14B"}], ids=["t2v", "two", "i2v"])
-@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize(
+    ("changes", "room"),
+    [({}, False), (TWO, True), (TWO, False), ({"task": "i2v-14B"}, True)],
+    ids=["t2v", "two with room", "two", "i2v with room"],
+)
 def test_wan_is_trained_with_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], room: bool
 ) -> None:

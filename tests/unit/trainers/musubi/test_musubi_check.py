@@ -37,14 +37,6 @@ CACHE = f"cache/{RUN}/wan/64"
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "project"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    return place
-
-
-@pytest.fixture
 def tuner(tmp_path: Path) -> Path:
     return stand_in(tmp_path / "tuner")
 
@@ -71,8 +63,8 @@ def fails(order: MusubiOrder, what: str) -> str:
     return of(findings, what).note
 
 
-def test_a_sound_run_fails_nowhere(root: Path, tuner: Path) -> None:
-    findings = check(make_run(root, resolutions=((64, 64), (32, 64)), tuner=tuner))
+def test_a_sound_run_fails_nowhere(working: Path, tuner: Path) -> None:
+    findings = check(make_run(working, resolutions=((64, 64), (32, 64)), tuner=tuner))
     assert not failed(findings)
     refuse_failed(findings)
     assert of(findings, "images and captions").note.startswith("3 items")
@@ -86,15 +78,15 @@ def test_a_sound_run_fails_nowhere(root: Path, tuner: Path) -> None:
 # -- what is trained on ------------------------------------------------------------------------
 
 
-def test_a_run_whose_items_were_all_skipped_fails(root: Path, tuner: Path) -> None:
-    order = make_run(root, tuner=tuner)
+def test_a_run_whose_items_were_all_skipped_fails(working: Path, tuner: Path) -> None:
+    order = make_run(working, tuner=tuner)
     row = {"dataset": "a", "stem": "b", "source": "c", "aside": "damaged"}
     Path(order.manifest).write_text(f"{json.dumps(row)}\n")
     assert of(check(order), "images and captions").note == "no item is left to train on"
 
 
-def test_latents_that_the_manifest_does_not_name_fail(root: Path, tuner: Path) -> None:
-    order = make_run(root, tuner=tuner)
+def test_latents_that_the_manifest_does_not_name_fail(working: Path, tuner: Path) -> None:
+    order = make_run(working, tuner=tuner)
     put_text(Path(f"{CACHE}/old_wan_te.safetensors"), "harmless alone")
     assert not failed(check(order))
     stray = f"{CACHE}/old_0080x0064_wan.safetensors"
@@ -132,9 +124,9 @@ TURNED[0x0112] = 6
     ids=["transparent", "of 16 bits", "turned"],
 )
 def test_images_that_it_reads_otherwise_are_counted(
-    root: Path, tuner: Path, image: Image.Image, what: str, note: str
+    working: Path, tuner: Path, image: Image.Image, what: str, note: str
 ) -> None:
-    order = make_run(root, tuner=tuner)
+    order = make_run(working, tuner=tuner)
     assert not [each for each in check(order) if each.what == what]
     image.save(f"data/{RUN}/red.png", exif=TURNED if what.startswith("EXIF") else b"")
     found = of(check(order), what)
@@ -145,9 +137,9 @@ def test_images_that_it_reads_otherwise_are_counted(
 
 
 @pytest.mark.parametrize("key", ["dit_high_noise", "vae"])
-def test_each_model_path_must_exist(root: Path, tuner: Path, key: str) -> None:
+def test_each_model_path_must_exist(working: Path, tuner: Path, key: str) -> None:
     task = "t2v-A14B" if key == "dit_high_noise" else "t2v-1.3B"
-    order = make_run(root, tuner=tuner, model={"task": task, key: "models/gone.safetensors"})
+    order = make_run(working, tuner=tuner, model={"task": task, key: "models/gone.safetensors"})
     found = Finding(f"model: {key}", "failed", "models/gone.safetensors: does not exist")
     assert of(check(order), f"model: {key}") == found
 
@@ -192,9 +184,9 @@ def test_a_pickle_is_read_but_never_carried_out(tmp_path: Path) -> None:
     [(5120, "is a Wan DiT of width 5120; t2v-1.3B has 1536"), (1536, "Wan DiT"), (32, "Wan DiT")],
 )
 def test_the_dit_of_another_task_is_known_by_its_width(
-    root: Path, tuner: Path, width: int, note: str
+    working: Path, tuner: Path, width: int, note: str
 ) -> None:
-    order = make_run(root, tuner=tuner)
+    order = make_run(working, tuner=tuner)
     header = {name: torch.ones(2, 2) for name in WAN_DIT}
     header["patch_embedding.weight"] = torch.zeros(width, 16, 1, 2, 2, dtype=torch.bfloat16)
     save_file(header, "models/dit.safetensors")
@@ -203,8 +195,8 @@ def test_the_dit_of_another_task_is_known_by_its_width(
     assert found.verdict == ("ok" if note == "Wan DiT" else "failed")
 
 
-def test_another_number_format_than_the_weights_fails(root: Path, tuner: Path) -> None:
-    order = make_run(root, tuner=tuner)
+def test_another_number_format_than_the_weights_fails(working: Path, tuner: Path) -> None:
+    order = make_run(working, tuner=tuner)
     put_weights(Path("models/dit.safetensors"), "blocks.0.cross_attn.k.weight", dtype=torch.float16)
     assert "mixed_precision: fp16" in fails(order, "mixed precision")
     right = order.trainer.model_copy(update={"mixed_precision": "fp16"})
@@ -214,21 +206,21 @@ def test_another_number_format_than_the_weights_fails(root: Path, tuner: Path) -
 # -- what trains -------------------------------------------------------------------------------
 
 
-def test_a_trainer_that_is_not_there_fails(root: Path, tmp_path: Path) -> None:
-    assert "set `musubi_tuner.path`" in fails(make_run(root), "musubi-tuner")
-    assert "does not exist" in fails(make_run(root, tuner=tmp_path / "gone"), "musubi-tuner")
-    note = fails(make_run(root, tuner=root), "musubi-tuner")
+def test_a_trainer_that_is_not_there_fails(working: Path, tmp_path: Path) -> None:
+    assert "set `musubi_tuner.path`" in fails(make_run(working), "musubi-tuner")
+    assert "does not exist" in fails(make_run(working, tuner=tmp_path / "gone"), "musubi-tuner")
+    note = fails(make_run(working, tuner=working), "musubi-tuner")
     assert re.search(r"wan_train_network\.py.*a musubi-tuner that knows Wan, or update it", note)
 
 
-def test_a_trainer_too_old_for_a_flag_fails(root: Path, tmp_path: Path) -> None:
+def test_a_trainer_too_old_for_a_flag_fails(working: Path, tmp_path: Path) -> None:
     old = stand_in(tmp_path / "old", without=("resume", "timestep_sampling", "dit_high_noise"))
-    note = fails(make_run(root, tuner=old, save_every_n_epochs=1), "arguments")
+    note = fails(make_run(working, tuner=old, save_every_n_epochs=1), "arguments")
     assert note.startswith("this musubi-tuner does not know --timestep_sampling --resume: update")
-    assert "--resume" not in fails(make_run(root, tuner=old), "arguments")
-    order = make_run(root, tuner=old, timestep_sampling=None, arguments=["--unheard_of=1"])
+    assert "--resume" not in fails(make_run(working, tuner=old), "arguments")
+    order = make_run(working, tuner=old, timestep_sampling=None, arguments=["--unheard_of=1"])
     assert "does not know --unheard_of: update" in fails(order, "arguments")
-    order = make_run(root, tuner=old, timestep_sampling=None, arguments=["--fp8_bas"])
+    order = make_run(working, tuner=old, timestep_sampling=None, arguments=["--fp8_bas"])
     assert fails(order, "arguments").endswith("does not know --fp8_bas: did you mean --fp8_base?")
 
 
@@ -251,23 +243,23 @@ def test_a_trainer_too_old_for_a_flag_fails(root: Path, tmp_path: Path) -> None:
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_what_a_training_needs_and_is_not_there_fails(
-    root: Path, tuner: Path, settings: dict[str, Any], what: str, note: str
+    working: Path, tuner: Path, settings: dict[str, Any], what: str, note: str
 ) -> None:
-    assert note in fails(make_run(root, tuner=tuner, **settings), what)
+    assert note in fails(make_run(working, tuner=tuner, **settings), what)
 
 
-def test_an_environment_that_lacks_an_import_fails(root: Path, tuner: Path) -> None:
-    assert not failed(check(make_run(root, tuner=tuner, network_module="networks.loha")))
+def test_an_environment_that_lacks_an_import_fails(working: Path, tuner: Path) -> None:
+    assert not failed(check(make_run(working, tuner=tuner, network_module="networks.loha")))
     script = tuner / "wan_train_network.py"
     script.write_text("import torch\nimport toml\n" + script.read_text())
-    note = fails(make_run(root, tuner=tuner), "environment")
+    note = fails(make_run(working, tuner=tuner), "environment")
     assert "lacks toml, torch: install" in note
 
 
 def test_encoders_in_other_names_fail_only_where_its_own_scripts_load_them(
-    root: Path, tuner: Path
+    working: Path, tuner: Path
 ) -> None:
-    order = make_run(root, tuner=tuner)
+    order = make_run(working, tuner=tuner)
     put_weights(Path("models/vae.safetensors"), "encoder.conv_in.weight", "decoder.conv_in.weight")
     put_weights(Path("models/t5.safetensors"), "shared.weight", "encoder.block.0.x")
     findings = check(order)
@@ -280,9 +272,9 @@ def test_encoders_in_other_names_fail_only_where_its_own_scripts_load_them(
     assert encoder_fault(order.model, "latents") is None
 
 
-def test_a_model_on_the_hub_is_not_looked_at(root: Path, tuner: Path) -> None:
+def test_a_model_on_the_hub_is_not_looked_at(working: Path, tuner: Path) -> None:
     hub = {"vae": {"hub": "someone/wan", "revision": "a" * 40}}
-    order = make_run(root, tuner=tuner)
+    order = make_run(working, tuner=tuner)
     section = order.model.model_dump() | hub
     order = order.model_copy(update={"model": Model.model_validate(section)})
     assert of(check(order), "model: vae").verdict == "warning"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from latentmake.base import digest
-from latentmake.base.errors import StorageError, TrainingError
+from latentmake.base.errors import TrainingError
 from latentmake.formats.safetensors import read_head
 from latentmake.plan.product import Parts
 from latentmake.runs.order import Record, RunFiles
@@ -119,13 +119,6 @@ def test_the_trainer_runs_in_its_own_folder_and_environment_on_paths_of_the_proj
     assert "--sdpa" in call["argv"]
 
 
-def test_a_trainer_with_accelerate_is_launched_by_it(tuner: Path, tmp_path: Path) -> None:
-    other = stand_in(tmp_path / "other", own_venv=False)
-    launch(run(other))
-    assert epochs() == 4
-    assert "ACCELERATE_MIXED_PRECISION" in called(other)["environment"]
-
-
 def test_samples_are_asked_for_and_other_samples_train_nothing(tuner: Path) -> None:
     launch(run(tuner, samples={"prompts": ["a cat"]}))
     assert flag(tuner, "sample_every_n_epochs") == "1"
@@ -209,14 +202,6 @@ def test_the_checklist_comes_first(tuner: Path) -> None:
     refused(order, r"1 failed in the checklist: model: dit: .*does not exist")
     assert not (tuner / "called.json").exists()
     assert "failed" in Path("logs/train.log").read_text()
-
-
-def test_orders_and_locks_that_cannot_be_read_are_named(tuner: Path) -> None:
-    order = run(tuner)
-    with pytest.raises(StorageError, match="cannot be read"):
-        Musubi().train(Path("gone.json"), log=Path("log"), receipt=RECEIPT)
-    Path(order.lock).write_text("{}")
-    refused(order, "lock")
 
 
 # -- going on ----------------------------------------------------------------------------------

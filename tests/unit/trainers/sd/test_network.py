@@ -13,7 +13,7 @@ from latentmake.config.weights import Weights
 from latentmake.trainers.loop.state import trained_state
 from latentmake.trainers.sd import network
 from safetensors.torch import load_file, save_file
-from trainer_world import TEXT_WIDTH, make_unet
+from trainer_world import make_unet, unet_inputs
 
 XL = {
     "addition_embed_type": "text_time",
@@ -72,12 +72,7 @@ def test_a_unet_of_other_conditions_is_refused(
 
 def test_a_new_lora_changes_nothing_and_trains_float32_over_narrower_weights(unet: Path) -> None:
     loaded = network.load_unet(Weights(path=str(unet)))
-    random = torch.Generator().manual_seed(0)
-    inputs = (
-        torch.randn(1, 4, 8, 8, generator=random),
-        torch.tensor([5]),
-        torch.randn(1, 7, TEXT_WIDTH, generator=random),
-    )
+    inputs = unet_inputs()
     with torch.no_grad():
         before = loaded(*inputs).sample
         lora = SdTrainer(kind="sd", rank=2)

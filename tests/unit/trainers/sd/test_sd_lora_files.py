@@ -18,7 +18,14 @@ from latentmake.trainers.loop.state import trained_state
 from latentmake.trainers.sd.recipe import SdRecipe
 from latentmake.trainers.sd.unet import SdOrder
 from safetensors.torch import load_file, save_file
-from trainer_world import TEXT_WIDTH, make_order, make_scheduler, make_training, make_unet
+from trainer_world import (
+    TEXT_WIDTH,
+    make_order,
+    make_scheduler,
+    make_training,
+    make_unet,
+    unet_inputs,
+)
 
 LORA, KOHYA = "pytorch_lora_weights.safetensors", "kohya.safetensors"
 SETTINGS: dict[str, Any] = {
@@ -69,12 +76,7 @@ def test_a_lora_of_old_attention_processors_does_here_what_it_does_in_diffusers(
     save_file(named, old)
     unet: Any = UNet2DConditionModel.from_pretrained(order.unet.path)
     unet.load_lora_adapter(load_file(old), prefix=prefix.removesuffix(".") or None)
-    random = torch.Generator().manual_seed(4)
-    given = (
-        torch.randn(1, 4, 8, 8, generator=random),
-        torch.tensor([700]),
-        torch.randn(1, 7, TEXT_WIDTH, generator=random),
-    )
+    given = unet_inputs()
     recipe = SdRecipe(order)
     sizes: Any = {"channels": 4, "text_width": TEXT_WIDTH, "dtype": torch.float32}
     drawing = recipe.make_network(**sizes, plain=True)
@@ -103,12 +105,7 @@ def test_kohyas_file_does_in_diffusers_what_our_network_does(tmp_path: Path) -> 
     loader: Any = StableDiffusionPipeline
     state, alphas = loader.lora_state_dict(order.output, weight_name=KOHYA)
     loader.load_lora_into_unet(state, alphas, other)
-    random = torch.Generator().manual_seed(4)
-    given = (
-        torch.randn(1, 4, 8, 8, generator=random),
-        torch.tensor([700]),
-        torch.randn(1, 7, TEXT_WIDTH, generator=random),
-    )
+    given = unet_inputs()
     with torch.no_grad():
         expected = ours.unet.eval()(*given).sample
         assert torch.allclose(other(*given).sample, expected, rtol=0, atol=1e-6)

@@ -18,6 +18,7 @@ from latentmake.trainers.loop.checkpoint import find
 from latentmake.trainers.loop.train import Training
 from latentmake.trainers.sd.recipe import SdRecipe
 from latentmake.trainers.sd.unet import SdOrder
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 from trainer_world import make_order, make_training, write_order
 
@@ -94,7 +95,7 @@ def test_a_training_stopped_at_any_step_ends_with_the_same_bytes(
     assert [each.tolist() for each in losses[0]] == [each.tolist() for each in losses[1]]
 
 
-# The second process alone is told to stop.
+# The second process alone is told to stop, where a step is named.
 SIGNALLED = """
 import os, signal, sys
 from latentmake.trainers import run
@@ -102,7 +103,7 @@ from latentmake.trainers.loop.train import Training
 
 class Signalled(Training):
     def _one_step(self, step, batches):
-        if step == 2 and os.environ["RANK"] == "1":
+        if str(step) == os.environ.get("STOPPED_IN") and os.environ["RANK"] == "1":
             signal.raise_signal(signal.SIGTERM)
         return super()._one_step(step, batches)
 
@@ -112,21 +113,36 @@ sys.exit(run.main([sys.argv[1], "train"]))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two processes share a CPU, not a GPU")
-def test_processes_of_a_training_stop_in_step_and_save_once(tmp_path: Path) -> None:
-    order = make_order(tmp_path, **{**SETTINGS, "samples": {}})
-    path, said = write_order(order, tmp_path / "order.json"), tmp_path / "said"
+def test_two_processes_stop_in_step_save_once_and_resume_to_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "signalled.py").write_text(SIGNALLED)
-    two = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {"PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environment |= {"ACCELERATE_USE_CPU": "true", "LATENTMAKE_ERROR": str(said)}
-    stopped = subprocess.run(
-        [sys.executable, "-m", *two, str(tmp_path / "signalled.py"), str(path)],
-        env={**os.environ, **environment},
-        stderr=subprocess.PIPE,
-        check=False,
-        timeout=600,
-    )
-    ((_, progress),) = find(RunFiles(order).checkpoints, order.wanted())
-    step = progress.step
-    assert step in (2, 3), stopped.stderr.decode()
-    assert said.read_text().startswith(f"stopped at step {step} of {STEPS}, state saved")
+    said = tmp_path / "said"
+
+    def train(order: SdOrder, **variables: str) -> str:
+        path = write_order(order, tmp_path / "order.json")
+        two = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        variables |= {"PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        variables |= {"ACCELERATE_USE_CPU": "true", "LATENTMAKE_ERROR": str(said)}
+        ended = subprocess.run(
+            [sys.executable, "-m", *two, str(tmp_path / "signalled.py"), str(path)],
+            env={**os.environ, **variables},
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=600,
+        )
+        return ended.stderr.decode()
+
+    orders = [make_order(tmp_path, output=x, **{**SETTINGS, "samples": {}}) for x in ("a", "b")]
+    stopped, whole = map(RunFiles, orders)
+    error = train(orders[0], STOPPED_IN="2")
+    ((_, progress),) = find(stopped.checkpoints, orders[0].wanted())
+    assert progress.step in (2, 3), error
+    assert said.read_text().startswith(f"stopped at step {progress.step} of {STEPS}, state saved")
+    for order in orders:
+        error = train(order)
+        assert RunFiles(order).record.exists(), error
+    assert stopped.weights.read_bytes() == whole.weights.read_bytes()
+    events = EventAccumulator(str(stopped.logs)).Reload()
+    assert [event.step for event in events.Scalars("loss")] == [*range(1, STEPS + 1)]
+    # Each process takes a batch of each step.
+    alone = make_training(orders[0]).batch_order.epoch(STEPS)
+    assert events.Scalars("epoch")[-1].value == pytest.approx(2 * alone)

@@ -31,13 +31,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_world import (
-    TEXT_WIDTH,
     make_manifest,
     make_order,
     make_training,
     make_unet,
     of_model,
     train,
+    unet_inputs,
     write_order,
 )
 
@@ -81,15 +81,6 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
     return Launched(root, order, path, json.loads((root / "receipt.json").read_text()))
 
 
-def _inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(4)
-    return (
-        torch.randn(2, 4, 8, 8, generator=random),
-        torch.tensor([3, 700]),
-        torch.randn(2, 7, TEXT_WIDTH, generator=random),
-    )
-
-
 def test_receipt_and_log_tell_what_was_trained(launched: Launched) -> None:
     receipt, layout = launched.receipt, RunFiles(launched.order)
     assert receipt["parts"] == launched.order.wanted()
@@ -129,10 +120,10 @@ def test_a_pipeline_with_the_lora_predicts_what_the_trained_network_does(
         requires_safety_checker=False,
     )
     with torch.no_grad():
-        plain = pipeline.unet(*_inputs()).sample
+        plain = pipeline.unet(*unet_inputs(2)).sample
         pipeline.load_lora_weights(order.output)
-        loaded = pipeline.unet(*_inputs()).sample
-        expected = trained(*_inputs()).sample
+        loaded = pipeline.unet(*unet_inputs(2)).sample
+        expected = trained(*unet_inputs(2)).sample
     assert _filled(pipeline.unet) == _filled(trained)
     assert torch.equal(loaded, expected)
     assert not torch.allclose(plain, expected, atol=1e-3)
@@ -338,7 +329,8 @@ def test_a_whole_unet_is_written_as_diffusers_reads_it(tmp_path: Path) -> None:
     loaded = UNet2DConditionModel.from_pretrained(layout.output / "unet")
     with torch.no_grad():
         assert torch.equal(
-            loaded(*_inputs()).sample, training.learner.denoiser.unet.eval()(*_inputs()).sample
+            loaded(*unet_inputs(2)).sample,
+            training.learner.denoiser.unet.eval()(*unet_inputs(2)).sample,
         )
     record = json.loads(layout.record.read_text())
     assert record["loss_end"] < 0.6 * record["loss_start"]
@@ -416,27 +408,6 @@ def test_faults_of_order_and_lock_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "dataset.lock").write_text("{}")
     with pytest.raises(TrainingError, match="lock"):
         order.wanted()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="two processes share a CPU, not a GPU")
-def test_two_processes_resume_to_the_same_bytes(tmp_path: Path) -> None:
-    order = make_order(tmp_path, steps=6, learning_rate=1e-2, checkpointing_steps=4, ema_decay=0.9)
-    path, layout = write_order(order, tmp_path / "order.json"), RunFiles(order)
-    written = []
-    for _ in range(2):
-        two = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        trained = _run("-m", *two, "-m", TRAIN, str(path), "train", ACCELERATE_USE_CPU="true")
-        assert trained.returncode == 0, trained.stderr.decode()
-        written.append(layout.weights.read_bytes())
-        layout.weights.unlink()
-        layout.record.unlink()
-    assert written[0] == written[1]
-    events = EventAccumulator(str(layout.logs))
-    events.Reload()
-    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
-    # Each process takes a batch of each step.
-    alone = make_training(order).batch_order.epoch(6)
-    assert events.Scalars("epoch")[-1].value == pytest.approx(2 * alone)
 
 
 def test_a_full_disk_is_named_as_such() -> None:

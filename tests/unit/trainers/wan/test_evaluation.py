@@ -26,12 +26,11 @@ from latentmake.trainers.loop.launch import read
 from latentmake.trainers.wan.dit import WanOrder
 from latentmake.trainers.wan.recipe import WanRecipe
 from safetensors.torch import load_file
-from wan_trainer_world import make_order, make_training
+from wan_trainer_world import TWO, make_order, make_training
 from wan_world import tiny_wan_vae
 
-TWO: dict[str, Any] = {
-    "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
-}  # fmt: skip
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 CPU = torch.device("cpu")
 
 
@@ -146,10 +145,7 @@ def evaluation(root: Path, **changes: Any) -> EvaluationOrder:
 
 
 @pytest.mark.parametrize("task", ["t2v-1.3B", "i2v-14B"])
-def test_clips_have_the_items_own_size_and_what_is_there_is_kept(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_clips_have_the_items_own_size_and_what_is_there_is_kept(task: str, tmp_path: Path) -> None:
     order = evaluation(tmp_path, task=task)
     metrics = evaluate(order)
     assert metrics is not None
@@ -168,10 +164,7 @@ def test_clips_have_the_items_own_size_and_what_is_there_is_kept(
     assert len(times) == 3
 
 
-def test_results_of_earlier_releases_are_not_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_results_of_earlier_releases_are_not_made_again(tmp_path: Path) -> None:
     order, path = evaluation(tmp_path), tmp_path / "evaluation" / METRICS
     metrics = evaluate(order)
     assert metrics is not None
@@ -192,7 +185,6 @@ def test_results_of_earlier_releases_are_not_made_again(
 def test_a_killed_evaluation_loses_the_part_in_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     order, folder = evaluation(tmp_path), tmp_path / "evaluation"
     written: list[str] = []
 
@@ -220,7 +212,6 @@ def test_a_killed_evaluation_loses_the_part_in_hand(
 
 
 def test_a_renamed_item_keeps_its_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     order = evaluation(tmp_path)
     before = evaluate(order)
     assert before is not None

@@ -15,27 +15,18 @@ from diffusers import (
     UniPCMultistepScheduler,
     WanImageToVideoPipeline,
     WanPipeline,
-    WanTransformer3DModel,
 )
+from dit_world import tiny_dit
 from latentmake.config.weights import Weights
 from latentmake.encode.encoders.wan import load_wan_vae
 from latentmake.trainers.loop.order import ClipSettings
 from latentmake.trainers.wan.recipe import Denoiser
 from latentmake.trainers.wan.sampling import FIRST_FRAME, WanPainter
-from wan_world import shuffled, tiny_wan_vae
+from wan_world import tiny_wan_vae
 
 CPU = torch.device("cpu")
 SHAPE = (16, 2, 4, 6)
-WIDTH = 24
-
-
-def transformer(seed: int = 0, **changes: Any) -> WanTransformer3DModel:
-    torch.manual_seed(seed)
-    settings: dict[str, Any] = {
-        "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 16, "out_channels": 16,
-        "text_dim": WIDTH, "freq_dim": 16, "ffn_dim": 32, "num_layers": 2,
-    }  # fmt: skip
-    return shuffled(WanTransformer3DModel(**{**settings, **changes}))
+WIDTH = 24  # of the text that `tiny_dit` takes
 
 
 def text(seed: int, tokens: int = 7) -> torch.Tensor:
@@ -98,14 +89,14 @@ def by_pipeline(networks: Denoiser, sampling: ClipSettings) -> Any:
     "sampling", [sampled(4, 1.0), sampled(3, 5.0, 3.0, "euler")], ids=["unipc", "euler"]
 )
 def test_latents_are_those_of_diffusers(sampling: ClipSettings) -> None:
-    networks = Denoiser(transformer())
+    networks = Denoiser(tiny_dit())
     found = drawn(networks, sampling)
     assert found.shape == SHAPE
     assert torch.allclose(found, by_pipeline(networks, sampling), atol=1e-5)
 
 
 def test_two_networks_take_turns_at_the_boundary_as_in_diffusers() -> None:
-    networks = Denoiser(transformer(0), transformer(1), 0.875)
+    networks = Denoiser(tiny_dit(), tiny_dit(num_layers=1), 0.875)
     sampling, steps = sampled(6, 4.0, 5.0), []
     found = drawn(networks, sampling, done=lambda: steps.append(0))
     assert torch.allclose(found, by_pipeline(networks, sampling), atol=1e-5)
@@ -130,7 +121,7 @@ def test_a_decoded_clip_is_near_the_clip_that_was_encoded(tmp_path: Path) -> Non
 
 def test_a_condition_of_image_to_video_is_that_of_diffusers(tmp_path: Path) -> None:
     vae = tiny_wan_vae()
-    network = transformer(in_channels=36)
+    network = tiny_dit(in_channels=36)
     sampling = sampled(3, 4.0)
     pixels = torch.randint(0, 256, (1, 5, 32, 48, 3), generator=torch.Generator().manual_seed(0))
     pipeline = WanImageToVideoPipeline(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import struct
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from latentmake.trainers.lora import add_adapter
 from latentmake.trainers.wan.dit import check_targets, read_dit, shapes_of
 from latentmake.trainers.wan.estimate import estimate_training, largest_latent, training_memory
 from latentmake.trainers.wan.recipe import load_transformer, write_lora
-from memory_world import Living, Sizes
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from wan_trainer_world import configuration, make_order, make_training
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
-SMALL = Sizes(dim=1536, heads=12, ffn_dim=8960, layers=30)  # 1.3B
-LARGE = Sizes(dim=5120, heads=40, ffn_dim=13824, layers=40)  # 14B
+# The network of 1.3B weights; settings that are not named are those of 14B.
+SMALL = {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}
 LATENT = (3, 16, 24)
 USUAL = ["to_q", "to_k", "to_v", "to_out.0"]
 OUTER, ALL = [*USUAL, "proj_out"], [*USUAL, "ffn.net.0.proj", "ffn.net.2"]
@@ -39,13 +40,15 @@ def config(dit: str, second: str | None = None, **trainer: Any) -> Any:
     return parse(configuration(model, trainer, dataset, resolutions=sizes))
 
 
-def write_header(path: Path, sizes: Sizes) -> None:
+def write_header(path: Path, **sizes: int) -> None:
     """Write a file of weights in bfloat16 whose numbers are a hole."""
     header: dict[str, Any] = {}
     end = 0
-    for name, shape in sizes.shapes().items():
-        start, end = end, end + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
+    with torch.device("meta"):
+        network: Any = WanTransformer3DModel(**sizes)
+    for name, value in network.state_dict().items():
+        start, end = end, end + 2 * value.numel()
+        header[name] = {"dtype": "BF16", "shape": [*value.shape], "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -53,7 +56,7 @@ def write_header(path: Path, sizes: Sizes) -> None:
 
 
 def test_of_the_real_network_and_81_frames(tmp_path: Path) -> None:
-    write_header(tmp_path / "dit.safetensors", SMALL)
+    write_header(tmp_path / "dit.safetensors", **SMALL)
     settings = config("dit.safetensors", max_steps=50)
     assert largest_latent(settings, settings.runs["r"]) == (21, 60, 104)
     memory, need, note = estimate_training(settings, "r", settings.models["m"])
@@ -68,7 +71,7 @@ def test_of_the_real_network_and_81_frames(tmp_path: Path) -> None:
 
 
 def test_of_two_networks_the_one_in_use_is_on_the_device(tmp_path: Path) -> None:
-    write_header(tmp_path / "dit.safetensors", LARGE)
+    write_header(tmp_path / "dit.safetensors")
     settings = config("dit.safetensors", "dit.safetensors", rank=32)
     memory, *_ = estimate_training(settings, "r", settings.models["m"])
     assert memory["weights"] == pytest.approx(28.6e9, rel=0.01)
@@ -76,7 +79,7 @@ def test_of_two_networks_the_one_in_use_is_on_the_device(tmp_path: Path) -> None
 
 
 def test_time_is_that_of_the_last_training(tmp_path: Path) -> None:
-    write_header(tmp_path / "dit.safetensors", SMALL)
+    write_header(tmp_path / "dit.safetensors", **SMALL)
     settings = config("dit.safetensors", steps=600)
     record = Record(parts={"dataset": "d"}, steps=10, seconds=42.0, loss_start=1, loss_end=1)
     record.write(tmp_path / "runs/r/training.json")
@@ -87,11 +90,7 @@ def test_time_is_that_of_the_last_training(tmp_path: Path) -> None:
 
 
 def test_disk_is_that_of_the_files(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    WanTransformer3DModel(
-        num_attention_heads=2, attention_head_dim=128, text_dim=24, freq_dim=16, ffn_dim=32,
-        num_layers=2, in_channels=16, out_channels=16,
-    ).save_pretrained("dit")  # fmt: skip
+    tiny_dit(head=128).save_pretrained("dit")
     settings = config("dit", checkpoints_total_limit=1, save_every_n_steps=250, steps=1000)
     network = load_transformer("dit")
     targets = settings.runs["r"].trainer.target_modules
@@ -106,6 +105,34 @@ def test_disk_is_that_of_the_files(tmp_path: Path) -> None:
     checkpoint = 4 * sum(map(torch.Tensor.numel, weights)) + (tmp_path / "state.pt").stat().st_size
     _, need, _ = estimate_training(settings, "r", settings.models["m"])
     assert need.size == pytest.approx(5 * results + 2 * checkpoint, rel=0.05)
+
+
+class Living(TorchDispatchMode):
+    """Count the bytes of all tensors that are alive, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._sizes:
+            return
+        self._sizes[storage._cdata] = storage.nbytes()
+        self.bytes += storage.nbytes()
+        self.peak = max(self.peak, self.bytes)
+        weakref.finalize(storage, self._forget, storage._cdata)
+
+    def _forget(self, key: int) -> None:
+        self.bytes -= self._sizes.pop(key)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in tree_leaves(found):
+            if isinstance(each, torch.Tensor):
+                self.add(each)
+        return found
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from latentmake.trainers.wan.dit import PLACES, WanOrder
 from latentmake.trainers.wan.recipe import CLIP, FIRST_FRAME, Denoiser
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wan_trainer_world import make_manifest, make_order, make_training
+from wan_trainer_world import TWO, make_manifest, make_order, make_training
 from wan_world import tiny_wan_vae
 
 STEPS = 6
@@ -32,9 +32,6 @@ SETTINGS: dict[str, Any] = {
     "seed": 7,
     "samples": {"frames": 1, "num_inference_steps": 1, "guidance_scale": 2.0, "every": 3},
 }
-TWO: dict[str, Any] = {
-    "networks": ("dit", "dit_high_noise"), "task": "t2v-A14B", "boundary": 0.875, "shift": 5.0,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
