@@ -119,6 +119,13 @@ def test_the_trainer_runs_in_its_own_folder_and_environment_on_paths_of_the_proj
     assert "--sdpa" in call["argv"]
 
 
+def test_a_trainer_with_accelerate_is_launched_by_it(tuner: Path, tmp_path: Path) -> None:
+    other = stand_in(tmp_path / "other", own_venv=False)
+    launch(run(other))
+    assert epochs() == 4
+    assert "ACCELERATE_MIXED_PRECISION" in called(other)["environment"]
+
+
 def test_samples_are_asked_for_and_other_samples_train_nothing(tuner: Path) -> None:
     launch(run(tuner, samples={"prompts": ["a cat"]}))
     assert flag(tuner, "sample_every_n_epochs") == "1"
