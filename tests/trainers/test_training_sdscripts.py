@@ -73,7 +73,7 @@ def make_model(folder: Path) -> None:
 
 
 def put(
-    source: str, caption: str, size: tuple[int, int] = (64, 64), **changes: Any
+    source: str, caption: str, size: tuple[int, int] = (64, 64), /, **changes: Any
 ) -> dict[str, Any]:
     """Write a picture, its caption and its latents; return its row of the manifest."""
     path = Path(source)
