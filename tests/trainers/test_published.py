@@ -177,6 +177,7 @@ def of_sd_scripts(program: ExternalProgram) -> Iterator[Publication[Any]]:
         order = sdscripts_world.order_of(
             architecture,
             datasets={"a": Dataset.model_validate(SD_DATASET)},
+            trainer={"v_parameterization": architecture == "sd2"},
             program=program,
             publish=Publish(caches=False, batch_size=2),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,27 @@ import torch
 import world
 from conftest import Find, said_by, steps
 from diffusers import AutoencoderKL, DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from item_world import inputs_of
 from latentmake.base.errors import TrainingError
 from latentmake.config.datasets import Dataset
 from latentmake.config.machines import ExternalProgram
 from latentmake.config.root import Validation
+from latentmake.config.trainers import SdTrainer
 from latentmake.formats.safetensors import read_head
 from latentmake.pages.curves import read_curves
 from latentmake.pages.following import training_section
+from latentmake.plan.manifest import ManifestOrder, Member
+from latentmake.runs.rows import write_manifest
 from latentmake.trainers.launched.installation import Installation
+from latentmake.trainers.loop.caches import Caches, read_items
+from latentmake.trainers.loop.recipe import BatchOrder
 from latentmake.trainers.sdscripts.backend import SdScripts as Trainer
 from latentmake.trainers.sdscripts.deploy import deploy
 from latentmake.trainers.sdscripts.order import SdScriptsOrder
+from order_world import silent
 from safetensors.torch import load_file
 from sdscripts_world import order_of
+from trainer_world import make_latents, make_text
 from transformers import CLIPTextModel
 
 pytestmark = [pytest.mark.real_trainer, pytest.mark.usefixtures("own_folder")]
@@ -35,6 +44,25 @@ WORK = Path("runs/cats/output")
 WEIGHTS = Path("runs/cats/cats.safetensors")
 LOG = Path("logs/train.log")
 TOKENIZER = "openai_clip-vit-large-patch14"  # as its cache of tokenizers names it
+# The two halves of a dataset, to train on and held out, as sd-scripts finds them.
+DATASETS = """# preloaded
+import argparse, json, sys
+from types import SimpleNamespace
+import torch, transformers
+sys.modules["transformers"].CLIPFeatureExtractor = transformers.CLIPImageProcessor
+from library import config_util, strategy_base, strategy_sd, train_util
+parser = argparse.ArgumentParser()
+train_util.add_dataset_arguments(parser, True, True, True)
+train_util.add_training_arguments(parser, True)
+args = parser.parse_args(sys.argv[2:])
+train_util.prepare_dataset_args(args, True)
+caching = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False)
+strategy_base.LatentsCachingStrategy.set_strategy(caching)
+user = config_util.load_user_config(sys.argv[1])
+sanitizer = config_util.ConfigSanitizer(True, True, False, True)
+blueprint = config_util.BlueprintGenerator(sanitizer).generate(user, args)
+groups = config_util.generate_dataset_group_by_blueprint(blueprint.dataset_group)
+"""
 
 
 @pytest.fixture
@@ -172,10 +200,72 @@ def test_another_network_is_trained_and_accepted(
     assert any(name.endswith(mark) for name in load_file(WEIGHTS))
 
 
+# -- regularisation images ------------------------------------------------------------------------
+
+# Repeats and number of images of two datasets, then of two with regularisation images.
+CASES = {
+    "too few": [(3, 5), (2, 2), (1, 2), (2, 3)],
+    "too many": [(1, 4), (1, 1), (1, 9), (1, 2)],
+    "more in the first round": [(1, 4), (1, 1), (3, 3), (1, 2)],
+    "as many": [(2, 2), (1, 2), (1, 5), (1, 1)],
+}
+WEIGHT = 0.25
+# An epoch as its own dataset gives it, with latents and texts that its caches would hold.
+EPOCH = f"""{DATASETS}
+(dataset,) = groups[0].datasets
+dataset.text_encoder_output_caching_strategy = SimpleNamespace(is_partial=False)
+for info in dataset.image_data.values():
+    info.latents = torch.zeros(4, 8, 8)
+    info.latents_original_size, info.latents_crop_ltrb = (64, 64), (0, 0, 64, 64)
+    info.text_encoder_outputs = [torch.zeros(1)]
+seen = []
+for number in range(len(dataset)):
+    batch = dataset[number]
+    seen += zip(batch["captions"], batch["loss_weights"].tolist())
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("counts", CASES.values(), ids=CASES)
+def test_the_trainer_sd_shows_the_same_images_as_often_with_the_same_weights(
+    tmp_path: Path, program: Installation, counts: list[tuple[int, int]]
+) -> None:
+    names = dict(zip("dcba", counts, strict=True))
+    latents, text = make_latents(Path("latents"), 8, 8, 0), make_text(Path("text"), 0)
+    members, subsets = [], []
+    for name, (repeats, count) in names.items():
+        for number in range(count):
+            source = f"{name}/{name}{number}.png"
+            put(source, f"{name}{number}")
+            item = inputs_of(f"{name}{number}", source)
+            members.append(Member(name, item, {"64": [(latents, "k")], "text": [(text, "k")]}))
+        subset = {"image_dir": str(tmp_path / name), "caption_extension": ".txt"}
+        subsets.append({**subset, "num_repeats": repeats, "is_reg": name in "ab"})
+    order = ManifestOrder(
+        run="tiny", model="m", repeats={name: repeats for name, (repeats, _) in names.items()},
+        skip=[], items=members, faults={}, orphans=[], planned=1, is_reg=["a", "b"],
+    )  # fmt: skip
+    write_manifest(order, [], Path("runs/tiny"), silent)
+    caches = Caches(read_items(Path("runs/tiny/manifest.jsonl")), prior_loss_weight=WEIGHT)
+    batches = BatchOrder(caches, SdTrainer(kind="sd", train_batch_size=2))
+    ours: Counter[tuple[str, float]] = Counter()
+    for indices in batches.batches(0, 1, batches.batches_per_epoch):
+        weights = caches.batch(indices).weights
+        assert weights is not None
+        stems = (caches.rows[index].stem for index in indices)
+        ours.update(zip(stems, weights.tolist(), strict=True))
+    settings = tmp_path / "datasets.json"
+    dataset = {"resolution": 64, "batch_size": 2, "subsets": subsets}
+    settings.write_text(json.dumps({"datasets": [dataset]}))
+    theirs = said_by(program, EPOCH, settings, "--prior_loss_weight", WEIGHT)
+    assert ours == Counter(map(tuple, json.loads(theirs)))
+    assert {weight for _, weight in ours} == {1.0, WEIGHT}
+
+
 def test_a_training_takes_the_regularisation_images_of_the_folder_that_we_write(
     program: Installation,
 ) -> None:
-    further = {"max_train_epochs": 1, "save_every_n_epochs": None, "prior_loss_weight": 0.25}
+    further = {"max_train_epochs": 1, "save_every_n_epochs": None, "prior_loss_weight": WEIGHT}
     order = make_run(program, **further)
     regular = {"dataset": "reg", "is_reg": True}
     # A name begins another one, an image has another size, and a caption is empty.
@@ -186,7 +276,7 @@ def test_a_training_takes_the_regularisation_images_of_the_folder_that_we_write(
     said = read_head(WEIGHTS).metadata
     assert (said["ss_num_train_images"], said["ss_num_reg_images"]) == ("3", "2")
     assert said["ss_num_batches_per_epoch"] == said["ss_steps"] == "6"
-    assert said["ss_prior_loss_weight"] == "0.25"
+    assert said["ss_prior_loss_weight"] == str(WEIGHT)
     (dataset,) = json.loads(said["ss_datasets"])
     assert dataset["tag_frequency"]["reg_64"] == {"an animal": 1}
 
@@ -194,23 +284,7 @@ def test_a_training_takes_the_regularisation_images_of_the_folder_that_we_write(
 # -- items that are held out ----------------------------------------------------------------------
 
 HELD_OUT = {"ant": ((64, 64), "a held-out ant"), "an": ((80, 72), ""), "anteater": ((72, 96), "b")}
-# The items of both halves of a dataset, as sd-scripts finds them.
-SCRIPT = """# preloaded
-import argparse, json, sys
-import transformers
-sys.modules["transformers"].CLIPFeatureExtractor = transformers.CLIPImageProcessor
-from library import config_util, strategy_base, strategy_sd, train_util
-parser = argparse.ArgumentParser()
-train_util.add_dataset_arguments(parser, True, True, True)
-train_util.add_training_arguments(parser, True)
-args = parser.parse_args([])
-train_util.prepare_dataset_args(args, True)
-caching = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False)
-strategy_base.LatentsCachingStrategy.set_strategy(caching)
-user = config_util.load_user_config(sys.argv[1])
-sanitizer = config_util.ConfigSanitizer(True, True, False, True)
-blueprint = config_util.BlueprintGenerator(sanitizer).generate(user, args)
-groups = config_util.generate_dataset_group_by_blueprint(blueprint.dataset_group)
+ITEMS = f"""{DATASETS}
 print(json.dumps([
     sorted([x.caption, list(x.image_size)] for each in group.datasets
            for x in each.image_data.values())
@@ -235,7 +309,7 @@ def test_the_loss_of_held_out_items_is_computed_and_shown_and_none_is_trained_on
     )
     deploy(order)
     toml = tmp_path / "runs/cats" / order.toml
-    trained, held_out = json.loads(said_by(program, SCRIPT, toml))
+    trained, held_out = json.loads(said_by(program, ITEMS, toml))
     assert trained == [[f"a {stem}", [64, 64]] for stem in ("ant", "bee", "cat")]
     assert held_out == sorted([caption, list(size)] for size, caption in HELD_OUT.values())
     train(order)
