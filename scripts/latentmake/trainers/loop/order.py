@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -28,7 +28,9 @@ from latentmake.runs.order import (
     lock_of,
     parts_in,
 )
-from latentmake.trainers.init_lora import Place, misfit, tensor_names
+
+if TYPE_CHECKING:
+    from latentmake.trainers.init_lora import Place
 
 Order = TypeVar("Order", bound="TrainingOrder")
 
@@ -145,6 +147,8 @@ class TrainingOrder(RunOrder):
         """
         if not (files := self.init_files):
             return self
+        from latentmake.trainers.init_lora import misfit, tensor_names
+
         try:
             if len(files) != len(self.results):
                 raise ValueError(f"two networks need a folder with {' and '.join(self.results)}")

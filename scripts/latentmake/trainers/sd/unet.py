@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
 
@@ -31,8 +31,10 @@ from latentmake.models.parameterization import (
     parameterization,
     schedule_of,
 )
-from latentmake.trainers.init_lora import Place
 from latentmake.trainers.loop.order import TrainingOrder, lora_layers
+
+if TYPE_CHECKING:
+    from latentmake.trainers.init_lora import Place
 
 PREFIX = "unet"
 """The UNet's name in diffusers' pipelines."""
