@@ -14,7 +14,6 @@ and of sd-scripts' library/sai_model_spec.py and train_network.py.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,6 +173,9 @@ def missing_schedule(place: object) -> ModelError:
     return ModelError("this noise schedule is missing or damaged", where=str(place), hint=hint)
 
 
+_LARGEST = 10**9  # numbers of schedules are far smaller, and larger ones may be no floats
+
+
 def _checked(config: dict[str, Any], place: object) -> dict[str, Any]:
     """Return a schedule that diffusers' DDPM, DDIM and flow schedulers support.
 
@@ -183,8 +185,8 @@ def _checked(config: dict[str, Any], place: object) -> dict[str, Any]:
     kind, fault = str(config.get("_class_name", "DDPMScheduler")), ""
     betas, steps = config.get("trained_betas"), config.get("num_train_timesteps", 1000)
     numbers = [*(betas or (config[key] for key in _BETAS[:2] if key in config)), steps]
-    finite = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
-    if not finite or steps < 1:
+    usable = all(isinstance(value, int | float) and abs(value) < _LARGEST for value in numbers)
+    if not usable or steps < 1:
         raise missing_schedule(place)
     if flows(config):
         if config.get("use_dynamic_shifting"):

@@ -126,6 +126,7 @@ SCHEDULES: list[tuple[dict[str, Any], str]] = [
     ({"_class_name": "CogVideoXDDIMScheduler", "snr_shift_scale": 3.0}, "`snr_shift_scale`"),
     ({"timestep_type": "continuous", "sigma_max": 700.0}, "continuous timesteps"),
     ({"beta_start": "a"}, "missing or damaged"),
+    ({"beta_end": 10**400}, "missing or damaged"),
 ]
 WITHOUT_BETAS = ("EDMEulerScheduler", "EDMDPMSolverMultistepScheduler", "ScoreSdeVeScheduler")
 
