@@ -136,7 +136,7 @@ def _records(facts: Facts, plan: RunPlan, order: RunOrder) -> Iterator[Record]:
 
     Network, device, precision, resolutions and all settings that change the pace are the same.
     """
-    network = order.wanted("", [])["network"]
+    network = order.wanted("")["network"]
     precision = getattr(facts.config.runs[plan.name].trainer, "mixed_precision", "")
     sizes = {part.name for part in plan.parts if kind_of(part.name) == "latents"}
     for record in (training.record for training in all_trainings()):

@@ -131,7 +131,8 @@ class Training(NamedTuple):
     @property
     def saved(self) -> list[str]:
         """Present folders of its saved steps, checkpoints and states."""
-        records = [path for kept in _KEPT for path in run_folder(self.run).rglob(kept)]
+        files = run_folder(self.run).rglob("*.json")
+        records = [path for path in files if any(map(path.match, _KEPT))]
         own = [path.parent for path in records if parts_in(path) == self.record.parts]
         return [str(folder) for folder in own if any(folder.rglob("*.safetensors"))]
 

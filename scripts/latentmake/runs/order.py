@@ -194,15 +194,10 @@ class RunOrder(BaseModel, ABC):
         )
 
     @abstractmethod
-    def wanted(
-        self, data: str | None = None, recorded: Iterable[TrainedParts] | None = None
-    ) -> TrainedParts:
+    def wanted(self, data: str | None = None) -> TrainedParts:
         """Return the parts that trained weights must have to be up to date with this order.
 
-        Args:
-            data: digest of the run's caches; by default the digest in its lock, see `lock_of`.
-            recorded: parts of results. One that an earlier release trained like this stays valid,
-                so its parts are returned.
+        `data` is the digest of the run's caches; by default the digest in its lock, see `lock_of`.
         """
 
     def like(self, last: Record, data: str) -> Self:
@@ -216,7 +211,7 @@ class RunOrder(BaseModel, ABC):
         `data` is the digest of the run's caches.
         """
         order = self.like(last, data)
-        return order.product(order.wanted(data, [last.parts]), last)
+        return order.product(order.wanted(data), last)
 
     def reasons(self, lock: str | None) -> list[Difference]:
         """Return why the run must be trained, or its job must write files again.
@@ -230,7 +225,7 @@ class RunOrder(BaseModel, ABC):
         if last:
             product = self.product_since(last, lock or last.dataset)
         else:
-            product = self.product(self.wanted(lock or "", []))
+            product = self.product(self.wanted(lock or ""))
         differences = judge(product, last)
         damaged = filter(is_damaged, [RunFiles(self).record])
         return differences or [Difference(f"{path} is damaged") for path in damaged]

@@ -47,7 +47,7 @@ class AverageOrder(RunOrder):
     def networks(self):
         return []
 
-    def wanted(self, data=None, recorded=()):
+    def wanted(self, data=None):
         data = lock_of(self.lock).data if data is None else data
         return {"dataset": data, "settings": self.settings_digest()}
 

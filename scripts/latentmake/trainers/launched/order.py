@@ -232,8 +232,8 @@ class ExternalOrder(RunOrder):
         """Flags and values that the guide adds to the training script's command line."""
         return {key: value for key, value in self.defaults.items() if key.startswith("--")}
 
-    def wanted(self, data: str | None = None, recorded: Iterable[Parts] | None = None) -> Parts:
-        """Return the parts of an up-to-date result, whatever is recorded; see `RunOrder.wanted`."""
+    def wanted(self, data: str | None = None) -> Parts:
+        """Return the parts of up-to-date weights; see `RunOrder.wanted`."""
         return {
             "dataset": lock_of(self.lock).data if data is None else data,
             "settings": self.settings_digest(),

@@ -223,9 +223,8 @@ class TrainingOrder(RunOrder):
         """Return the names of the trainer's settings that are not at their defaults."""
         return shaping(self.trainer, "weights", defaults=False)
 
-    def wanted(self, data: str | None = None, recorded: Iterable[Parts] | None = None) -> Parts:
+    def wanted(self, data: str | None = None) -> Parts:
         """Return the parts of up-to-date weights; see `RunOrder.wanted`."""
-        del recorded  # release 0.2 recorded the same parts
         return {
             "dataset": lock_of(self.lock).data if data is None else data,
             "settings": self.settings_digest(),
