@@ -30,7 +30,7 @@ def differences(project: Project, asked: str = "train_tiny") -> list[str]:
 
 
 def test_a_trained_run_differs_in_nothing_by_any_of_its_names(trained: Project) -> None:
-    for asked in ("train_tiny", "runs/tiny/samples.png", "./runs/tiny/training.json"):
+    for asked in ("tiny", "train_tiny", "runs/tiny/samples.png", "./runs/tiny/training.json"):
         trained.ask("explain", asked).one_line("fresh (trained; nothing differs)")
     for asked in ("caches_tiny", "runs/tiny/dataset.lock"):
         assert differences(trained, asked) == []

@@ -62,6 +62,7 @@ def test_a_caption_and_a_folder_are_found_and_other_files_are_not(trained: Proje
     "asked, line",
     [
         ([], "nothing is named; name a picture, a caption or a folder, or use --digest SHA-256"),
+        (["--digest", "c003827b"], "c003827b: is no SHA-256; give all its 64 digits"),
         (["data/shapes/emu.png"], "is in no dataset, and no training saw it under this name"),
     ],
 )

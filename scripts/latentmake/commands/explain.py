@@ -28,7 +28,7 @@ _MADE = {
     "clips": r"clips_{run}|clips/{run}/.*",
     "publish": r"publish_{run}",
     "export": r"export_{run}",
-    "train": r"train_{run}|runs/{run}/.*",
+    "train": r"(train_)?{run}|runs/{run}(/.*)?",
 }
 """Word of a target -> pattern of the target and of the files that it makes."""
 

@@ -199,7 +199,7 @@ def explain(
         _argument(
             "PATH",
             "A cache file, an image or caption of a dataset, a file below runs/ or clips/, "
-            "trained weights (.safetensors) anywhere, or a target such as train_cats.",
+            "trained weights (.safetensors) anywhere, a run, or a target such as generate_cats.",
         ),
     ],
     open_page: Annotated[

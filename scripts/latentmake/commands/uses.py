@@ -7,9 +7,11 @@ after it was renamed or deleted. Rosters of former trainings say what is in thei
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from itertools import product
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import typer
@@ -17,7 +19,7 @@ import typer
 from latentmake.base.errors import ConfigError, SourceError
 from latentmake.commands.project import print_json, printable
 from latentmake.data.contents import read_caption
-from latentmake.data.item import CAPTION, TAGS
+from latentmake.data.item import CAPTION, IMAGE, TAGS
 from latentmake.formats.cachefile import header_of
 from latentmake.formats.endings import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from latentmake.plan.facts import Facts
@@ -29,10 +31,13 @@ from latentmake.runs.history import all_trainings
 
 _MEDIA = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
 _TEXT = ".txt"
+_DIGEST = re.compile("[0-9a-fA-F]{64}")
 _SHOWN = 5  # most files of a kind that are listed
 
 _Contains = Callable[[str, Sequence[str]], bool]
 """Function that says whether a digest of a picture, or any of some texts, is looked for."""
+_Found = tuple[str, Sequence[str], Sequence[str]]
+"""Path that is wanted for, with digests and texts that it holds; a digest may be ""."""
 
 
 def uses(
@@ -43,19 +48,20 @@ def uses(
         hint = "name a picture, a caption or a folder, or use --digest SHA-256"
         raise ConfigError("nothing is named", where="latentmake uses", hint=hint)
     sources, texts = contents_of(facts, paths or ())
-    sources |= {value.lower() for value in digests or ()}
+    for value in digests or ():
+        if not _DIGEST.fullmatch(value):
+            raise ConfigError("is no SHA-256", where=value, hint="give all its 64 digits")
+        sources.add(value.lower())
 
     def contains(source: str, captions: Sequence[str]) -> bool:
         return source in sources or not texts.isdisjoint(captions)
 
-    datasets = facts.config.datasets
     files = {
         kind: [*files_with(facts, folders, contains)] for kind, folders in _folders(facts).items()
     }
+    own = [*files_of_items(facts, contains)]
+    files["files"] = [*dict.fromkeys([*files["files"], *own])]
     trained = [*trainings_with(contains)]
-    for file in [file for file in files["files"] if Path(file).suffix.lower() in _MEDIA]:
-        captions = {Path(file).with_suffix(data.caption_extension) for data in datasets.values()}
-        files["files"] += [str(caption) for caption in captions if caption.is_file()]
     if as_json:
         values = {"sources": sorted(sources), "texts": sorted(texts), "files": files}
         print_json({**values, "trainings": trained})
@@ -78,17 +84,17 @@ def contents_of(facts: Facts, paths: Iterable[str]) -> tuple[set[str], set[str]]
         SourceError: a file does not exist, and no training saw an item of its name.
     """
     sources, texts = set[str](), set[str]()
-    for path in paths:
-        for contents in (_of_items, _of_files, _of_rosters):
-            own_sources, own_texts = contents(facts, path)
-            if own_sources or own_texts:
-                break
-        else:
-            what = "is in no dataset, and no training saw it under this name"
-            raise SourceError(what, where=path, hint="check the path, or use --digest SHA-256")
-        sources |= own_sources
-        texts |= own_texts
-    return sources, texts
+    left = {os.path.abspath(path): path for path in paths}  # noqa: PTH100 -- links stay
+    for contents in (_of_items, _of_files, _of_rosters):
+        for place, own_sources, own_texts in [*contents(facts, left)]:
+            if any(own_sources) or own_texts:
+                sources.update(own_sources)
+                texts.update(own_texts)
+                left.pop(place, None)
+    for path in left.values():
+        what = "is in no dataset, and no training saw it under this name"
+        raise SourceError(what, where=path, hint="check the path, or use --digest SHA-256")
+    return sources - {""}, texts
 
 
 def files_with(facts: Facts, folders: Iterable[Path], contains: _Contains) -> Iterator[str]:
@@ -100,6 +106,19 @@ def files_with(facts: Facts, folders: Iterable[Path], contains: _Contains) -> It
                 path = Path(place, name)
                 if _has(facts, path, contains):
                     yield str(path)
+
+
+def files_of_items(facts: Facts, contains: _Contains) -> Iterator[str]:
+    """Yield picture and caption files of today's items with a content, and their rows in lists."""
+    for _, item, contents in all_contents(facts):
+        pictures = [contents.get("source", ""), facts.digest_of(item.image) or ""]
+        is_whole = any(contains(source, ()) for source in pictures)
+        if is_whole or contains("", contents.get("texts", ())):
+            roles = (IMAGE, CAPTION, TAGS) if is_whole else (CAPTION, TAGS)
+            yield from (path for role, path, _ in item.files if role in roles)
+            if item.place:
+                file, _, row = item.place.rpartition(", ")
+                yield f"{row} of {file}"
 
 
 def trainings_with(contains: _Contains) -> Iterator[dict[str, Any]]:
@@ -114,51 +133,59 @@ def trainings_with(contains: _Contains) -> Iterator[dict[str, Any]]:
 # -- contents of files ----------------------------------------------------------------------------
 
 
-def _of_items(facts: Facts, path: str) -> tuple[set[str], set[str]]:
-    """Return the contents of today's items that a path names: one of their files, or a folder."""
-    below = f"{_absolute(path)}/"
-    sources, texts = set[str](), set[str]()
+def _of_items(facts: Facts, wanted: Mapping[str, str]) -> Iterator[_Found]:
+    """Yield the contents of today's items that a path names: one of their files, or a folder."""
     for _, item, contents in all_contents(facts):
-        files = () if item.is_remote else item.files
-        roles = {role for role, path, _ in files if f"{_absolute(path)}/".startswith(below)}
-        if roles - {CAPTION, TAGS}:
-            sources.update((contents.get("source", ""), facts.digest_of(item.image) or ""))
-        elif roles:
-            texts.update(contents.get("texts", ()))
-    return sources - {""}, texts
+        roles = dict[str, set[str]]()
+        for role, path, _ in () if item.is_remote else item.files:
+            full = os.path.abspath(path)  # noqa: PTH100 -- links stay, and it is much faster
+            for place in filter(wanted.__contains__, _and_above(full)):
+                roles.setdefault(place, set()).add(role)
+        for place, own in roles.items():
+            if own - {CAPTION, TAGS}:
+                yield place, [contents.get("source", ""), facts.digest_of(item.image) or ""], []
+            else:
+                yield place, [], contents.get("texts", [])
 
 
-def _absolute(path: str) -> str:
-    return os.path.abspath(path)  # noqa: PTH100 -- links stay, and it is much faster
+def _and_above(path: str) -> Iterator[str]:
+    """Yield a path and its folders."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
-def _of_files(facts: Facts, path: str) -> tuple[set[str], set[str]]:
-    """Return the contents of files that belong to no item."""
-    place = Path(path)
-    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
-    sources = {facts.digest_of(file) for file in files if file.suffix.lower() in _MEDIA}
-    texts = {read_caption(str(file)) for file in files if file.suffix.lower() == _TEXT}
-    return {source for source in sources if source}, texts
+def _of_files(facts: Facts, wanted: Mapping[str, str]) -> Iterator[_Found]:
+    """Yield the contents of files that belong to no item."""
+    for place, path in wanted.items():
+        for file in [Path(path)] if Path(path).is_file() else Path(path).rglob("*"):
+            ending = file.suffix.lower()
+            if ending in _MEDIA and file.is_file():
+                yield place, [facts.digest_of(file) or ""], []
+            elif ending == _TEXT and file.is_file():
+                yield place, [], [read_caption(str(file))]
 
 
-def _of_rosters(facts: Facts, path: str) -> tuple[set[str], set[str]]:
-    """Return what trainings saw under the name of a file that is gone."""
-    stems = dict[str, str]()
-    for dataset, settings in facts.config.datasets.items():
-        place = os.path.relpath(path, settings.path)
-        if not place.startswith(os.pardir):
-            stems[dataset] = str(Path(place).with_suffix(""))
-    is_text = path.lower().endswith(_TEXT)
-    sources, texts = set[str](), set[str]()
-    for training in all_trainings():
-        for item in training.items or ():
-            stem = stems.get(item.dataset)
-            if stem is not None and f"{item.stem}/".startswith(f"{stem}/"):
-                if is_text:
-                    texts.update(item.texts)
-                elif item.source:
-                    sources.add(item.source)
-    return sources, texts
+def _of_rosters(facts: Facts, wanted: Mapping[str, str]) -> Iterator[_Found]:
+    """Yield what trainings saw under the names of files and folders that are gone."""
+    places = dict[str, set[str]]()
+    for name, place in _names(facts, wanted):
+        places.setdefault(name, set()).add(place)
+    for item in (item for training in all_trainings() for item in training.items or ()):
+        for place in set[str]().union(*(places.get(name, ()) for name in _and_above(item.name))):
+            is_text = place.lower().endswith(_TEXT)
+            yield place, [] if is_text else [item.source], item.texts if is_text else []
+
+
+def _names(facts: Facts, places: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the possible names of places as an item, a folder of items or a dataset."""
+    for place, (name, dataset) in product(places, facts.config.datasets.items()):
+        paths = [os.path.relpath(place, dataset.folder)]
+        if dataset.is_list:  # its pictures may lie elsewhere
+            paths += [os.path.relpath(place), place.lstrip("/")]
+        for path in paths:
+            for end in ("", PurePosixPath(path).suffix):
+                yield str(PurePosixPath(name, path.removesuffix(end))), place
 
 
 def _has(facts: Facts, path: Path, contains: _Contains) -> bool:

@@ -198,7 +198,7 @@ class Contents:
 
     def known_digest(self, item: Item) -> str | None:
         """Return the digest of inputs that are one unchanged file, without reading it; or None."""
-        if item.texts is not None or len(item.files) != 1 or item.awaits_caption:
+        if item.texts is not None or len(item.files) != 1 or item.files[0].role == MADE:
             return None
         value = self._cached(item.files[0])
         if value is None or item.files[0].role != CAPTION:

@@ -188,7 +188,7 @@ class Item(NamedTuple):
     @property
     def awaits_caption(self) -> bool:
         """Whether a captioner must make the item's text, or make it again, before it is known."""
-        return self.texts is None and any(file.role == MADE for file in self.files)
+        return self.texts is None and any(role == MADE for role, _, _ in self.files)
 
     @property
     def read(self) -> tuple[File, ...]:

@@ -86,7 +86,7 @@ def plan_table(
             f"{counted(total, 'target')} to make ({', '.join(kinds_made)}){linked}, "
             f"in {counted(jobs, 'job')}"
         )
-        works = (work for order in orders for work in order.items)
+        works = (work for order in orders if order.kind == "text" for work in order.items)
         if awaiting := sum(len(work.targets) for work in works if work.item.awaits_caption):
             lines.append(f"{counted(awaiting, 'text')} of these only if a new caption differs")
     lines += rest

@@ -94,7 +94,7 @@ def make_plan(
             *(batches(facts, *place, needed[place], stale[place], count) for place in places),
             named_batches(facts, named, states.values(), count),
         ):
-            if any(work.item.awaits_caption for work in order.items):
+            if order.kind == "text" and any(work.item.awaits_caption for work in order.items):
                 made = (made for made, _ in wanted if made.kind == CAPTIONS)
                 receipts = (str(made.receipt) for made in made if made.dataset == order.dataset)
                 order = order.after(receipts)

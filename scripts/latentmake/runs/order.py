@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -115,6 +115,8 @@ class RunOrder(BaseModel, ABC):
     """Order of a training; paths are relative to the working directory.
 
     Attributes:
+        version: version of the trainer, raised when it would train other weights from the same
+            order, or when a default changes.
         kind: kind of the trainer.
         run: name of the run.
         manifest: path of the JSONL file that has one line for each item, with its caches.
@@ -124,9 +126,11 @@ class RunOrder(BaseModel, ABC):
             the same file.
         forced: whether the run is trained from the start even if its weights are up to date.
         keep: number of trainings in the run's history; 0 for a trial, which is not remembered.
+        weights: digest of the networks that are trained; "" until it is computed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    version: ClassVar[int] = 1
     kind: str
     run: str
     manifest: str
@@ -135,6 +139,7 @@ class RunOrder(BaseModel, ABC):
     planned: int = 0
     forced: bool = False
     keep: int = 50
+    weights: str = ""
 
     @property
     @abstractmethod
@@ -193,12 +198,17 @@ class RunOrder(BaseModel, ABC):
             files=[*files.results, files.receipt],
         )
 
-    @abstractmethod
     def wanted(self, data: str | None = None) -> TrainedParts:
         """Return the parts that trained weights must have to be up to date with this order.
 
         `data` is the digest of the run's caches; by default the digest in its lock, see `lock_of`.
         """
+        return {
+            "dataset": lock_of(self.lock).data if data is None else data,
+            "settings": self.settings_digest(),
+            "network": self.weights,
+            VERSION: self.version,
+        }
 
     def like(self, last: Record, data: str) -> Self:
         """Return the order with the values that the last training chose for settings."""

@@ -189,7 +189,8 @@ def test_damaged_foreign_and_ownerless_files_are_explained_too() -> None:
         (TEXT.replace("ant", "aant"), "there is no such cache file; the nearest is ant_lumina_te"),
         ("data/aant.txt", "data/aant.txt: there is no such file; the nearest is ant.txt"),
         ("models/ae.safetensors", "no dataset of a run has an item with this file"),
-        ("", "no dataset of a run has an item with this file"),
+        ("", ".: is a folder; name a run, or a file in it"),
+        (str(Path(TEXT).parent), "is a folder; name a run, or a file in it"),
     ],
 )
 def test_what_cannot_be_explained_is_one_line(file: str, line: str) -> None:

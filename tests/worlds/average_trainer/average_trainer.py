@@ -14,7 +14,6 @@ from latentmake.runs.order import (
     Record,
     RunFiles,
     RunOrder,
-    lock_of,
     read_order,
     run_values,
     write_trained,
@@ -46,10 +45,6 @@ class AverageOrder(RunOrder):
 
     def networks(self):
         return []
-
-    def wanted(self, data=None):
-        data = lock_of(self.lock).data if data is None else data
-        return {"dataset": data, "settings": self.settings_digest()}
 
 
 class Average(Backend):

@@ -23,11 +23,9 @@ from latentmake.config.makers import Setting
 from latentmake.config.models import Model
 from latentmake.config.root import Config, Validation
 from latentmake.data.memo import Memo
-from latentmake.plan.product import Difference, Parts
-from latentmake.runs.order import VERSION, RunFiles, RunOrder, lock_of, run_values
+from latentmake.plan.product import Difference
+from latentmake.runs.order import RunFiles, RunOrder, run_values
 from latentmake.trainers.launched.installation import Installation
-
-_VERSION = 2  # in version 1 the defaults of keys were not those of the architecture's guide
 
 _EPOCHS = 10  # default of sd-scripts if neither epochs nor steps are set
 
@@ -82,10 +80,10 @@ class ExternalOrder(RunOrder):
         trained: whether the run has a trainer; a run without one is only published.
         trainer: section of the trainer, with the defaults of the architecture's guide.
         defaults: the guide's defaults: keys, and further flags of the training script.
-        weights: digest of the networks that are trained; "" until it is computed.
         validation: settings of the held-out items; None if the run holds out none.
     """
 
+    version: ClassVar[int] = 2  # in 1 the defaults of keys were not the guide's
     name: ClassVar[str]
     section: ClassVar[str]
     memory_hint: ClassVar[str]
@@ -98,7 +96,6 @@ class ExternalOrder(RunOrder):
     trained: bool = True
     trainer: MusubiTrainer | SdScriptsTrainer
     defaults: dict[str, Setting] = Field({})
-    weights: str = ""
     publish: Publish
     validation: Validation | None = None
 
@@ -231,15 +228,6 @@ class ExternalOrder(RunOrder):
     def flags(self) -> dict[str, Setting]:
         """Flags and values that the guide adds to the training script's command line."""
         return {key: value for key, value in self.defaults.items() if key.startswith("--")}
-
-    def wanted(self, data: str | None = None) -> Parts:
-        """Return the parts of up-to-date weights; see `RunOrder.wanted`."""
-        return {
-            "dataset": lock_of(self.lock).data if data is None else data,
-            "settings": self.settings_digest(),
-            "network": self.weights,
-            VERSION: _VERSION,
-        }
 
     def reasons(self, lock: str | None, unread: str = "") -> list[Difference]:
         """Return why the run must be trained; `unread` is why its network cannot be read, or ""."""

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from latentmake.plan.estimates import Amount
 from latentmake.plan.product import Made, Parts
-from latentmake.runs.order import PROGRESS, RunFiles
+from latentmake.runs.order import PROGRESS, RunFiles, parts_in
 from latentmake.trainers.loop.order import Order, TrainingOrder
 
 _NAME = re.compile(r"step-(\d{6,})(-\d+)?")
@@ -104,8 +104,9 @@ def as_begun(order: Order, data: str) -> Order:
     chosen = [order.with_settings(mixed_precision=name) for name in ("bf16", "fp16", "no")]
     candidates = [(candidate, candidate.wanted(data)) for candidate in chosen]
     for result in (files, *files.before()):
+        parts = parts_in(result.record) if result.is_complete else None
         for candidate, own in candidates:
-            if result.came_from(own) and (result is files or not files.is_forced(own)):
+            if parts == own and (result is files or not files.is_forced(own)):
                 return candidate
     begun = (candidate for candidate, own in candidates if resumable(candidate, own))
     return next(begun, order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -20,12 +20,10 @@ from latentmake.config.models import Model
 from latentmake.config.trainers import LoopTrainer
 from latentmake.plan.product import Parts
 from latentmake.runs.order import (
-    VERSION,
     Record,
     RunFiles,
     RunOrder,
     last_place,
-    lock_of,
     parts_in,
 )
 
@@ -93,8 +91,6 @@ class TrainingOrder(RunOrder):
     """Order of a training by the training loop. Each trainer has a subclass with its `kind`.
 
     Attributes:
-        version: version of the trainer, raised when it would train other weights from the same
-            order, or when a default changes.
         weights: digest of the network's files, and of a LoRA that the training begins from.
         model: model with networks, and with the VAE that decodes the sample pictures.
         prompts: prompts of the sample pictures; may be empty.
@@ -106,7 +102,6 @@ class TrainingOrder(RunOrder):
         validates: steps between two losses of the held-out items; None for no such losses.
     """
 
-    version: ClassVar[int] = 1
     weights: str
     model: Model
     prompts: list[Prompt]
@@ -222,15 +217,6 @@ class TrainingOrder(RunOrder):
     def chosen(self) -> Iterable[str]:
         """Return the names of the trainer's settings that are not at their defaults."""
         return shaping(self.trainer, "weights", defaults=False)
-
-    def wanted(self, data: str | None = None) -> Parts:
-        """Return the parts of up-to-date weights; see `RunOrder.wanted`."""
-        return {
-            "dataset": lock_of(self.lock).data if data is None else data,
-            "settings": self.settings_digest(),
-            "network": self.weights,
-            VERSION: self.version,
-        }
 
     def like(self, last: Record, data: str) -> Self:
         """With `auto`, return the order with the precision that the last training chose."""
