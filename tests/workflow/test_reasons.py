@@ -144,3 +144,4 @@ def test_a_run_without_a_trainer_is_one_line(template: Project) -> None:
     result = template.ask("explain", "train_tiny", check=False)
     assert result.returncode == 2
     result.one_line("error: train_tiny: the run has no trainer")
+    template.ask("explain", "tiny").one_line("caches_tiny: fresh")

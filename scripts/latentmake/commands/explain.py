@@ -28,7 +28,7 @@ _MADE = {
     "clips": r"clips_{run}|clips/{run}/.*",
     "publish": r"publish_{run}",
     "export": r"export_{run}",
-    "train": r"(train_)?{run}|runs/{run}(/.*)?",
+    "train": r"train_{run}|runs/{run}(/.*)?",
 }
 """Word of a target -> pattern of the target and of the files that it makes."""
 
@@ -75,6 +75,8 @@ def without_project(
 def _of_run(facts: Facts, path: str) -> Explanation | None:
     """Explain a target of a run, or a file that a target makes; None if it is neither."""
     place = os.path.relpath(path or ".")
+    if (named := facts.config.runs.get(place)) is not None:
+        place = f"{'train' if named.trainer else 'caches'}_{place}"
     for run in facts.config.runs:
         previous = run_folder(run) / PREVIOUS
         if Path(place).is_relative_to(previous) and os.path.lexists(place):

@@ -118,7 +118,7 @@ def explanations(facts: Facts, file: str) -> list[Explanation]:
         UserError: The file does not exist, or no item of a run uses it.
     """
     path = file if is_remote(file) else os.path.relpath(file or ".")
-    if Path(path).is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 -- Path.is_dir raises an error if a name is too long
         raise SourceError("is a folder", where=path, hint="name a run, or a file in it")
     folder, name = os.path.split(path)
     place, caches = f"{os.path.realpath(folder)}/{name}", os.path.realpath("cache")

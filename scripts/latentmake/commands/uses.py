@@ -37,7 +37,7 @@ _SHOWN = 5  # most files of a kind that are listed
 _Contains = Callable[[str, Sequence[str]], bool]
 """Function that says whether a digest of a picture, or any of some texts, is looked for."""
 _Found = tuple[str, Sequence[str], Sequence[str]]
-"""Path that is wanted for, with digests and texts that it holds; a digest may be ""."""
+"""Absolute path of a place, with digests and texts that it holds; a digest may be ""."""
 
 
 def uses(
@@ -115,7 +115,7 @@ def files_of_items(facts: Facts, contains: _Contains) -> Iterator[str]:
         is_whole = any(contains(source, ()) for source in pictures)
         if is_whole or contains("", contents.get("texts", ())):
             roles = (IMAGE, CAPTION, TAGS) if is_whole else (CAPTION, TAGS)
-            yield from (path for role, path, _ in item.files if role in roles)
+            yield from (str(Path(path)) for role, path, _ in item.files if role in roles)
             if item.place:
                 file, _, row = item.place.rpartition(", ")
                 yield f"{row} of {file}"
@@ -133,13 +133,13 @@ def trainings_with(contains: _Contains) -> Iterator[dict[str, Any]]:
 # -- contents of files ----------------------------------------------------------------------------
 
 
-def _of_items(facts: Facts, wanted: Mapping[str, str]) -> Iterator[_Found]:
+def _of_items(facts: Facts, places: Mapping[str, str]) -> Iterator[_Found]:
     """Yield the contents of today's items that a path names: one of their files, or a folder."""
     for _, item, contents in all_contents(facts):
         roles = dict[str, set[str]]()
         for role, path, _ in () if item.is_remote else item.files:
             full = os.path.abspath(path)  # noqa: PTH100 -- links stay, and it is much faster
-            for place in filter(wanted.__contains__, _and_above(full)):
+            for place in filter(places.__contains__, _and_above(full)):
                 roles.setdefault(place, set()).add(role)
         for place, own in roles.items():
             if own - {CAPTION, TAGS}:
@@ -155,9 +155,9 @@ def _and_above(path: str) -> Iterator[str]:
         path = path.rpartition("/")[0]
 
 
-def _of_files(facts: Facts, wanted: Mapping[str, str]) -> Iterator[_Found]:
+def _of_files(facts: Facts, places: Mapping[str, str]) -> Iterator[_Found]:
     """Yield the contents of files that belong to no item."""
-    for place, path in wanted.items():
+    for place, path in places.items():
         for file in [Path(path)] if Path(path).is_file() else Path(path).rglob("*"):
             ending = file.suffix.lower()
             if ending in _MEDIA and file.is_file():
@@ -166,13 +166,13 @@ def _of_files(facts: Facts, wanted: Mapping[str, str]) -> Iterator[_Found]:
                 yield place, [], [read_caption(str(file))]
 
 
-def _of_rosters(facts: Facts, wanted: Mapping[str, str]) -> Iterator[_Found]:
+def _of_rosters(facts: Facts, places: Mapping[str, str]) -> Iterator[_Found]:
     """Yield what trainings saw under the names of files and folders that are gone."""
-    places = dict[str, set[str]]()
-    for name, place in _names(facts, wanted):
-        places.setdefault(name, set()).add(place)
+    by_name = dict[str, set[str]]()
+    for name, place in _names(facts, places):
+        by_name.setdefault(name, set()).add(place)
     for item in (item for training in all_trainings() for item in training.items or ()):
-        for place in set[str]().union(*(places.get(name, ()) for name in _and_above(item.name))):
+        for place in set[str]().union(*(by_name.get(name, ()) for name in _and_above(item.name))):
             is_text = place.lower().endswith(_TEXT)
             yield place, [] if is_text else [item.source], item.texts if is_text else []
 
