@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 os.environ["TQDM_DISABLE"] = "1"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a run that compiles all modules tells nothing
 
 from tabulate import tabulate
 
@@ -100,12 +101,22 @@ class Cost(NamedTuple):
 
 
 def cost(
-    folder: Path, *arguments: str, times: int = 3, expect: str = "", word: bool = False
+    folder: Path,
+    *arguments: str,
+    times: int = 3,
+    expect: str = "",
+    word: bool = False,
+    anew: bool = False,
 ) -> Cost:
-    """Return the median cost of a command of Snakemake, or of `latentmake`."""
+    """Return the median cost of a command of Snakemake, or of `latentmake`.
+
+    `anew`: each time without what it wrote before.
+    """
     program = ["latentmake"] if word else ["snakemake", "--cores", "1"]
     found = []
     for _ in range(times):
+        for written in (".latentmake", ".snakemake") if anew else ():
+            shutil.rmtree(folder / written, ignore_errors=True)
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", *program, *arguments],
@@ -145,7 +156,7 @@ def main() -> None:
             project.mkdir()
             make_project(project, images)
             unit = bare(folder / "bare")
-            cold = cost(project, "-n", "--quiet", "all", "--", "caches_generated", times=1)
+            cold = cost(project, "-n", "--quiet", "all", "--", "caches_generated", anew=True)
             child = multiprocessing.get_context("spawn").Process(target=build, args=(project,))
             child.start()
             child.join()

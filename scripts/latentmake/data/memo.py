@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from latentmake.base import digest
 from latentmake.base.digest import SourceStat, TargetStat, source_stat, target_stat
-from latentmake.base.errors import CacheError, first_line
+from latentmake.base.errors import CacheError, escaped, first_line
 from latentmake.base.paths import is_text
 from latentmake.geometry.buckets import Size
 from latentmake.geometry.clips import Media
@@ -264,7 +264,7 @@ def _connect(place: str) -> sqlite3.Connection:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-            fault = str(error)
+            fault = escaped(str(error))
         database.close()
         return _anew(place, fault)
     return _connect(":memory:")

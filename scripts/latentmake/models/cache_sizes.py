@@ -302,7 +302,7 @@ def counted_tokens(
 
     Raises:
         ModelError: there is no tokenizer.
-        ValueError: the tokenizer is not on this disk, or has no `tokenizer.json`.
+        ValueError: the tokenizer is not on this disk, has no `tokenizer.json`, or is damaged.
     """
     if weights.hub is not None or (weights.tokenizer is not None and weights.tokenizer.hub):
         raise ValueError("the tokenizer is on the hub")
@@ -310,7 +310,10 @@ def counted_tokens(
     if first.name != "tokenizer.json":
         raise ValueError("there is no tokenizer.json")
     texts = [" ".join(caption.split()) for caption in captions] if cleaned else [*captions]
-    encodings = _tokenizer(first).encode_batch(texts, add_special_tokens=False)
+    try:
+        encodings = _tokenizer(first).encode_batch(texts, add_special_tokens=False)
+    except Exception as error:  # the library raises no other type for a damaged file
+        raise ValueError(f"the tokenizer is damaged: {error}") from None
     return [len(encoding.ids) for encoding in encodings]
 
 

@@ -235,6 +235,20 @@ def test_a_memo_of_another_version_is_replaced(place: Path) -> None:
         assert knows_something(memo)
 
 
+def test_the_fault_of_a_damaged_memo_is_printed_without_control_characters(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Memo(place):
+        pass
+    content = place.read_bytes()
+    assert content.count(b"CREATE TABLE entries") == 1
+    place.write_bytes(content.replace(b"CREATE TABLE entries", b"CREATE TABLE entri\x7fs"))
+    with Memo(place) as memo:
+        learn_something(memo)
+    note = capsys.readouterr().err
+    assert "is damaged" in note and note.rstrip("\n").isprintable()
+
+
 @pytest.mark.parametrize("kept", [1, 50, 90])
 def test_a_memo_damaged_inside_stops_nothing(place: Path, kept: int) -> None:
     with Memo(place) as memo:

@@ -130,6 +130,17 @@ def test_auto_gives_each_caption_of_a_batch_as_many_chunks_as_it_needs(
             torch.testing.assert_close(tensors, fixed.encode([caption])[0], **ROUNDING)
 
 
+def test_a_token_that_the_network_lacks_is_refused_in_a_line(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = encoders_of(root, "sd1")
+    (encoder,) = texts._encoders.values()
+    embeddings: Any = encoder.network.get_input_embeddings()
+    monkeypatch.setattr(embeddings, "weight", torch.nn.Parameter(embeddings.weight[:5]))
+    with pytest.raises(ModelError, match=r"has 5 tokens, and its tokenizer gave the number \d+;"):
+        texts.encode(["a cat"])
+
+
 def test_encoders_that_count_differently_get_equally_many_chunks(root: Path) -> None:
     caption = EXTRA * 30  # 90 tokens to one of them, 30 to the other
     texts = encoders_of(root, "sdxl", max_token_length="auto")

@@ -14,8 +14,10 @@ import world
 import yaml
 from latentmake.config.architectures import ARCHITECTURES
 from latentmake.config.root import parse
+from latentmake.config.weights import TextWeights
 from latentmake.data.memo import Memo
 from latentmake.layouts.layout import row_of
+from latentmake.models.cache_sizes import counted_tokens
 from latentmake.pages.plan_report import estimates, to_make
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import Part
@@ -192,3 +194,11 @@ def test_files_of_sd_scripts_own_classes_are_foretold() -> None:
             assert size > 6 * 256 * 2304 * 4
         else:
             assert size == pytest.approx(written, rel=0.02)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"model": {"type": "BPE"}}'])
+def test_a_damaged_tokenizer_leaves_the_tokens_unknown(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    weights = TextWeights(path=str(tmp_path), tokenizer=str(tmp_path))
+    with pytest.raises(ValueError, match="the tokenizer is damaged: "):
+        counted_tokens(weights, ["a cat"])

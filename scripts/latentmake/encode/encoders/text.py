@@ -187,6 +187,8 @@ class TextEncoder:
     def queue(self, rows: Sequence[Row]) -> Results:
         """Begin to encode the tokens of captions, all chunks as one batch.
 
+        Raises ModelError if the tokenizer is not the network's.
+
         Returns:
             A function that waits for the device and returns for each caption:
 
@@ -198,6 +200,7 @@ class TextEncoder:
         device, parts = self.network.device, [len(chunks) for _, chunks in rows]
         masks = [torch.tensor(mask) for mask, _ in rows]
         every_chunk = [torch.tensor(chunk) for _, chunks in rows for chunk in chunks]
+        self._refuse_unknown(every_chunk)
         padding = self.tokens.padding
         ids = upload(pad_sequence(every_chunk, batch_first=True, padding_value=padding), device)
         network: Any = self.network
@@ -230,6 +233,18 @@ class TextEncoder:
             return embeddings
 
         return wait
+
+    def _refuse_unknown(self, chunks: Sequence[torch.Tensor]) -> None:
+        """Raise ModelError for a token that the network does not have.
+
+        On a GPU such a token ends the process's use of the device, without a word about its cause.
+        """
+        embeddings: Any = self.network.get_input_embeddings()
+        number, highest = len(embeddings.weight), max(int(chunk.max()) for chunk in chunks)
+        if highest >= number:
+            what = f"has {number} tokens, and its tokenizer gave the number {highest}"
+            hint = "name the text encoder's own tokenizer"
+            raise ModelError(what, where=self.network.name_or_path or "text", hint=hint)
 
     def _made(
         self, network: Any, output: Any, ids: torch.Tensor, firsts: Sequence[int]
