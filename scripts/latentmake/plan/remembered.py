@@ -103,6 +103,7 @@ class Remembered:
         self._settings, self._layout = facts.config.datasets[dataset], facts.layout(model)
         self._scan = facts.scan(dataset)
         self._rows, self._name = facts.memo.snapshots, "\n".join((dataset, model, *parts))
+        self._lines = " lines" if is_captions else ""  # a captioner may be called `head`
         base: list[object] = [
             [latentmake.__version__, latentmake.PLAN_VERSION],
             dataset,
@@ -141,7 +142,7 @@ class Remembered:
 
     def lines(self, part: str, places: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return stem -> lines of its fresh targets; empty if a later state replaced them."""
-        places, lines = places or self._row(_PLACES), self._row(part)
+        places, lines = places or self._row(_PLACES), self._row(f"{part}{self._lines}")
         return {stem: line for stem, line in zip(places or (), lines or (), strict=False) if line}
 
     def keep(self, state: State, places: Mapping[str, str]) -> None:
@@ -153,7 +154,10 @@ class Remembered:
             _ENTRIES: [("", block) for block in packed(self._scan.entries)],
             _CACHES: self.folder.blocks,
             _PLACES: dict(places),
-            **{part: [of_stem.get(stem, "") for stem in places] for part, of_stem in lines.items()},
+            **{
+                f"{part}{self._lines}": [of_stem.get(stem, "") for stem in places]
+                for part, of_stem in lines.items()
+            },
             _HEAD: {
                 "base": self._base,
                 "listings": self._listings,

@@ -113,6 +113,17 @@ def test_a_written_caption_comes_first_and_the_made_one_comes_back(built: Captio
     assert texts(built)["b"] == ["a 10"]
 
 
+@pytest.mark.parametrize("name", ["head", "entries", "caches", "places"])
+def test_a_captioner_may_have_any_name(built: CaptionedWorld, name: str) -> None:
+    built.values["captioners"] = {name: built.values["captioners"].pop("flo")}
+    built.values["datasets"]["cats"]["captioner"] = name
+    assert made(built) == []  # the store has what it made under another name
+    built.image("b", 99)
+    assert made(built) == [f"{name} b", "text a 99", "tiny b"]
+    Path(f"cache/cats/captions/{name}/c.json").unlink()
+    assert made(built) in ([], [f"{name} c"])
+
+
 def test_captions_of_two_captioners_join(built: CaptionedWorld) -> None:
     built.weights("tags", 3)
     built.values["captioners"]["tags"] = {"model": "models/tags", "prompt": "tag"}
