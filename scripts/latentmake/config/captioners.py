@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
@@ -124,15 +124,20 @@ NamedCaptioners = Annotated[
 """
 
 
-def fill_in(captioners: Mapping[str, Captioner], datasets: Mapping[str, Any]) -> None:
+def fill_in(
+    captioners: Mapping[str, Captioner], datasets: Mapping[str, Any], models: Collection[str]
+) -> None:
     """Check the names of captioners, and give datasets the sections of those that they name.
 
-    Captions of `florence` lie in `cache/{dataset}/captions/florence`. A model called `captions`
-    would have its latents and embeddings in folders such as `64` and `text` beside it.
+    Captions of `florence` lie in `cache/{dataset}/captions/florence`, where a model's folder would
+    be. The name of a folder in it tells its kind, like those of latents (`64`) and texts (`text`).
 
     Raises:
-        ConfigError: a captioner has such a name, or does not exist.
+        ConfigError: a captioner or model has such a name, or a captioner does not exist.
     """
+    if "captions" in models:
+        what = "made captions have the folder of this name"
+        raise ConfigError(what, where="models.captions", hint="use another name")
     for name in captioners:
         if _TAKEN.fullmatch(name):
             what = "a folder of latents or embeddings may have this name"

@@ -445,7 +445,7 @@ class Config(Closed):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        fill_in(self.captioners, self.datasets)
+        fill_in(self.captioners, self.datasets, self.models)
         for name, run in self.runs.items():
             self.check(name, run)
         for name, dataset in self.datasets.items():

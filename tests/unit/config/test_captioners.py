@@ -46,6 +46,14 @@ def test_a_name_that_is_no_folder_of_captions_is_refused(name: str) -> None:
     assert name in line(name, **{name: {"model": "m"}})
 
 
+def test_a_model_leaves_the_folder_of_captions_to_them() -> None:
+    values = smallest()
+    values["models"] = {"captions": next(iter(values["models"].values()))}
+    values["runs"] = {"cats": {"datasets": "cats", "model": "captions", "resolutions": 64}}
+    with pytest.raises(ConfigError, match=r"models\.captions: made captions have the folder"):
+        parse(values)
+
+
 @pytest.mark.parametrize("name", ["florence", "x64", "a-text", "qwen2.5-vl"])
 def test_other_names_are_taken(name: str) -> None:
     assert config(name, **{name: {"model": "m"}}).captioners[name].model.path == "m"
