@@ -121,15 +121,14 @@ def _files(
     rows: dict[tuple[str, str, str], list[Part]] = {}
     for part in plan.parts:
         rows.setdefault(_row(part), []).append(part)
-    listings = {(dataset, model): Folder(f"cache/{dataset}/{model}") for dataset, model, _ in rows}
+    listings = {place: Folder(f"cache/{'/'.join(place)}") for place in {row[:2] for row in rows}}
     for row, parts in rows.items():
-        dataset, model, _ = row
-        layout, is_text = facts.layout(model), kind_of(parts[0].name) == "text"
+        layout, is_text = facts.layout(row[1]), kind_of(parts[0].name) == "text"
         ending = layout.text_ending if is_text else layout.latents_ending
         folders = tuple(f"{layout.folder(*part)}/" for part in parts)
         files = {
             f"{folder}/{name}": (inode, size)
-            for folder, block in listings[dataset, model].blocks
+            for folder, block in listings[row[:2]].blocks
             if f"{folder}/".startswith(folders)  # not ==: a stem may contain sub-folders
             for name, size, _, inode in unpacked(block)
             if name.endswith(ending)
