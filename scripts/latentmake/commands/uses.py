@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,7 +20,7 @@ import typer
 from latentmake.base.errors import ConfigError, SourceError
 from latentmake.commands.project import print_json, printable
 from latentmake.data.contents import read_caption
-from latentmake.data.item import CAPTION, IMAGE, TAGS
+from latentmake.data.item import CAPTION, IMAGE, TAGS, Item
 from latentmake.formats.cachefile import header_of
 from latentmake.formats.endings import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from latentmake.plan.facts import Facts
@@ -36,6 +37,8 @@ _SHOWN = 5  # most files of a kind that are listed
 
 _Contains = Callable[[str, Sequence[str]], bool]
 """Function that says whether a digest of a picture, or any of some texts, is looked for."""
+_Contents = tuple[str, Item, dict[str, Any]]
+"""Dataset, one of its items of today, and its contents, see `all_contents`."""
 _Found = tuple[str, Sequence[str], Sequence[str]]
 """Absolute path of a place, with digests and texts that it holds; a digest may be ""."""
 
@@ -47,7 +50,8 @@ def uses(
     if not (paths or digests):
         hint = "name a picture, a caption or a folder, or use --digest SHA-256"
         raise ConfigError("nothing is named", where="latentmake uses", hint=hint)
-    sources, texts = contents_of(facts, paths or ())
+    items = [*all_contents(facts)]
+    sources, texts = contents_of(facts, items, paths or ())
     for value in digests or ():
         if not _DIGEST.fullmatch(value):
             raise ConfigError("is no SHA-256", where=value, hint="give all its 64 digits")
@@ -59,7 +63,7 @@ def uses(
     files = {
         kind: [*files_with(facts, folders, contains)] for kind, folders in _folders(facts).items()
     }
-    own = [*files_of_items(facts, contains)]
+    own = files_of_items(facts, items, contains)
     files["files"] = [*dict.fromkeys([*files["files"], *own])]
     trained = [*trainings_with(contains)]
     if as_json:
@@ -74,7 +78,9 @@ def uses(
         raise typer.Exit(1)
 
 
-def contents_of(facts: Facts, paths: Iterable[str]) -> tuple[set[str], set[str]]:
+def contents_of(
+    facts: Facts, items: Sequence[_Contents], paths: Iterable[str]
+) -> tuple[set[str], set[str]]:
     """Return the digests of the pictures, and the texts, that files and folders hold.
 
     A picture with control images counts together with them, as in its latents. For a file that no
@@ -85,7 +91,7 @@ def contents_of(facts: Facts, paths: Iterable[str]) -> tuple[set[str], set[str]]
     """
     sources, texts = set[str](), set[str]()
     left = {os.path.abspath(path): path for path in paths}  # noqa: PTH100 -- links stay
-    for contents in (_of_items, _of_files, _of_rosters):
+    for contents in (partial(_of_items, items), _of_files, _of_rosters):
         for place, own_sources, own_texts in [*contents(facts, left)]:
             if any(own_sources) or own_texts:
                 sources.update(own_sources)
@@ -108,9 +114,9 @@ def files_with(facts: Facts, folders: Iterable[Path], contains: _Contains) -> It
                     yield str(path)
 
 
-def files_of_items(facts: Facts, contains: _Contains) -> Iterator[str]:
+def files_of_items(facts: Facts, items: Iterable[_Contents], contains: _Contains) -> Iterator[str]:
     """Yield picture and caption files of today's items with a content, and their rows in lists."""
-    for _, item, contents in all_contents(facts):
+    for _, item, contents in items:
         pictures = [contents.get("source", ""), facts.digest_of(item.image) or ""]
         is_whole = any(contains(source, ()) for source in pictures)
         if is_whole or contains("", contents.get("texts", ())):
@@ -133,9 +139,11 @@ def trainings_with(contains: _Contains) -> Iterator[dict[str, Any]]:
 # -- contents of files ----------------------------------------------------------------------------
 
 
-def _of_items(facts: Facts, places: Mapping[str, str]) -> Iterator[_Found]:
+def _of_items(
+    items: Iterable[_Contents], facts: Facts, places: Mapping[str, str]
+) -> Iterator[_Found]:
     """Yield the contents of today's items that a path names: one of their files, or a folder."""
-    for _, item, contents in all_contents(facts):
+    for _, item, contents in items:
         roles = dict[str, set[str]]()
         for role, path, _ in () if item.is_remote else item.files:
             full = os.path.abspath(path)  # noqa: PTH100 -- links stay, and it is much faster

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import world
 from latentmake.base import digest
 from latentmake.base.errors import SourceError
-from latentmake.commands.uses import contents_of, files_of_items
+from latentmake.commands import uses
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.plan.facts import Facts
+from latentmake.runs.edited import all_contents
 from latentmake.runs.history import RosterItem, begin
 from latentmake.runs.order import Record
 
@@ -28,6 +30,11 @@ def facts() -> Facts:
     model = {"vae": "vae", "text": "text", "unet": "unet"}
     values = {"datasets": datasets, "models": {"m": model}, "runs": {"cats": run}}
     return Facts(parse(values), Memo(None), encoders=False)
+
+
+def contents_of(paths: Sequence[str]) -> tuple[set[str], set[str]]:
+    today = facts()
+    return uses.contents_of(today, [*all_contents(today)], paths)
 
 
 @pytest.fixture
@@ -70,24 +77,24 @@ def test_contents_are_those_of_items_while_they_exist_and_of_rosters_afterwards(
         ("data/cats", "pics/c.png"): ({a, b, c}, set()),
     }
     for paths, contents in wanted.items():
-        assert contents_of(facts(), paths) == contents
+        assert contents_of(paths) == contents
     shutil.rmtree("data/cats")
     shutil.rmtree("pics")
     for paths, contents in wanted.items():
-        assert contents_of(facts(), paths) == contents
+        assert contents_of(paths) == contents
     with pytest.raises(SourceError, match=r"d\.png: is in no dataset"):
-        contents_of(facts(), ["data/cats/a.png", "data/cats/d.png"])
+        contents_of(["data/cats/a.png", "data/cats/d.png"])
 
 
 def test_the_row_of_a_list_is_named_beside_its_picture(sources: dict[str, str]) -> None:
     picture = str(Path("pics/c.png").absolute())
 
     def found(*wanted: str) -> list[str]:
-        return [
-            *files_of_items(
-                facts(), lambda source, texts: source in wanted or bool({*wanted} & {*texts})
-            )
-        ]
+        def contains(source: str, texts: Sequence[str]) -> bool:
+            return source in wanted or bool({*wanted} & {*texts})
+
+        today = facts()
+        return [*uses.files_of_items(today, all_contents(today), contains)]
 
     assert found(sources["pics/c.png"]) == [picture, "line 1 of lists/l.jsonl"]
     assert found("z") == ["line 1 of lists/l.jsonl"]
