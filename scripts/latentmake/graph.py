@@ -83,12 +83,13 @@ class Graph:
         """Declare the cache files of a plan; the runs in `generated` generate clips."""
         plan, setting, self._read_only = self._plan, facts.config.graph, facts.read_only
         parts = {part: state for run in plan.runs.values() for part, state in run.parts.items()}
-        count = sum(state.fresh + len(state.to_make) for state in parts.values())
+        count = sum(state.fresh + state.reasons.total() for state in parts.values())
         is_whole = setting == "whole" or (setting == "auto" and count <= MOST)
         self.words = "" if is_whole else f"graph: batches, for {count:,} cache files"
         if self.words and setting == "auto":
             self.words += f" are more than {MOST:,} (`graph: whole` declares each of them)"
-        made = {path: order for order in plan.orders for path in order.paths}
+        orders = plan.orders if is_whole or plan.named else []  # no other file is declared
+        made = {path: order for order in orders for path in order.paths}
         declared: dict[str, dict[str, list[str]]] = {}  # path -> role -> source files
         for name in plan.runs if is_whole else ():
             run = facts.config.runs[name]
@@ -111,8 +112,7 @@ class Graph:
             of_part = _cache_files(facts, part, facts.wanted_items(*part[:2]))
             declared |= {path: sources for path, sources in of_part if path in named}
         for path, sources in declared.items():
-            order = made.get(path)
-            self.nodes[path] = sources, str(order.receipt) if order else None
+            self.nodes[path] = sources, str(made[path].receipt) if path in made else None
         self._leave_out_missing_captions()
 
     def _leave_out_missing_captions(self) -> None:

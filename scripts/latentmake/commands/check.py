@@ -93,7 +93,7 @@ def _of_items(facts: Facts, plan: RunPlan) -> Iterator[Finding]:
 
 
 def _of_part(part: Part, state: PartState) -> Finding:
-    stale = Counter(target.reason for target in state.to_make)
+    stale = Counter(state.reasons)
     missing = stale.pop("new", 0)
     reasons = f" ({', '.join(f'{n} {reason}' for reason, n in stale.items())})" if stale else ""
     note = f"{state.fresh} fresh, {stale.total()} stale{reasons}, {missing} missing"

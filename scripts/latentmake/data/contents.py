@@ -198,10 +198,11 @@ class Contents:
 
     def known_digest(self, item: Item) -> str | None:
         """Return the digest of inputs that are one unchanged file, without reading it; or None."""
-        if item.texts is not None or len(item.files) != 1 or item.files[0].role == MADE:
+        if item.texts is not None or len(item.files) != 1:
             return None
-        value = self._cached(item.files[0])
-        if value is None or item.files[0].role != CAPTION:
+        (file,) = item.files
+        value = None if file.role == MADE else self._cached(file)
+        if value is None or file.role != CAPTION:
             return value
         return digest.of_bytes(encoded(value).encode())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from posixpath import splitext
 
@@ -76,13 +77,13 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
     endings.sort(key=lambda pair: -len(pair[0]))
     paths = [path for path, *_ in scanned.entries]
     ignored = left_out(dataset, paths)
-    for entry in sorted(scanned.entries):
+    for entry in sorted(scanned.entries, key=itemgetter(0)):
         below, *values = entry
         path, stat = f"{root}/{below}", SourceStat(*values)
         stem, dot, extension = below.rpartition(".")
         extension = f"{dot}{extension.lower()}"
         is_image = dot and extension in extensions and not below.endswith(PREVIEWS)
-        ending, role = next((pair for pair in endings if below.endswith(pair[0])), ("", ""))
+        ending, role = next(filter(lambda pair: below.endswith(pair[0]), endings), ("", ""))
         if below in ignored and stat != NO_FILE:
             ignored.add(stem)
         elif not is_image and not ending:

@@ -157,12 +157,12 @@ class Item(NamedTuple):
             files = tuple(file for file in self.files if file.role == IMAGE)
             return Item(self.stem, files, span=self.span, place=self.place, window=self.window)
         if kind == "latents":
-            files = tuple(file for file in self.files if file.role in _LATENTS_ROLES)
+            files = tuple([file for file in self.files if file.role in _LATENTS_ROLES])
             sizes, place = self.control_sizes, self.place
             return Item(self.stem, files, None, self.media, self.span, None, sizes, place)
         files, texts = (), self.texts
         if texts is None:
-            files = tuple(file for file in self.files if file.role in (CAPTION, MADE))
+            files = tuple([file for file in self.files if file.role in (CAPTION, MADE)])
             texts = None if files else [""]
             if self.awaits_caption:
                 files = (self.files[0]._replace(role=NAMED), *files)
@@ -188,7 +188,7 @@ class Item(NamedTuple):
     @property
     def awaits_caption(self) -> bool:
         """Whether a captioner must make the item's text, or make it again, before it is known."""
-        return self.texts is None and any(role == MADE for role, _, _ in self.files)
+        return self.texts is None and MADE in [file.role for file in self.files]
 
     @property
     def read(self) -> tuple[File, ...]:

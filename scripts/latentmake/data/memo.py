@@ -100,7 +100,9 @@ class Table(Generic[Stat]):
         """Return path -> stat and value of some paths, and perhaps of others in their range."""
         new = {name: fact for name in self.new.keys() & names if (fact := self.new[name])}
         if len(names) > _FEW:
-            ends = [end(filter(is_text, names), default="") for end in (min, max)]
+            if not is_text("".join(names)):
+                names = [*filter(is_text, names)]
+            ends = min(names, default=""), max(names, default="")
             return self._saved("name BETWEEN ? AND ?", *ends) | new
         return self._saved(f"name {_LISTED}", json.dumps([*names])) | new
 

@@ -269,13 +269,13 @@ def sizes_of(items: Iterable[Item], memo: Memo) -> dict[str, Size]:
 
     At most `LOOKED_AT` headers are read.
     """
-    sizes, unread = dict[str, Size](), dict[str, Item]()
+    sizes, unread = dict[str, Size](), list[Item]()
     for item in items:
         if item.media is None:
-            unread[item.stem] = item
+            unread.append(item)
         else:
             sizes[item.stem] = Size(item.media.width, item.media.height)
-    sample = [*unread.values()][:: -(-len(unread) // LOOKED_AT) or 1]
+    sample = unread[:: -(-len(unread) // LOOKED_AT) or 1]
     files = {item.stem: item.files[0] for item in sample if item.files and not item.is_remote}
     results = probed([*files.values()], memo, video=False)
     for stem, file in files.items():

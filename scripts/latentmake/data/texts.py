@@ -268,7 +268,9 @@ def with_texts(
     for item in Progress(items, desc="captions", unit="item") if reads else items:
         row = rows.get(item.stem)
         files = [file for file in item.files if file.role in text_roles]
-        awaits = any(file.role == MADE and file.stat == NO_FILE for file in files)
+        awaits = bool(settings.captioner) and any(
+            file.role == MADE and file.stat == NO_FILE for file in files
+        )
         try:
             for role, path, stat in item.files:
                 if stat == NO_FILE and role != MADE:
@@ -436,10 +438,12 @@ def _texts(
     Raises:
         SourceError: the text is empty, or caption file and row have different captions.
     """
-    files = item.file(CAPTION), item.file(TAGS)
     class_caption = _with_folder(settings.class_tokens, item) if settings.class_tokens else ""
     by_captioner = settings.captioner and item.made
     plain = not (settings.composed or row or by_captioner)
+    if plain and not (class_caption or like_sdscripts):
+        return None
+    files = item.file(CAPTION), item.file(TAGS)
     if plain and not (like_sdscripts and (files[0] or "\n" in class_caption.strip())):
         return [class_caption] if class_caption and not files[0] else None
     captions = _with_folders(settings.captions or _NO_CHANGES, item)

@@ -39,6 +39,7 @@ CAPTIONS = "captions"
 """Kind of made captions; in `cache/{dataset}`, their folder, which takes the place of a model."""
 
 
+@cache
 def kind_of(part: str) -> str:
     """Return the kind of a part by its name: a resolution, a text (`text.1@512`) or a captioner."""
     if part.startswith("text"):

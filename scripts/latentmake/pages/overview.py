@@ -99,7 +99,7 @@ def _rows(facts: Facts, plan: RunPlan) -> Iterator[StatusRow]:
             model=model,
             kind=kind,
             fresh=sum(state.fresh for state in states),
-            stale=Counter(target.reason for state in states for target in state.to_make),
+            stale=sum((state.reasons for state in states), Counter()),
             orphans=sum(len(state.orphans) for state in states),
             files=len(files),
             bytes=sum(dict(files.values()).values()),

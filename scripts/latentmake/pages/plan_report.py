@@ -61,7 +61,7 @@ def plan_table(
     for part, state in parts.items():
         row = rows.setdefault((*part[:2], row_of(part.name)), Counter())
         row.update(fresh=state.fresh, orphaned=len(state.orphans))
-        row.update(_HEADS.get(target.reason, target.reason) for target in state.to_make)
+        row.update({_HEADS.get(reason, reason): n for reason, n in state.reasons.items()})
     faults = dict(chain.from_iterable(run.faults.items() for run in plan.runs.values()))
     lines: list[str] = []
     if plan.runs:  # otherwise the command only names cache files
@@ -165,8 +165,7 @@ def report(
     training = [run for name, run in plan.runs.items() if name in trained]
     runs = plan.runs.values()
     lines = [*_noted(facts, runs)]
-    stale = (target for run in runs for state in run.parts.values() for target in state.to_make)
-    if any(target.reason == "changed recipe" for target in stale):
+    if any("changed recipe" in state.reasons for run in runs for state in run.parts.values()):
         from latentmake.pages.explanation import recipe_changes
 
         lines += recipe_changes(facts, runs)
@@ -261,14 +260,13 @@ def to_make(parts: Mapping[Part, PartState]) -> Iterator[tuple[Part, Pairs]]:
 
 def ordered(orders: Iterable[Order]) -> Iterator[tuple[Part, Pairs]]:
     """Yield the targets of orders, by part."""
-    parts = dict[Part, list[tuple[Item, Target]]]()
+    parts = dict[tuple[str, str, str], list[tuple[Item, Target]]]()
     for order in orders:
-        for work in order.items:
-            for target in work.targets:
-                model = CAPTIONS if order.makes_captions else order.model
-                part = Part(order.dataset, model, target.part)
-                parts.setdefault(part, []).append((work.item, target))
-    yield from parts.items()
+        dataset, model = order.dataset, CAPTIONS if order.makes_captions else order.model
+        for item, targets, _ in order.items:
+            for target in targets:
+                parts.setdefault((dataset, model, target.part), []).append((item, target))
+    yield from ((Part(*part), pairs) for part, pairs in parts.items())
 
 
 def estimates(

@@ -73,16 +73,15 @@ def batches(
     for (kind, runs, maker), parts in alike.items():
         # (can be linked, is forced) -> stem and text of an item -> its work in all parts
         groups: dict[tuple[bool, bool], dict[tuple[str, str | None], Work]] = {}
-        for item, targets, content in (work for part in parts for work in stale[part]):
-            for target in targets:
-                is_forced = not anew.isdisjoint((target.part, target.path))
+        for part, work in ((name, work) for name in parts for work in stale[name]):
+            item, text = work.item, None
+            if kind == "text":  # each variant that a captioner must make is a text of its own
+                text = part.partition("@")[0] if item.awaits_caption else item.text
+            for target in work.targets:
+                is_forced = bool(anew) and not anew.isdisjoint((part, target.path))
                 group = groups.setdefault((bool(target.at_hand), is_forced), {})
-                name = item.stem, item.text
-                if item.awaits_caption:  # each variant gets a text of its own
-                    name = item.stem, target.part.partition("@")[0]
-                work = group.get(name, Work(item, (), content))
-                more = (*work.targets, target)
-                group[name] = Work(work.item, more, work.content or content)
+                first, targets, content = group.get((item.stem, text), (item, (), None))
+                group[item.stem, text] = Work(first, (*targets, target), content or work.content)
         for (linked, forced), group in groups.items():
             works = [*group.values()]
             group.clear()  # frees memory: a plan may have very many items

@@ -100,10 +100,8 @@ class Facts(Datasets):
         if key not in self._faults_of_jobs:
             locks = (read_lock(run).aside.get(dataset, []) for run in self.config.runs)
             noted_faults = (fault for faults in (*locks, left_faults(dataset)) for fault in faults)
-            noted = {json.dumps(fault, sort_keys=True): fault for fault in noted_faults}
-            several = [*noted.values()]
-            if model == CAPTIONS:
-                several = [fault for fault in several if fault.get("kind") == CAPTIONS]
+            noted = {json.dumps(fault, sort_keys=True): fault for fault in noted_faults}.values()
+            several = (f for f in noted if model != CAPTIONS or f.get("kind") == CAPTIONS)
             self._faults_of_jobs[key] = [*filter(self._is_as_noted, several)]
         return self._faults_of_jobs[key]
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from latentmake.base import digest
@@ -53,6 +55,11 @@ class PartState:
     def to_make(self) -> list[Target]:
         """Stale targets, with their reasons."""
         return [target for work in self.stale for target in work.targets]
+
+    @cached_property
+    def reasons(self) -> Counter[str]:
+        """Reason -> number of stale targets with it, once reusable files are marked."""
+        return Counter([target.reason for target in self.to_make])
 
     @cached_property
     def keys(self) -> str | None:
@@ -100,8 +107,7 @@ def key_of(
         return row[1], None
     header = header_of(memo, path)
     memo.targets.learn(path, stat, header.key)
-    is_caption = path.endswith(MadeCaptions.latents_ending)
-    if is_caption and header.caption is not None:  # so that it is read once
+    if path.endswith(MadeCaptions.latents_ending) and header.caption is not None:
         size, mtime_ns, inode = stat
         memo.texts.learn(path, SourceStat(size, mtime_ns, 0, inode), header.caption)
     return header.key, header
@@ -160,8 +166,6 @@ class Judge:
         `content` is the digest of the inputs, `header` the header of a file that may be made from
         them.
         """
-        if target.size is None and item.window is None:
-            return ""
         if target.size is None:
             return view_of(self.layout, self.settings, item, target, None)[0]
         size = self.contents.size(item, content, header)
@@ -209,13 +213,8 @@ class Judge:
             content = header.source
         return content, self.needed(item, target, content, header) or "", header
 
-    def state(self, item: Item, target: Target, stat: TargetStat | None) -> Target | str | None:
-        """Return the key of a fresh target, or a stale target; None if an input is unreadable.
-
-        `stat` is the present file's stat; None if there is no file.
-        """
-        if stat is None:
-            return target  # its reason is `new`
+    def state(self, item: Item, target: Target, stat: TargetStat) -> Target | str | None:
+        """Return the key of a present target, or the stale target; None for an unreadable input."""
         if item.awaits_caption:
             return self._awaiting(target, stat)
         try:
@@ -268,7 +267,8 @@ class Judge:
         stale = (target for part in parts.values() for target in part.to_make)
         _refuse_obstacles((target.path for target in stale if not target.found), listing)
         kept = {self.layout.base(stem) for stem in owned}
-        faulty = kept - {self.layout.base(item.stem) for items in inputs.values() for item in items}
+        items = chain(*inputs.values()) if listing else ()  # without files there are no orphans
+        faulty = kept - {self.layout.base(item.stem) for item in items}
         prefix = f"cache/{'/'.join(self._place)}/"
         for path, stat in listing.items():
             if path in expected or not is_text(path):  # Latentmake writes no such name
@@ -305,8 +305,10 @@ class Judge:
         for item, targets in self.targets(part, items):
             stale: list[Target] = []
             for target in targets:
-                expected.add(target.path)
-                key = self.state(item, target, listing.get(target.path))
+                key: Target | str | None = target
+                if (stat := listing.get(target.path)) is not None:
+                    expected.add(target.path)
+                    key = self.state(item, target, stat)
                 if isinstance(key, Target):
                     stale.append(key)
                     key = key.found_key if key.reason == FORCED else None
@@ -317,8 +319,7 @@ class Judge:
                     before = lines.get(item.stem)
                     lines[item.stem] = line if before is None else f"{before}\n{line}"
             if stale:
-                work = Work(item, tuple(stale), self.contents.known_digest(item))
-                state.stale.append(work)
+                state.stale.append(Work(item, tuple(stale), self.contents.known_digest(item)))
         state.lines = lambda: lines
         return state
 
@@ -342,7 +343,7 @@ def _refuse_obstacles(paths: Iterable[str], listing: Listing) -> None:
 
     A drive that is not mounted leaves such a link.
     """
-    for folder in {path.rpartition("/")[0] for path in paths}:
+    for folder in {path[: path.rindex("/")] for path in paths}:
         for place in (Path(folder), *Path(folder).parents):
             if str(place) in listing or (os.path.lexists(place) and not place.is_dir()):
                 link = "a link that leads nowhere, or to other caches"

@@ -303,8 +303,9 @@ class Order:
 
     def __post_init__(self) -> None:
         """Derive paths and layout."""
-        self.paths = [target.path for target in self.targets]
-        self.reuses = all(target.at_hand for target in self.targets)
+        targets = self.targets
+        self.paths = [target.path for target in targets]
+        self.reuses = all(target.at_hand for target in targets)
         self.is_external = self.musubi_tuner is not None or self.sd_scripts is not None
         self.work = f"{self.kind} {self.model}"
         self.makes_captions = self.kind == CAPTIONS

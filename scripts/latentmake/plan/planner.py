@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 
+from latentmake.base import digest
 from latentmake.layouts.layout import CAPTIONS
 from latentmake.models.inspection import check_run
 from latentmake.plan import store
@@ -98,7 +99,9 @@ def make_plan(
                 made = (made for made, _ in wanted if made.kind == CAPTIONS)
                 receipts = (str(made.receipt) for made in made if made.dataset == order.dataset)
                 order = order.after(receipts)
-            if not facts.read_only:
+            if facts.read_only:
+                order.name = digest.of_lines(order.paths)[:20]  # its content is serialised nowhere
+            else:
                 order.write()
             for name in wanting:
                 plans[name].orders.append(order)

@@ -226,11 +226,12 @@ def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
     """
     faulty: dict[str, list[str]] = {}
     for name in facts.config.runs[plan.name].datasets:
-        parts = [state for part, state in plan.parts.items() if part.dataset == name]
-        stale = {work.item.stem for state in parts for work in state.stale}
-        skips = facts.config.datasets[name].on_error == "skip"
         lines = [fault.line for fault in plan.faults.get(name, ())]
-        lines += [noted["line"] for noted in facts.noted(name) if skips or noted["stem"] in stale]
+        if noted := facts.noted(name):
+            parts = (state for part, state in plan.parts.items() if part.dataset == name)
+            stale = {work.item.stem for state in parts for work in state.stale}
+            skips = facts.config.datasets[name].on_error == "skip"
+            lines += [entry["line"] for entry in noted if skips or entry["stem"] in stale]
         faulty[name] = [*dict.fromkeys(lines)]
     return faulty
 
@@ -296,17 +297,14 @@ def _differences(
 
 def stale_targets(states: Mapping[str, PartState]) -> list[Difference]:
     """Return a sentence for each dataset, kind and reason of stale targets."""
-    stale, counts = Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
+    stale, counts = Counter[tuple[str, str]](), Counter[str]()
     for name, state in states.items():
         dataset, part = name.split("/", 1)
-        kind = "texts" if kind_of(part) == "text" else "latents"
-        reasons = [target.reason for target in state.to_make]
-        counts[dataset, kind] += state.fresh + len(reasons)
-        stale.update((dataset, kind, reason) for reason in reasons if reason != FORCED)
-    return [
-        Difference(f"{number} of {counts[dataset, kind]} {kind} of {dataset}: {reason}")
-        for (dataset, kind, reason), number in stale.items()
-    ]
+        kind = f"{'texts' if kind_of(part) == 'text' else 'latents'} of {dataset}"
+        counts[kind] += state.fresh + state.reasons.total()
+        stale.update({(kind, reason): number for reason, number in state.reasons.items()})
+    numbers = ((kind, reason, stale[kind, reason]) for kind, reason in stale if reason != FORCED)
+    return [Difference(f"{n} of {counts[kind]} {kind}: {reason}") for kind, reason, n in numbers]
 
 
 def _skipped(facts: Facts, plan: RunPlan) -> dict[str, list[dict[str, str]]]:
