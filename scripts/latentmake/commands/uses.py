@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -56,6 +56,7 @@ def uses(
         if not _DIGEST.fullmatch(value):
             raise ConfigError("is no SHA-256", where=value, hint="give all its 64 digits")
         sources.add(value.lower())
+    sources.update([*filter(None, joined_digests(facts, items, sources))])
 
     def contains(source: str, captions: Sequence[str]) -> bool:
         return source in sources or not texts.isdisjoint(captions)
@@ -83,8 +84,7 @@ def contents_of(
 ) -> tuple[set[str], set[str]]:
     """Return the digests of the pictures, and the texts, that files and folders hold.
 
-    A picture with control images counts together with them, as in its latents. For a file that no
-    longer exists, the items of its name are looked up in the rosters.
+    For a file that no longer exists, the items of its name are looked up in the rosters.
 
     Raises:
         SourceError: a file does not exist, and no training saw an item of its name.
@@ -101,6 +101,23 @@ def contents_of(
         what = "is in no dataset, and no training saw it under this name"
         raise SourceError(what, where=path, hint="check the path, or use --digest SHA-256")
     return sources - {""}, texts
+
+
+def joined_digests(
+    facts: Facts, items: Iterable[_Contents], sources: Container[str]
+) -> Iterator[str]:
+    """Yield the digests of pictures among `sources` joined with their control images or layers.
+
+    Trainings may have seen other ones; the items' names tell which digests these gave.
+    """
+    names = set[str]()
+    for dataset, item, contents in items:
+        if (item.controls or item.layers) and (facts.digest_of(item.image) or "") in sources:
+            names.add(f"{dataset}/{item.stem}")
+            yield contents.get("source", "")
+    for entry in (entry for training in all_trainings() for entry in training.items or ()):
+        if entry.name in names:
+            yield entry.source
 
 
 def files_with(facts: Facts, folders: Iterable[Path], contains: _Contains) -> Iterator[str]:
