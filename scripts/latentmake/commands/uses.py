@@ -61,11 +61,13 @@ def uses(
     def contains(source: str, captions: Sequence[str]) -> bool:
         return source in sources or not texts.isdisjoint(captions)
 
-    files = {
-        kind: [*files_with(facts, folders, contains)] for kind, folders in _folders(facts).items()
-    }
-    own = files_of_items(facts, items, contains)
-    files["files"] = [*dict.fromkeys([*files["files"], *own])]
+    folders, own = _folders(facts), files_of_items(facts, items, contains)
+    pairs = [
+        (kind, path) for kind in folders for path in files_with(facts, folders[kind], contains)
+    ]
+    files: dict[str, list[str]] = {kind: [] for kind in folders}
+    for kind, place in dict.fromkeys([*pairs, *own]):
+        files[kind].append(place)
     trained = [*trainings_with(contains)]
     if as_json:
         values = {"sources": sorted(sources), "texts": sorted(texts), "files": files}
@@ -73,7 +75,7 @@ def uses(
     else:
         contents = [*sorted(sources), *map(repr, sorted(texts))]
         lines = (f"{label:12}{text}" for label, text in _rows(files, trained, contents))
-        for line in (*lines, *advice(trained, files["files"])):
+        for line in (*lines, *advice(trained, [*files["files"], *files["rows"]])):
             typer.echo(printable(line))
     if any(training["weights"] or training["saved"] for training in trained):
         raise typer.Exit(1)
@@ -131,17 +133,22 @@ def files_with(facts: Facts, folders: Iterable[Path], contains: _Contains) -> It
                     yield str(path)
 
 
-def files_of_items(facts: Facts, items: Iterable[_Contents], contains: _Contains) -> Iterator[str]:
-    """Yield picture and caption files of today's items with a content, and their rows in lists."""
+def files_of_items(
+    facts: Facts, items: Iterable[_Contents], contains: _Contains
+) -> Iterator[tuple[str, str]]:
+    """Yield the `files` of pictures and captions of today's items with a content, and the `rows`.
+
+    A row is named as `line 1 of lists/cats.jsonl`.
+    """
     for _, item, contents in items:
         pictures = [contents.get("source", ""), facts.digest_of(item.image) or ""]
         is_whole = any(contains(source, ()) for source in pictures)
         if is_whole or contains("", contents.get("texts", ())):
             roles = (IMAGE, CAPTION, TAGS) if is_whole else (CAPTION, TAGS)
-            yield from (str(Path(path)) for role, path, _ in item.files if role in roles)
+            yield from (("files", str(Path(path))) for role, path, _ in item.files if role in roles)
             if item.place:
                 file, _, row = item.place.rpartition(", ")
-                yield f"{row} of {file}"
+                yield "rows", f"{row} of {file}"
 
 
 def trainings_with(contains: _Contains) -> Iterator[dict[str, Any]]:
@@ -230,10 +237,11 @@ def _has(facts: Facts, path: Path, contains: _Contains) -> bool:
 
 
 def _folders(facts: Facts) -> dict[str, list[Path]]:
-    """Return kind of files -> folders of such files. Exports may lie beside the images."""
+    """Return kind of places -> folders of such files. Exports may lie beside the images."""
     config = facts.config
     return {
         "files": [*filter(Path.exists, (Path(data.path) for data in config.datasets.values()))],
+        "rows": [],
         "cache": [Path("cache")],
         "store": [STORE],
         "published": [Path(config.publish.path)],

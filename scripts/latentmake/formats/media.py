@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from latentmake.base.errors import SourceError, unreadable
@@ -180,6 +181,17 @@ def opened(path: str) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise unreadable(error, path) from None
+
+
+def drawn_picture(file: Path | BinaryIO) -> Image.Image | None:
+    """Return a picture that a program drew; None if it is missing, damaged or cut short."""
+    with suppress(SourceError):
+        if isinstance(file, Path):
+            with opened(str(file)) as source:
+                return drawn_picture(source)
+        with opened_image(file, "", None) as image:
+            return image.convert("RGBA" if image.has_transparency_data else "RGB")
+    return None
 
 
 def probe_image(path: str) -> Media:

@@ -19,6 +19,7 @@ from latentmake.base import atomic, digest
 from latentmake.base.errors import ConfigError
 from latentmake.base.machine import counted, duration
 from latentmake.config.root import Config
+from latentmake.formats.media import drawn_picture
 from latentmake.pages.page import (
     clip_addresses,
     embedded,
@@ -218,6 +219,8 @@ def training_section(run: str) -> dict[str, Any]:
         words.append("loss " + " → ".join(f"{loss:.4g}" for loss in losses))
     pictures = {"Sample pictures": _file(folder / "samples.png"), "Curves": _curves(folder, run)}
     shown = [[name, _scaled(data)] for name, data in pictures.items() if data]
+    words += [f"{name}: the file is damaged" for name, source in shown if not source]
+    shown = [pair for pair in shown if pair[1]]
     if not words and not shown:
         words = ["Not trained yet."]
     return {"words": " · ".join(words), "pictures": shown}
@@ -255,11 +258,8 @@ def _curves(folder: Path, run: str) -> bytes | None:
 
 
 def _scaled(data: bytes) -> str:
-    """Return a PNG as a data URI; a large picture is scaled down."""
-    from PIL import Image
-
-    with Image.open(BytesIO(data), formats=["PNG"]) as image:
-        image.thumbnail((_WIDTH, 2 * _WIDTH))
-        return embedded(
-            image.convert("RGBA" if image.has_transparency_data else "RGB"), "webp", quality=85
-        )
+    """Return a picture as a data URI, scaled down if it is large; "" if it is damaged."""
+    if (image := drawn_picture(BytesIO(data))) is None:
+        return ""
+    image.thumbnail((_WIDTH, 2 * _WIDTH))
+    return embedded(image, "webp", quality=85)

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -33,6 +33,7 @@ from latentmake.base.errors import SourceError, TrainingError
 from latentmake.base.state_file import read_state
 from latentmake.data.contents import read_caption
 from latentmake.formats.cachefile import header_of
+from latentmake.formats.media import drawn_picture
 from latentmake.plan.manifest import (
     LEAVING,
     PREVIOUS,
@@ -43,6 +44,9 @@ from latentmake.plan.manifest import (
 from latentmake.plan.product import Parts
 from latentmake.runs.order import COPIED, PROGRESS, RECORD, Record, RunFiles, RunOrder, parts_in
 from latentmake.runs.rows import Row, rows_of
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 ROSTER = "roster.jsonl.gz"
 SAMPLES = "samples.webp"
@@ -197,9 +201,11 @@ def finish(order: RunOrder, record: Record, receipt: Path, **more: object) -> No
         elif digest.of_bytes(roster := roster_of(Path(order.manifest))) == record.roster:
             _write(run, roster, record)
         drawn = sorted((files.work / "sample").glob("*.png"), key=lambda path: path.stat().st_mtime)
-        pictures = [files.grid] if files.grid.is_file() else drawn[-_SAMPLES:]
-        if pictures and folder.is_dir() and not (folder / SAMPLES).is_file():
-            atomic.write(folder / SAMPLES, _small(pictures))
+        places = [files.grid] if files.grid.is_file() else drawn[-_SAMPLES:]
+        if folder.is_dir() and not (folder / SAMPLES).is_file():
+            pictures = [*filter(None, map(drawn_picture, places))]
+            if pictures:
+                atomic.write(folder / SAMPLES, _small(pictures))
     for old in trainings(run)[order.keep :]:
         if old.folder.parent == files.history and not old.weights:
             atomic.remove(old.folder)
@@ -357,11 +363,10 @@ def _write_record(folder: Path, record: Record) -> None:
         record.write(folder / RECORD)
 
 
-def _small(pictures: Sequence[Path]) -> bytes:
+def _small(opened: Sequence[Image.Image]) -> bytes:
     """Return a WebP picture of sample pictures, side by side, that are scaled down."""
     from PIL import Image
 
-    opened = [Image.open(path, formats=["PNG"]).convert("RGB") for path in pictures]
     height = max(picture.height for picture in opened)
     row = Image.new("RGB", (sum(picture.width for picture in opened), height))
     left = 0

@@ -24,6 +24,7 @@ from typing import Any
 import latentmake
 from latentmake.base import atomic, digest
 from latentmake.formats import cachefile
+from latentmake.formats.media import drawn_picture
 from latentmake.formats.safetensors import read_head
 from latentmake.layouts.layout import resolution_of
 from latentmake.pages.page import embedded
@@ -206,11 +207,11 @@ def _further(order: RunOrder, record: Record, items: Iterable[RosterItem]) -> di
 
 
 def _thumbnail(path: Path) -> str:
-    from PIL import Image
-
-    with Image.open(path, formats=["PNG"]) as image:
-        image.thumbnail((_SIDE, _SIDE))
-        return embedded(image.convert("RGB"), "webp", quality=75)
+    """Return a small copy of a picture as a data URI; "" if it is damaged."""
+    if (image := drawn_picture(path)) is None:
+        return ""
+    image.thumbnail((_SIDE, _SIDE))
+    return embedded(image.convert("RGB"), "webp", quality=75)
 
 
 @cache

@@ -87,15 +87,16 @@ def test_contents_are_those_of_items_while_they_exist_and_of_rosters_afterwards(
 
 
 def test_the_row_of_a_list_is_named_beside_its_picture(sources: dict[str, str]) -> None:
-    picture = str(Path("pics/c.png").absolute())
+    picture = "files", str(Path("pics/c.png").absolute())
+    row = "rows", "line 1 of lists/l.jsonl"
 
-    def found(*wanted: str) -> list[str]:
+    def found(*wanted: str) -> list[tuple[str, str]]:
         def contains(source: str, texts: Sequence[str]) -> bool:
             return source in wanted or bool({*wanted} & {*texts})
 
         today = facts()
         return [*uses.files_of_items(today, all_contents(today), contains)]
 
-    assert found(sources["pics/c.png"]) == [picture, "line 1 of lists/l.jsonl"]
-    assert found("z") == ["line 1 of lists/l.jsonl"]
-    assert found("x") == ["data/cats/a.txt"]
+    assert found(sources["pics/c.png"]) == [picture, row]
+    assert found("z") == [row]
+    assert found("x") == [("files", "data/cats/a.txt")]

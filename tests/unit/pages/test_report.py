@@ -70,6 +70,14 @@ def test_the_pictures_of_a_training_are_shown_large_ones_scaled_down() -> None:
     assert training_section("r")["words"] == "200 steps · loss 0.5 → 0.25"
 
 
+def test_a_damaged_picture_of_a_training_is_a_word_and_no_traceback() -> None:
+    Path("runs/r").mkdir(parents=True)
+    Image.new("RGB", (64, 64), "red").save("runs/r/curves.png")
+    Path("runs/r/samples.png").write_bytes(Path("runs/r/curves.png").read_bytes()[:60])
+    assert [*pictures()] == ["Curves"]
+    assert training_section("r")["words"] == "Sample pictures: the file is damaged"
+
+
 def test_curves_of_a_trainer_that_draws_none_are_drawn_from_its_newest_events() -> None:
     for name in ("first", "second"):
         writer = SummaryWriter(f"runs/r/output/logs/{name}")

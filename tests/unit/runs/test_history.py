@@ -18,6 +18,7 @@ from latentmake.plan.product import Made, Parts
 from latentmake.runs import history
 from latentmake.runs.history import UNKNOWN_END, RosterItem, items_of, trainings
 from latentmake.runs.order import Record, RunFiles, write_parts
+from PIL import Image
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -116,6 +117,18 @@ def test_old_trainings_are_forgotten_but_those_whose_weights_are_there() -> None
         train(rank, keep=2)
     settings = [training.record.parts["settings"] for training in trainings("cats")]
     assert settings == ["rank 4", "rank 3", "rank 1"]
+
+
+def test_a_damaged_sample_picture_does_not_keep_a_training_from_finishing() -> None:
+    manifest(a="a red cat")
+    whole, cut = (RUN / f"output/sample/{name}.png" for name in ("whole", "cut"))
+    whole.parent.mkdir(parents=True)
+    Image.effect_noise((64, 48), 50).save(whole)
+    cut.write_bytes(whole.read_bytes()[:500])
+    train()
+    ((_, folder, *_),) = trainings("cats")
+    with Image.open(folder / "samples.webp") as small:
+        assert small.size == (64, 48)
 
 
 def as_release_0_2(record: Record) -> None:
