@@ -141,14 +141,21 @@ def files_of_items(
     A row is named as `line 1 of lists/cats.jsonl`.
     """
     for _, item, contents in items:
-        pictures = [contents.get("source", ""), facts.digest_of(item.image) or ""]
-        is_whole = any(contains(source, ()) for source in pictures)
-        if is_whole or contains("", contents.get("texts", ())):
-            roles = (IMAGE, CAPTION, TAGS) if is_whole else (CAPTION, TAGS)
-            yield from (("files", str(Path(path))) for role, path, _ in item.files if role in roles)
-            if item.place:
-                file, _, row = item.place.rpartition(", ")
-                yield "rows", f"{row} of {file}"
+        roles = _roles_with(facts, item, contents, contains)
+        yield from (("files", str(Path(path))) for role, path, _ in item.files if role in roles)
+        if roles and item.place:
+            file, _, row = item.place.rpartition(", ")
+            yield "rows", f"{row} of {file}"
+
+
+def _roles_with(
+    facts: Facts, item: Item, contents: Mapping[str, Any], contains: _Contains
+) -> Sequence[str]:
+    """Return the roles of an item's files that have a content; none if the item lacks it."""
+    pictures = [contents.get("source", ""), facts.digest_of(item.image) or ""]
+    if any(contains(source, ()) for source in pictures):
+        return IMAGE, CAPTION, TAGS
+    return (CAPTION, TAGS) if contains("", contents.get("texts", ())) else ()
 
 
 def trainings_with(contains: _Contains) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
 from latentmake.base import atomic
-from latentmake.base.errors import shortened
+from latentmake.base.errors import StorageError, shortened
 from latentmake.base.progress import say
+from latentmake.formats.media import drawn_picture
 from latentmake.formats.video import spread_frames
 from latentmake.pages.curves import curves_png, draw_grid
 from latentmake.plan.product import Parts
@@ -101,19 +102,31 @@ class Samples:
 
     def show(self) -> None:
         """Write the grid of pictures, and the curves."""
-        folder = self._files.samples
         rows = [
-            (f"step {step}", [None if name is None else picture_of(folder / name) for name in row])
+            (f"step {step}", [self._picture(name) for name in row])
             for step, row in sorted(self.rows.items())
-            if any(row)
         ]
-        if rows:
+        if rows := [(label, row) for label, row in rows if any(row)]:
             grid = draw_grid(rows, [prompt.prompt for prompt in self._order.prompts])
             with atomic.replacing(self._files.grid) as temporary:
                 grid.save(temporary, "PNG")
         if curves := curves_png(self._files.logs, title=self._order.run):
             atomic.write(self._files.curves, curves)
         self._shown = time.monotonic()
+
+    def _picture(self, name: str | None) -> Image.Image | None:
+        """Return a picture; for a clip, its first, middle and last frame side by side.
+
+        It is None if it was left out, or if somebody has removed or damaged it meanwhile.
+        """
+        if name is None or not name.endswith(".mp4"):
+            return None if name is None else drawn_picture(self._files.samples / name)
+        with suppress(StorageError):
+            frames = spread_frames(self._files.samples / name, 3)
+            strip = Image.fromarray(np.concatenate(frames, axis=1))
+            strip.thumbnail((_STRIP, _STRIP))
+            return strip
+        return None
 
     def _write_index(self) -> None:
         index = picture_index(self._order, self._wanted, self.rows)
@@ -125,22 +138,11 @@ class Samples:
             for number, name in enumerate(self.rows[step]):
                 if self._events is None:
                     self._events = SummaryWriter(str(self._files.logs / self._files.samples.name))
-                if name is not None:
-                    pixels = np.asarray(picture_of(self._files.samples / name))
+                if (picture := self._picture(name)) is not None:
                     tag = f"samples/{number:02d}"
-                    self._events.add_image(tag, pixels, step, dataformats="HWC")
+                    self._events.add_image(tag, np.asarray(picture), step, dataformats="HWC")
         if self._events is not None:
             self._events.flush()
-
-
-def picture_of(file: Path) -> Image.Image:
-    """Return a picture; for a clip, its first, middle and last frame side by side."""
-    if file.suffix != ".mp4":
-        with Image.open(file, formats=["PNG"]) as picture:
-            return picture.convert("RGB")
-    strip = Image.fromarray(np.concatenate(spread_frames(file, 3), axis=1))
-    strip.thumbnail((_STRIP, _STRIP))
-    return strip
 
 
 def picture_index(

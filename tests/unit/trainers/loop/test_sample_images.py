@@ -113,6 +113,21 @@ def test_a_training_without_prompts_has_its_curves(tmp_path: Path) -> None:
     assert not layout.grid.exists()
 
 
+def test_pictures_that_are_damaged_or_deleted_meanwhile_are_blanks_in_the_grid(
+    order: SdOrder,
+) -> None:
+    draw(order)
+    folder, before = RunFiles(order).samples, RunFiles(order).grid.read_bytes()
+    (folder / NAMES[0]).write_bytes((folder / NAMES[0]).read_bytes()[:60])
+    samples = Samples(order, order.wanted(), [order.wanted()])
+    (folder / NAMES[1]).unlink()
+    samples.show()
+    assert RunFiles(order).grid.read_bytes() != before
+    for name in NAMES:
+        (folder / name).unlink(missing_ok=True)
+    samples.show()
+
+
 @pytest.mark.parametrize("place", ["latents", "VAE"])
 def test_a_sample_of_nan_is_left_out_with_its_prompt_and_step(
     order: SdOrder, place: str, capfd: pytest.CaptureFixture[str]
