@@ -32,7 +32,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from latentmake.base import digest
 from latentmake.base.digest import SourceStat, source_stat
-from latentmake.base.errors import DatasetError, shortened
+from latentmake.base.errors import DatasetError, first_line, shortened
 from latentmake.base.paths import is_text
 from latentmake.base.regular import read_regular
 from latentmake.config.datasets import Dataset
@@ -281,7 +281,7 @@ def _next_character(text: str, at: int) -> tuple[int, str]:
 
 def _parquet(data: bytes) -> Iterator[dict[str, object]]:
     try:
-        from pyarrow import ArrowInvalid
+        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
         what, hint = "a table needs the Python package pyarrow", "install it: pip install pyarrow"
@@ -290,8 +290,8 @@ def _parquet(data: bytes) -> Iterator[dict[str, object]]:
         with ParquetFile(io.BytesIO(data)) as table:
             for batch in table.iter_batches():
                 yield from batch.to_pylist()
-    except ArrowInvalid as error:
-        raise ValueError(f"is no Parquet file ({' '.join(str(error).split())})") from None
+    except (ArrowException, OSError, ValueError, OverflowError) as error:  # by what is damaged
+        raise ValueError(f"is no Parquet file, or damaged ({first_line(error)})") from None
 
 
 def _table(text: str) -> Iterator[tuple[int, object]]:

@@ -50,9 +50,12 @@ def test_a_parquet_table_has_the_same_columns(tmp_path: Path) -> None:
     columns = {"file_name": ["a.png", "s/b"], "text": ["an ä", None], "tags": [["x", "y"], ["z"]]}
     parquet.write_table(arrow.table(columns), tmp_path / "m.parquet")
     assert entries(tmp_path / "m.parquet") == {"a.png": ("an ä", "x, y"), "s/b": (None, "z")}
-    (tmp_path / "cut.parquet").write_bytes((tmp_path / "m.parquet").read_bytes()[:-9])
-    with pytest.raises(DatasetError, match=r"cut\.parquet is no Parquet file \("):
-        entries(tmp_path / "cut.parquet")
+    data = (tmp_path / "m.parquet").read_bytes()
+    length = int.from_bytes(data[-8:-4], "little")  # of the footer, which is damaged in its middle
+    for damaged in (data[:-9], data[: -8 - length] + b"\xff" * length + data[-8:]):
+        (tmp_path / "bad.parquet").write_bytes(damaged)
+        with pytest.raises(DatasetError, match=r"bad\.parquet is no Parquet file, or damaged \("):
+            entries(tmp_path / "bad.parquet")
 
 
 def test_a_parquet_table_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
