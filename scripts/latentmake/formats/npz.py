@@ -17,10 +17,10 @@ import re
 import struct
 import threading
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from latentmake.base.errors import first_line
 from latentmake.base.regular import open_regular
 from latentmake.formats.safetensors import filled, sealed
 
@@ -83,11 +83,16 @@ def stamped(data: bytes, metadata: Mapping[str, str]) -> bytes:
 
 
 def load(file: str | os.PathLike[str] | BinaryIO) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an archive, read by numpy, which raises many kinds of errors."""
+    """Return the arrays of an archive; raises ValueError, OSError."""
     import numpy as np
 
-    with _READING, np.load(file, allow_pickle=False) as arrays:
-        return dict(arrays)
+    try:
+        with _READING, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except OSError:
+        raise
+    except Exception as error:  # numpy, zipfile and zlib raise many types of errors
+        raise ValueError(f"is cut short or no npz file ({first_line(error)})") from None
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -175,5 +180,7 @@ def shapes_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, tuple[int, ..
             for name in archive.namelist():
                 with archive.open(name) as member:
                     yield name.removesuffix(".npy"), parse_array(member.read(_HEADER_OF_ARRAY))[1]
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"no npz file: {error}") from None
+    except OSError:
+        raise
+    except Exception as error:  # as in `split`
+        raise ValueError(f"is cut short or no npz file ({first_line(error)})") from None

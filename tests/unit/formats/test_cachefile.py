@@ -11,14 +11,16 @@ import os
 import struct
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import permutations
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 import xxhash
+from damage_world import damaged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latentmake.base import atomic, digest
@@ -271,11 +273,11 @@ def test_the_recipe_is_told_by_either_kind_of_file_and_by_no_other(archived: Pat
     plain = archived.with_suffix(".safetensors")
     atomic.write(plain, cachefile.serialize({}, STAMP))
     assert recipe_of(read_metadata(plain)) == RECIPE_VALUES
-    for damaged in (archived, plain):
-        damaged.write_bytes(b"neither")
-        assert recipe_of(read_metadata(damaged)) == {}
-        damaged.unlink()
-        assert recipe_of(read_metadata(damaged)) == {}
+    for path in (archived, plain):
+        path.write_bytes(b"neither")
+        assert recipe_of(read_metadata(path)) == {}
+        path.unlink()
+        assert recipe_of(read_metadata(path)) == {}
 
 
 LATENTS = torch.arange(24, dtype=torch.float32).reshape(4, 2, 3)
@@ -406,3 +408,12 @@ def _npy(tensor: torch.Tensor) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, tensor.numpy())
     return buffer.getvalue()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_each_reader_of_a_damaged_file_names_the_damage(seed: int) -> None:
+    data = damaged(ARCHIVE, Random(seed))
+    with file_of(data, ".npz") as path:
+        for read in (npz.load, cachefile.shapes_in):
+            with suppress(OSError, ValueError):
+                read(path)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentmake.base import digest
-from latentmake.base.errors import CacheError, OutdatedError
+from latentmake.base.errors import CacheError, OutdatedError, first_line
 from latentmake.encode.reading import Reading, stored_size
 from latentmake.formats import npz
 from latentmake.formats.cachefile import CAPTION, head_of
@@ -73,12 +73,11 @@ def check(
         CacheError: the file does not fit.
         SourceError: the item's caption is faulty.
     """
-    kind = "npz" if order.layout.npz else "safetensors"
     try:
         arrays = npz.load(io.BytesIO(data)) if order.layout.npz else {}
         head = None if order.layout.npz else parse_head(data)
-    except Exception as error:  # numpy raises errors of many types for a damaged file
-        raise CacheError(f"is cut short or no {kind} file ({error})") from None
+    except (OSError, ValueError) as error:
+        raise CacheError(first_line(error)) from None
     if head is None:
         if order.kind == "text":
             _check_text_arrays(arrays, order)

@@ -13,7 +13,6 @@ import re
 import shutil
 import threading
 import time
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -234,7 +233,7 @@ class Encoding(ABC):
             content = self.content(place, pending)
         except FileNotFoundError:
             return f"it ended well and wrote no {place.name} of it"
-        except (OSError, EOFError, SafetensorError, zipfile.BadZipFile) as error:
+        except (OSError, SafetensorError) as error:
             return f"its file cannot be read ({error})"
         except ValueError as error:
             return f"its file {error}"

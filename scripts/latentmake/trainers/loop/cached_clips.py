@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import torch
 from torch.utils.data import Dataset as TorchDataset
@@ -132,7 +131,7 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
             path = self._folder / path.name
         try:
             frames = torch.from_numpy(npz.load(path)["frames"]).permute(0, 3, 1, 2)
-        except (OSError, ValueError, LookupError, BadZipFile):
+        except (OSError, ValueError, LookupError):
             hint = "run `snakemake clips_{run}`, which cuts it again"
             raise SourceError("is missing or damaged", where=path, hint=hint) from None
         return {"frames": frames.float() / 127.5 - 1.0, "prompts": prompt}
