@@ -18,6 +18,7 @@ import struct
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from latentmake.base.errors import first_line
@@ -86,12 +87,18 @@ def load(file: str | os.PathLike[str] | BinaryIO) -> dict[str, NDArray[Any]]:
     """Return the arrays of an archive; raises ValueError, OSError."""
     import numpy as np
 
+    with _naming_damage(), _READING, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+@contextmanager
+def _naming_damage() -> Iterator[None]:
+    """Turn the errors of numpy, zipfile and zlib, which are of many types, into a ValueError."""
     try:
-        with _READING, np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
+        yield
     except OSError:
         raise
-    except Exception as error:  # numpy, zipfile and zlib raise many types of errors
+    except Exception as error:
         raise ValueError(f"is cut short or no npz file ({first_line(error)})") from None
 
 
@@ -175,12 +182,7 @@ def parse_array(member: bytes) -> tuple[str, tuple[int, ...], int]:
 
 def shapes_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of each array; raises ValueError, OSError."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as member:
-                    yield name.removesuffix(".npy"), parse_array(member.read(_HEADER_OF_ARRAY))[1]
-    except OSError:
-        raise
-    except Exception as error:  # as in `split`
-        raise ValueError(f"is cut short or no npz file ({first_line(error)})") from None
+    with _naming_damage(), zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as member:
+                yield name.removesuffix(".npy"), parse_array(member.read(_HEADER_OF_ARRAY))[1]

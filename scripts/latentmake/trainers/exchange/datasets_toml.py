@@ -9,7 +9,9 @@ all its datasets at all its resolutions, so datasets with other resolutions beco
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,7 +201,8 @@ class Imported:
     def find(self, path: str) -> Path:
         """Return a path as it is, or relative to the dataset file if it exists only there."""
         beside = self.path.parent / path
-        return beside if beside.exists() and not Path(path).exists() else Path(path)
+        is_beside = os.path.exists(beside) and not os.path.exists(path)  # noqa: PTH110 -- never fail
+        return beside if is_beside else Path(path)
 
 
 def imported(
@@ -243,6 +246,13 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"is not TOML: {error}", where=path, hint="correct it") from None
 
 
+def _holds(folder: Path, pattern: str) -> bool:
+    """Whether a folder has a file of a pattern; False if it cannot be listed."""
+    with contextlib.suppress(OSError):
+        return any(folder.glob(pattern))
+    return False
+
+
 def _blocks_of_musubi(config: Imported, file: _Keys) -> Iterator[Block]:
     for number, own in enumerate(file.datasets):
         where = f"datasets[{number}]"
@@ -275,7 +285,7 @@ def _block_of_musubi(config: Imported, keys: _Keys, key: str, path: Path) -> Blo
     else:
         values |= keys.fit | keys.take(*_IMAGES)
     folder = config.find(keys.cache_directory) if keys.cache_directory else path
-    caches = literal(folder) if any(folder.glob("*.safetensors")) else None
+    caches = literal(folder) if _holds(folder, "*.safetensors") else None
     return Block(values, keys.sides or (960, 544), keys.batch_size, caches)
 
 
@@ -339,7 +349,7 @@ def _block_of_sdscripts(config: Imported, keys: _Keys, where: str) -> Block:
         values["is_reg"] = True
     if keys.enable_bucket:
         values |= {"bucket_reso_steps": 64, **keys.take(*_BUCKETS)}
-    caches = values["path"] if any(folder.rglob("*.npz")) else None
+    caches = values["path"] if _holds(folder, "**/*.npz") else None
     return Block(values, keys.sides, keys.batch_size, caches)
 
 
@@ -364,7 +374,7 @@ def _architecture(
         raise ConfigError(what, where="--architecture", hint=f"use one of {', '.join(named)}")
     for folder in dict.fromkeys(filter(None, (block.caches for block in blocks))):
         for row in named.values():
-            if any(Path(folder.replace("$$", "$")).rglob(f"*{row.latents_names}")):
+            if _holds(Path(folder.replace("$$", "$")), f"**/*{row.latents_names}"):
                 reason = f"as the caches in {folder} are"
                 config.note(f"models: the architecture is {row.name}, {reason}")
                 return row
@@ -430,7 +440,7 @@ def _values(config: Imported, blocks: Sequence[Block], spec: Architecture) -> di
     """
     musubi, groups = spec.has_tasks, dict[str, list[Block]]()
     for block in blocks:
-        groups.setdefault(json.dumps(block.values, sort_keys=True), []).append(block)
+        groups.setdefault(json.dumps(block.values, sort_keys=True, default=str), []).append(block)
     datasets: dict[str, Any] = {}
     of_dataset: dict[str, list[Block]] = {}
     together: dict[tuple[Sides, ...], list[str]] = {}  # resolutions of a run -> its datasets
@@ -479,7 +489,10 @@ def _join_regularisation(
 ) -> None:
     """Move regularisation images that would be a run of their own into a run of other datasets.
 
-    The other run must share a resolution with them. `together` is resolutions of a run -> datasets.
+    `together` is resolutions of a run -> datasets.
+
+    Raises:
+        ConfigError: they share no resolution with other datasets.
     """
     regularising = [
         sizes
@@ -488,9 +501,13 @@ def _join_regularisation(
     ]
     for sizes in regularising:
         members = together.pop(sizes)
-        others = (other for other in together if other not in regularising)
-        together[next(other for other in others if {*sizes} & {*other})] += members
         names = f"the regularisation images {', '.join(members)}"
+        others = (other for other in together if other not in regularising)
+        if (other := next((other for other in others if {*sizes} & {*other}), None)) is None:
+            what = f"{names} have a resolution of their own"
+            hint = "give them the resolution of the images that they are shown beside"
+            raise ConfigError(what, where=config.path, hint=hint)
+        together[other] += members
         config.note(f"resolution: the run shows {names} at all of its own")
 
 

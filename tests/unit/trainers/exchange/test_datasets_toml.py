@@ -250,6 +250,13 @@ def test_a_missing_resolution_is_that_of_the_command_line(
     assert one(found.values, "runs")["resolutions"] == [side]
 
 
+def test_names_that_no_disk_can_have_are_taken_over_as_they_are() -> None:
+    name = "x" * 300
+    for text in (MUSUBI, SDSCRIPTS):
+        found = made(text.replace('"images"', f'"{name}"'))
+        assert one(found.values, "datasets")["path"] == name
+
+
 # -- mistakes -------------------------------------------------------------------------------------
 
 MISTAKES = {
@@ -263,6 +270,11 @@ MISTAKES = {
         ["datasets[0].image_directory: cannot be read", "a valid string"],
     ),
     "metadata alone": (SDSCRIPTS.replace("image_dir", "metadata_file"), ["add image_dir"]),
+    "a date": (MUSUBI + "num_repeats = 2020-01-01\n", ["num_repeats: 2020-01-01 should be"]),
+    "images of their own resolution": (
+        f"{SDSCRIPTS}{REGULAR}resolution = 256\n",
+        ["dataset.toml: the regularisation images man", "a resolution of their own"],
+    ),
     "ControlNet": (SDSCRIPTS + 'conditioning_data_dir = "x"\n', ["ControlNet"]),
 }
 
