@@ -59,12 +59,12 @@ class PartState:
     @cached_property
     def reasons(self) -> Counter[str]:
         """Reason -> number of stale targets with it, once reusable files are marked."""
-        return Counter([target.reason for target in self.to_make])
+        return Counter([target.reason for work in self.stale for target in work.targets])
 
     @cached_property
     def keys(self) -> str | None:
         """Digest of all keys; None if a target is stale, unless it is only forced."""
-        if any(target.reason != FORCED for target in self.to_make):
+        if any(target.reason != FORCED for work in self.stale for target in work.targets):
             return None
         return self.remembered or digest.of_lines(self.lines().values())
 
@@ -264,8 +264,7 @@ class Judge:
         """
         expected: set[str] = set()
         parts = {part: self._part(part, items, listing, expected) for part, items in inputs.items()}
-        stale = (target for part in parts.values() for target in part.to_make)
-        _refuse_obstacles((target.path for target in stale if not target.found), listing)
+        _refuse_obstacles((work for part in parts.values() for work in part.stale), listing)
         kept = {self.layout.base(stem) for stem in owned}
         items = chain(*inputs.values()) if listing else ()  # without files there are no orphans
         faulty = kept - {self.layout.base(item.stem) for item in items}
@@ -338,11 +337,12 @@ class Judge:
         return True
 
 
-def _refuse_obstacles(paths: Iterable[str], listing: Listing) -> None:
+def _refuse_obstacles(works: Iterable[Work], listing: Listing) -> None:
     """Raise CacheError if a file or broken link lies where a missing cache file's folder belongs.
 
     A drive that is not mounted leaves such a link.
     """
+    paths = (target.path for work in works for target in work.targets if not target.found)
     for folder in {path[: path.rindex("/")] for path in paths}:
         for place in (Path(folder), *Path(folder).parents):
             if str(place) in listing or (os.path.lexists(place) and not place.is_dir()):
