@@ -3,10 +3,11 @@
     python tests/bench/damage.py [--seed 0] [--cases 400] [--only 7 12] [--kinds picture] [--keep]
 
 Three of four cases are configurations, drawn from the schema or changed from good ones; the others
-damaged pictures, captions, lists, metadata, models, caches, videos and configuration files, or
-pipes, devices, folders and endless files in their place. Each is planned, and encoded where it can
-be, in a process of its own with limits. Printed is a line for each case that went wrong, and what
-it said; its folder stays. A number with its seed is the same case each time.
+damaged pictures, captions, lists, metadata, models, caches, videos, configuration files and dataset
+files of other trainers, or pipes, devices, folders and endless files in their place. Each is
+planned, and encoded where it can be, in a process of its own with limits. Printed is a line for
+each case that went wrong, and what it said; its folder stays. A number with its seed is the same
+case each time.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ os.environ |= {
     **{"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"},
 }
 
+import pyarrow  # noqa: E402
 import world  # noqa: E402
 import yaml  # noqa: E402
 from damage_world import (  # noqa: E402
+    DATASET_FILES,
     as_json,
     changed,
     damaged,
@@ -49,6 +52,7 @@ from damage_world import (  # noqa: E402
     misplaced,
     videos,
     with_fragment,
+    with_odd_value,
 )
 from latentmake.config.document import check_files  # noqa: E402
 from latentmake.config.root import parse  # noqa: E402
@@ -57,6 +61,8 @@ from latentmake.entry import exit_on_mistake, logged  # noqa: E402
 from latentmake.pages.verification import verify  # noqa: E402
 from latentmake.plan.facts import Facts  # noqa: E402
 from latentmake.session import Session  # noqa: E402
+from latentmake.trainers.exchange.datasets_toml import imported  # noqa: E402
+from pyarrow import parquet  # noqa: E402
 
 MEMORY = 2 << 30  # bytes that a case may take
 SECONDS = 60  # that it may compute, and twice as many that it may last
@@ -168,8 +174,12 @@ def _list(dice: Dice) -> None:
         _plan(videos(), "train_tiny")
         return
     rows = [{"image": f"shapes/{stem}.png", "prompt": "a shape"} for stem in ("ant", "bee")]
-    path = Path("data") / dice.choice(("list.json", "list.jsonl"))
-    path.write_bytes(_json(rows, dice, lines=path.suffix == ".jsonl"))
+    path = Path("data") / dice.choice(("list.json", "list.jsonl", "list.parquet"))
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        path.write_bytes(damaged(path.read_bytes(), dice))
+    else:
+        path.write_bytes(_json(rows, dice, lines=path.suffix == ".jsonl"))
     _maybe_misplaced(path, dice)
     _encode(_good(path=str(path)))
 
@@ -229,6 +239,16 @@ def _cache(dice: Dice) -> None:
     _encode(_good())
 
 
+def _dataset_file(dice: Dice) -> None:
+    path, text = Path("odd.toml"), dice.choice(DATASET_FILES)
+    path.write_bytes(with_odd_value(text, dice))
+    if dice.random() < 0.4:
+        path.write_bytes(damaged_text(text, dice))
+    _maybe_misplaced(path, dice)
+    with exit_on_mistake():
+        imported(path, "tiny")
+
+
 def _video(dice: Dice) -> None:
     from latentmake.formats.media import probe_video
 
@@ -249,6 +269,7 @@ KINDS: dict[str, Case] = {
     "cache": _cache,
     "document": _document,
     "video": _video,
+    "dataset file": _dataset_file,
 }
 
 

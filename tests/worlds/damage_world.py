@@ -261,6 +261,65 @@ def misplaced(path: Path, dice: Random, *, endless: bool = True) -> None:
         path.symlink_to("/dev/zero" if kind == "device" else path.name)
 
 
+DATASET_FILES = (
+    """
+[general]
+resolution = [960, 544]
+caption_extension = ".txt"
+enable_bucket = true
+[[datasets]]
+image_directory = "data/shapes"
+num_repeats = 2
+[[datasets]]
+video_directory = "data/waves"
+target_frames = [1, 25]
+source_fps = 16.0
+""",
+    """
+[[datasets]]
+resolution = 512
+batch_size = 2
+[[datasets.subsets]]
+image_dir = "data/shapes"
+caption_extension = ".txt"
+shuffle_caption = true
+caption_dropout_rate = 0.1
+[[datasets.subsets]]
+image_dir = "data/waves"
+class_tokens = "a man"
+is_reg = true
+""",
+)
+"""Dataset files of musubi-tuner and of sd-scripts."""
+_TOML = (
+    *(
+        "-1",
+        "1.5",
+        "1e308",
+        "nan",
+        "9999999999999999999",
+        "true",
+        "2020-01-01",
+        '""',
+        '"a\\u0000b"',
+    ),
+    *("[]", "[1]", "[1, 2, 3]", '[["a"]]', "{a = 1}", f'"{"x" * 300}"', '"$x"', '"."', "x", "'"),
+)
+
+
+def with_odd_value(text: str, dice: Random) -> bytes:
+    """Return a TOML file with some odd values, and perhaps a line of it in another place."""
+    lines = text.splitlines()
+    for _ in range(dice.randint(1, 3)):
+        number = dice.randrange(len(lines))
+        key, equals, _ = lines[number].partition(" = ")
+        if equals and dice.random() < 0.8:
+            lines[number] = f"{key} = {dice.choice(_TOML)}"
+        else:
+            lines.insert(dice.randrange(len(lines)), lines.pop(number))
+    return "\n".join(lines).encode()
+
+
 # -- what is damaged ------------------------------------------------------------------------------
 
 
