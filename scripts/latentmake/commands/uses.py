@@ -28,7 +28,7 @@ from latentmake.plan.manifest import PREVIOUS, run_folder
 from latentmake.plan.product import some
 from latentmake.plan.store import STORE
 from latentmake.runs.edited import all_contents
-from latentmake.runs.history import all_trainings
+from latentmake.runs.history import RosterItem, all_trainings
 
 _MEDIA = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
 _TEXT = ".txt"
@@ -117,7 +117,7 @@ def joined_digests(
         if (item.controls or item.layers) and (facts.digest_of(item.image) or "") in sources:
             names.add(f"{dataset}/{item.stem}")
             yield contents.get("source", "")
-    for entry in (entry for training in all_trainings() for entry in training.items or ()):
+    for entry in _seen_items() if names else ():
         if entry.name in names:
             yield entry.source
 
@@ -210,10 +210,16 @@ def _of_rosters(facts: Facts, places: Mapping[str, str]) -> Iterator[_Found]:
     by_name = dict[str, set[str]]()
     for name, place in _names(facts, places):
         by_name.setdefault(name, set()).add(place)
-    for item in (item for training in all_trainings() for item in training.items or ()):
+    for item in _seen_items():
         for place in set[str]().union(*(by_name.get(name, ()) for name in _and_above(item.name))):
             is_text = place.lower().endswith(_TEXT)
             yield place, [] if is_text else [item.source], item.texts if is_text else []
+
+
+def _seen_items() -> Iterator[RosterItem]:
+    """Yield each item that a training saw, once for each of these trainings."""
+    for training in all_trainings():
+        yield from training.items or ()
 
 
 def _names(facts: Facts, places: Iterable[str]) -> Iterator[tuple[str, str]]:

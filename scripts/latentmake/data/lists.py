@@ -290,7 +290,7 @@ def _parquet(data: bytes) -> Iterator[dict[str, object]]:
         with ParquetFile(io.BytesIO(data)) as table:
             for batch in table.iter_batches():
                 yield from batch.to_pylist()
-    except (ArrowException, OSError, ValueError, OverflowError) as error:  # by what is damaged
+    except (ArrowException, OSError, ValueError, OverflowError) as error:  # each for some damage
         raise ValueError(f"is no Parquet file, or damaged ({first_line(error)})") from None
 
 

@@ -171,8 +171,7 @@ def _lines(facts: Facts, plan: RunPlan) -> Iterator[str]:
     yield from plan.warnings
     if regular := is_reg(facts, plan.name):
         yield f"{plan.name}: regularisation images: {', '.join(regular)}"
-    stale = (target for state in plan.parts.values() for target in state.to_make)
-    if any(target.reason == "changed recipe" for target in stale):
+    if any("changed recipe" in state.reasons for state in plan.parts.values()):
         from latentmake.pages.explanation import recipe_changes
 
         yield from recipe_changes(facts, [plan])

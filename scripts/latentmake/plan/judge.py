@@ -107,7 +107,7 @@ def key_of(
         return row[1], None
     header = header_of(memo, path)
     memo.targets.learn(path, stat, header.key)
-    if path.endswith(MadeCaptions.latents_ending) and header.caption is not None:
+    if path.endswith(MadeCaptions.latents_ending) and header.caption is not None:  # read once
         size, mtime_ns, inode = stat
         memo.texts.learn(path, SourceStat(size, mtime_ns, 0, inode), header.caption)
     return header.key, header

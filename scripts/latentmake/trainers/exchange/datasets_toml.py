@@ -201,7 +201,7 @@ class Imported:
     def find(self, path: str) -> Path:
         """Return a path as it is, or relative to the dataset file if it exists only there."""
         beside = self.path.parent / path
-        is_beside = os.path.exists(beside) and not os.path.exists(path)  # noqa: PTH110 -- never fail
+        is_beside = os.path.exists(beside) and not os.path.exists(path)  # noqa: PTH110 -- long names
         return beside if is_beside else Path(path)
 
 
