@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -254,10 +254,14 @@ def _of_modules(package: Package, names: list[str]) -> dict[str, float]:
 
 
 class Sample:
-    """The sample of a checkout in a folder of its own, with a training of two steps."""
+    """The sample of a checkout in a folder of its own, with a training of two steps.
 
-    def __init__(self, checkout: Path, folder: Path) -> None:
+    `environment` holds further variables of the builds that are not traced.
+    """
+
+    def __init__(self, checkout: Path, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder, self.site = folder / "sample", folder / "site"
+        self.environment = environment
         ignored = shutil.ignore_patterns("__pycache__")
         for part in ("scripts", "rules", "profiles", "envs", "config", "data"):
             shutil.copytree(checkout / part, self.folder / part, ignore=ignored)
@@ -273,14 +277,15 @@ class Sample:
         *words: str,
         says: str = "",
         program: Sequence[str] = ("snakemake", "--cores", "1"),
-        **environment: str,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        more = self.environment if environment is None else environment
         ours = ("SNAKEMAKE", "PYTEST", "PYTHON", "LATENTMAKE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         done = subprocess.run(
             [sys.executable, "-m", *program, *words],
             cwd=self.folder,
-            env={**kept, "SLURM_CONF": os.devnull, "OMP_NUM_THREADS": "1", **environment},
+            env={**kept, "SLURM_CONF": os.devnull, "OMP_NUM_THREADS": "1", **more},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -293,8 +298,12 @@ class Sample:
         """Run Snakemake; return what ran in its own process (`plan`) and in each kind of job."""
         with tempfile.TemporaryDirectory() as into:
             scripts = self.folder / "scripts"
-            places = {"PYTHONPATH": f"{self.site}:{scripts}", "HOUSE_INTO": into}
-            self.run(*words, HOUSE_PACKAGE=str(scripts / "latentmake"), **places, **options)
+            variables = {
+                "PYTHONPATH": f"{self.site}:{scripts}",
+                "HOUSE_INTO": into,
+                "HOUSE_PACKAGE": str(scripts / "latentmake"),
+            }
+            self.run(*words, environment=variables, **options)
             read = [json.loads(path.read_bytes()) for path in sorted(Path(into).iterdir())]
         found: dict[str, dict[str, Any]] = {}
         for each in read:
@@ -319,17 +328,20 @@ def _process(command: list[str]) -> str:
     return "other"
 
 
-def way_figures(checkout: Path, *, bounded: bool = False) -> tuple[Figures, dict[str, list[str]]]:
+def way_figures(
+    checkout: Path, *, bounded: bool = False, environment: Mapping[str, str] = {}
+) -> tuple[Figures, dict[str, list[str]]]:
     """Build the sample of a checkout; return figures and functions of each way and process.
 
-    With `bounded`, only the ways of `BOUNDS` are traced.
+    With `bounded`, only the ways of `BOUNDS` are traced; builds that are not traced get the
+    variables of `environment`.
     """
     from PIL import Image, ImageOps
 
     figures: Figures = {}
     listed: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="house-") as folder:
-        sample = Sample(checkout, Path(folder))
+        sample = Sample(checkout, Path(folder), environment)
         package = Package(sample.folder / "scripts/latentmake")
         lines = {str(path.relative_to(package.folder)): package.lines(name)
                  for name, path in package.files.items()}  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import by_path
+import preloaded
 import pytest
 
 house = by_path.load("tests/bench/house.py")
@@ -10,7 +11,7 @@ house = by_path.load("tests/bench/house.py")
 
 @pytest.fixture(scope="module")
 def ways() -> house.Figures:
-    return house.way_figures(house.ROOT, bounded=True)[0]
+    return house.way_figures(house.ROOT, bounded=True, environment=preloaded.environment())[0]
 
 
 @pytest.mark.parametrize("way", house.BOUNDS)
