@@ -236,7 +236,7 @@ class Remembered:
             return None
         listing = self._listing(affected, caches)
         owned = {*now}
-        if self._place[1] == CAPTIONS:  # also items whose caption a person wrote
+        if self._place[1] == CAPTIONS and entries:  # also items whose caption a person wrote
             owned |= self._facts.stems(self._place[0], entries)
         state = self.judged(items, owned, listing, caches - listing.keys())
         if state.unreadable or not self._add_others(state, before, now.keys() | gone):

@@ -161,7 +161,12 @@ def test_words_that_are_changed_afterwards_make_no_caption(built: CaptionedWorld
     assert texts(built)["c"] == ["sks, a twenty"]
 
 
-def test_a_removed_picture_takes_its_caption_with_it(built: CaptionedWorld) -> None:
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_removed_picture_takes_its_caption_with_it(
+    built: CaptionedWorld, remembered: bool
+) -> None:
+    if remembered:
+        built.plan()  # the memo keeps a state in which all is fresh
     Path("data/c.png").unlink()
     assert made(built) == []
     assert not Path("cache/cats/captions/flo/c.json").exists()
