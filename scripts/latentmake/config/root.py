@@ -368,11 +368,14 @@ def _faults_of_buckets(name: str, dataset: Dataset, run: Run, model: Model) -> I
     where, divisor = f"datasets.{name}", model.spec.bucket_divisor
     if run.trainer is not None:
         divisor = model.spec.strategies.divisor or divisor
-    steps, _, least, most = dataset.bucketing(model.spec)
+    steps, no_upscale, least, most = dataset.bucketing(model.spec)
     if steps % divisor:
         what = f"{steps} is not a multiple of {divisor}, as sd-scripts needs for "
         hint = f"use a multiple of {divisor}"
         yield f"{where}.bucket_reso_steps", what + str(model.architecture), hint
+    if not (least or no_upscale):
+        what = f"is less than the steps of {steps} pixels between sides of buckets"
+        yield f"{where}.min_bucket_reso", what, f"use {steps} or more"
     for size in run.resolutions:
         shorter, longer = sorted((size.width, size.height))
         than = f"than the resolution {size.name} has, which sd-scripts refuses"

@@ -177,6 +177,10 @@ flux: run.resolutions = [520] -> runs.r.resolutions: 520 pixels | use 512 or 528
 sdxl: run.resolutions = [128] & dataset.fit = "bucket" -> min_bucket_reso: 256 | 128 or less
 sdxl: run.resolutions = [[512, 1536]] & dataset.fit = "bucket"
     -> datasets.cats.max_bucket_reso: 1024 | 1536 or more
+sdxl: dataset.fit = "bucket" & dataset.min_bucket_reso = 16
+    -> datasets.cats.min_bucket_reso: is less than the steps of 32 pixels | use 32 or more
+sdxl: dataset.fit = "bucket" & dataset.min_bucket_reso = 16 & dataset.bucket_no_upscale = true
+    -> taken
 sd1: dataset.fit = "bucket" & dataset.bucket_reso_steps = 32
     -> bucket_reso_steps: 32 is not a multiple of 64 | use a multiple of 64
 flux: dataset.fit = "bucket" & dataset.bucket_reso_steps = 32 -> taken
