@@ -7,7 +7,9 @@ import logging
 import math
 import os
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,12 +106,17 @@ def test_sd_scripts_knows_every_flag(architecture: str, script: str, tmp_path: P
     ],
 )
 def test_a_line_of_the_prompt_file_says_what_samples_say(
-    program: str, module: str, scale: str, frames: int | None, tmp_path: Path
+    program: str,
+    module: str,
+    scale: str,
+    frames: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both programs' own parsers of a line, alone: their modules import far more."""
+    """Both programs' own parsers of the file, alone: their modules import far more."""
     samples: dict[str, Any] = {
-        "prompts": ["a cat\nsleeps", "a dog --d 7"],
-        "negative_prompt": "grey, dull",
+        "prompts": ["a cat\nsleeps", "a dog --D 7", "#1 dad"],
+        "negative_prompt": "grey,\n  dull\n",
         "num_inference_steps": 12,
         "guidance_scale": 4.5,
         "resolution": [96, 64],
@@ -122,13 +129,20 @@ def test_a_line_of_the_prompt_file_says_what_samples_say(
         trainer = SdScriptsTrainer.model_validate({"kind": "sdscripts", "samples": kept})
         order = order.model_copy(update={"trainer": trainer})
     tree = ast.parse((sources(program) / module).read_bytes())
-    found = [each for each in tree.body if getattr(each, "name", "") == "line_to_prompt_dict"]
-    names: dict[str, Any] = {"re": re, "logger": logging.getLogger()}
+    wanted = ("line_to_prompt_dict", "load_prompts")
+    found = [each for each in tree.body if getattr(each, "name", "") in wanted]
+    names: dict[str, Any] = {"re": re, "logger": logging.getLogger(), "Dict": dict, "List": list}
     exec(compile(ast.Module(found, []), module, "exec"), names)
-    read = [names["line_to_prompt_dict"](line) for line in prompt_lines(order).splitlines()]
+    parser = SimpleNamespace(line_to_prompt_dict=names["line_to_prompt_dict"])
+    for module in ("library", "library.train_util"):  # sd-scripts imports it once more
+        monkeypatch.setitem(sys.modules, module, parser)
+    (tmp_path / "prompts.txt").write_text(prompt_lines(order))
+    read = names["load_prompts"](str(tmp_path / "prompts.txt"))
     said = {"width": 96, "height": 64, "sample_steps": 12, "negative_prompt": "grey, dull"}
     said |= {scale: 4.5, "seed": 3} | ({"frame_count": frames} if frames else {})
-    assert read == [{"prompt": "a cat sleeps"} | said, {"prompt": "a dog"} | said | {"seed": 7}]
+    own: list[dict[str, Any]] = [{"prompt": "a cat sleeps"}, {"prompt": "a dog", "seed": 7}]
+    own.append({"prompt": "#1 dad"})
+    assert read == [said | each | {"enum": number} for number, each in enumerate(own)]
 
 
 # -- caching scripts of musubi-tuner --------------------------------------------------------------

@@ -321,13 +321,15 @@ def prompt_lines(order: ExternalOrder) -> str:
         "d": samples.seed,
         "s": samples.num_inference_steps,
         "l": samples.guidance_scale,
-        "n": samples.negative_prompt or None,
+        "n": " ".join(samples.negative_prompt.split()) or None,
     }
     lines = []
     for prompt in (" ".join(text.split()) for text in samples.prompts):
-        given = {key: value for key, value in options.items() if f" --{key} " not in prompt}
+        lower = prompt.lower()  # the programs read options in any case
+        given = {key: value for key, value in options.items() if f" --{key} " not in lower}
         words = [f"--{key} {value}" for key, value in given.items() if value is not None]
-        lines.append(f"{' '.join([prompt, *words])}\n")
+        indent = " " if prompt.startswith("#") else ""  # without it, the line would be a comment
+        lines.append(f"{indent}{' '.join([prompt, *words])}\n")
     return "".join(lines)
 
 
