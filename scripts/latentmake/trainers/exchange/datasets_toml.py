@@ -449,6 +449,9 @@ def _values(config: Imported, blocks: Sequence[Block], spec: Architecture) -> di
         caches = list(dict.fromkeys(block.caches for block in group if block.caches))
         datasets[name] = group[0].values | ({"adopt_from": caches} if caches else {})
         sizes = sorted({_size(config, block, spec) for block in group})
+        if len(sizes) < len(group):
+            what = f"num_repeats: {group[0].values['path']} has several blocks of one resolution"
+            config.note(f"{what}, which are one here; raise it to show its items as often")
         together.setdefault(tuple(sizes), []).append(name)
         of_dataset[name] = group
     tables = {name: {block.table for block in group} for name, group in of_dataset.items()}

@@ -90,6 +90,10 @@ def test_blocks_of_one_folder_are_one_dataset_at_several_resolutions() -> None:
     found = made(f"{MUSUBI}{block}resolution = 128\n")
     assert list(found.values["datasets"]) == ["images"]
     assert one(found.values, "runs")["resolutions"] == [[64, 96], 128]
+    assert not noted(found, "num_repeats")
+    twice = made(f"{MUSUBI}{block}resolution = 128{block}resolution = 128\n")
+    assert twice.values == found.values
+    assert noted(twice, "num_repeats: images has several blocks of one resolution")
 
 
 def test_datasets_of_other_resolutions_are_runs_of_their_own_with_the_smallest_batch_size() -> None:
