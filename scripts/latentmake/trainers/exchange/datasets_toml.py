@@ -340,7 +340,8 @@ def _block_of_sdscripts(config: Imported, keys: _Keys, where: str) -> Block:
         captions = {"variants": _VARIANTS, **captions}
         config.note(
             f"{drawn}: sd-scripts draws anew in each step; here each item has {_VARIANTS} texts "
-            "that are drawn once and cached: raise captions.variants for more"
+            "that are drawn once and cached: raise captions.variants for more; an epoch is "
+            f"{_VARIANTS} times as long as there: lower max_train_epochs"
         )
     if captions:
         values["captions"] = captions

@@ -199,7 +199,8 @@ def test_keys_of_captions_are_inherited_and_what_differs_is_told() -> None:
         "keep_tokens": 3,
         "caption_prefix": "art",
     }
-    assert noted(found, "left out", "cache_info") and noted(found, "4 texts that are drawn once")
+    assert noted(found, "left out", "cache_info")
+    assert noted(found, "4 texts that are drawn once", "4 times as long")
     assert not noted(found, "color_aug")
 
 
