@@ -67,13 +67,15 @@ def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
 ) -> None:
     tuner = trainer("musubi-tuner", "wan_train_network.py")
     for number, (stem, caption) in enumerate([*world.CAPTIONS.items()][:2]):
-        world.draw(Path(f"data/{stem}.png"), number, (64, 64))
+        world.draw(Path(f"data/{stem}.{'tif' if number else 'png'}"), number, (64, 64))
         if not number:  # a captioner writes that of the other
-            Path(f"data/{stem}.txt").write_text(caption)
+            Path(f"data/{stem}.cap.txt").write_text(caption)
     weights = tiny_weights("wan")
     write_wan_dit(tuner, "dit.safetensors")
     values = {
-        "datasets": {"shapes": {"path": "data", "captioner": "tiny"}},
+        "datasets": {
+            "shapes": {"path": "data", "captioner": "tiny", "caption_extension": ".cap.txt"}
+        },
         "captioners": {"tiny": {"model": os.fspath(ROOT / "data/tiny-captioner")}},
         "models": {
             "wan": {
@@ -118,7 +120,7 @@ def test_musubi_tuner_makes_the_caches_of_a_published_folder_and_trains_on_them(
     }
     assert (place / "output/tiny.safetensors").stat().st_size > 1000
     times = {path.name: path.stat().st_mtime_ns for path in caches.glob("*.safetensors")}
-    Path(f"data/{stems[0]}.txt").write_text("another caption")
+    Path(f"data/{stems[0]}.cap.txt").write_text("another caption")
     published(values)
     left = {path.name for path in caches.glob("*.safetensors")}
     assert names - left == {f"{stems[0]}_wan_te.safetensors"}

@@ -21,6 +21,7 @@ from latentmake.trainers.musubi.order import MusubiOrder
 
 _KINDS: tuple[Kind, Kind] = ("latents", "text")
 _NUMBER = re.compile(r"_\d+$")
+_UNLISTED = (".tif", ".tiff", ".gif")  # Pillow knows such images by their content, not their name
 _NOTED = ("--skip_existing", "--keep_cache")  # the settings of caches have always named them
 
 
@@ -31,6 +32,12 @@ class MusubiPublication(Publication[MusubiOrder]):
 
     def __init__(self, order: MusubiOrder) -> None:
         """Begin the publication of a run; raises ConfigError if it cannot be published."""
+        # musubi-tuner finds an image by its caption's name without the last ending only.
+        datasets = {
+            name: dataset.model_copy(update={"caption_extension": _last(dataset.caption_extension)})
+            for name, dataset in order.datasets.items()
+        }
+        order = order.model_copy(update={"datasets": datasets})
         super().__init__(order)
         _refuse(order)
         self.attentions = [name for name in order.scripts.attentions if name in order.attentions]
@@ -130,10 +137,21 @@ class MusubiPublication(Publication[MusubiOrder]):
 def _name(row: Row, path: str) -> str:
     """Return the published name of one of an item's files: the item's stem and the file's end.
 
-    The end is the rest of the file's name after the stem of the source: `.png`, `_1.png`.
+    The end is the rest of the file's name after the stem of the source: `.png`, `_1.png`. It gets
+    an ending that musubi-tuner looks for: it finds neither `a.tif` nor `a.Png`.
     """
-    own = Path(row.source).stem
-    return f"{Path(row.stem).name}{Path(path).name.removeprefix(own)}"
+    own, ending = Path(row.source).stem, Path(path).suffix
+    end = Path(path).name.removeprefix(own).removesuffix(ending)
+    if ending.lower() in _UNLISTED:
+        ending = ".png"
+    elif not ending.isupper():
+        ending = ending.lower()
+    return f"{Path(row.stem).name}{end}{ending}"
+
+
+def _last(ending: str) -> str:
+    """Return the last part of an ending: `.txt` of `.cap.txt`."""
+    return PurePosixPath(f"a{ending}").suffix or ending
 
 
 def _caching_toml(names: Names) -> str:

@@ -137,6 +137,26 @@ def test_videos_lie_there_with_all_their_clips_and_controls_and_those_of_a_list_
     assert block.get("control_directory") == (None if listed else f"{folder}/v_64_control")
 
 
+def test_images_and_captions_get_endings_that_musubi_tuner_looks_for() -> None:
+    dataset = Dataset(path="data/gove", caption_extension=".cap.txt")
+    order = order_of(datasets={"gove": dataset}, resolutions=[(64, 64)])
+    fill(order, {"gove": ["a", "b", "c", "d"]}, control=True)
+    text = Path(order.manifest).read_text()
+    for stem, ending in (("b", ".Png"), ("c", ".tif"), ("d", ".JPG")):
+        for folder in ("data/gove", "None"):
+            file = Path(f"{folder}/{stem}.png")
+            text = text.replace(str(file), str(file.rename(file.with_suffix(ending))))
+    Path(order.manifest).write_text(text)
+    folder, _ = published(order)
+    images = {"a.png", "b.png", "c.png", "d.JPG"}
+    captions = {f"gove_64/{stem}.txt" for stem in "abcd"}
+    found = {name for name in members(folder) if "_cache/" not in name}
+    assert found == captions | {
+        f"gove_64{end}/{name}" for end in ("", "_control") for name in images
+    }
+    assert toml(folder)["general"]["caption_extension"] == ".txt"
+
+
 def test_videos_of_one_name_in_two_folders_are_published_under_the_names_of_their_caches() -> None:
     order = order_of(datasets=VIDEOS, resolutions=[(64, 64)])
     fill(order, {"v": ["rain_x", "sun_x"]}, control=True)
