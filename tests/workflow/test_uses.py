@@ -58,6 +58,25 @@ def test_a_caption_and_a_folder_are_found_and_other_files_are_not(trained: Proje
     assert "no weights here contain it" in trained.ask("uses", "new.png").output
 
 
+def test_weights_whose_roster_is_damaged_or_missing_are_never_said_to_lack_a_picture(
+    trained: Project,
+) -> None:
+    (roster,) = trained.folder.glob("runs/tiny/history/*/roster.jsonl.gz")
+    record = roster.with_name("training.json")
+    data = roster.read_bytes()
+    record.write_bytes(b"{")
+    said = trained.ask("uses", "data/shapes/cat.png", check=False)
+    assert said.returncode == 1 and "as shapes/cat\n" in said.output
+    for damaged in (b"", data[:-9]):
+        roster.write_bytes(damaged)
+        said = trained.ask("uses", "data/shapes/cat.png", check=False)
+        assert said.returncode == 1 and "of unknown items" in said.output
+        assert f"it is unknown whether {WEIGHTS[0]}, {WEIGHTS[1]}" in said.output
+    shutil.rmtree(roster.parents[1])
+    (training,) = found(trained, "data/shapes/cat.png")["trainings"]
+    assert (training["items"], training["weights"]) == ([], WEIGHTS)
+
+
 @pytest.mark.parametrize(
     "asked, line",
     [

@@ -34,6 +34,7 @@ _MEDIA = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
 _TEXT = ".txt"
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
 _SHOWN = 5  # most files of a kind that are listed
+_UNKNOWN = "of unknown items: their roster is missing or damaged"
 
 _Contains = Callable[[str, Sequence[str]], bool]
 """Function that says whether a digest of a picture, or any of some texts, is looked for."""
@@ -159,10 +160,14 @@ def _roles_with(
 
 
 def trainings_with(contains: _Contains) -> Iterator[dict[str, Any]]:
-    """Yield the JSON values of each training that saw an item with the content, with such items."""
+    """Yield the JSON values of each training that saw an item with the content, with such items.
+
+    A training whose items are unknown follows without items, if weights of it are left.
+    """
     for training in all_trainings():
-        items = (item for item in training.items or () if contains(item.source, item.texts))
-        if names := [item.name for item in items]:
+        items = training.items
+        names = [item.name for item in items or () if contains(item.source, item.texts)]
+        if names or (items is None and (training.weights or training.saved)):
             more = {"ended": training.record.ended, "items": names, "saved": training.saved}
             yield {**training.values(), **more}
 
@@ -274,21 +279,23 @@ def _rows(
         if len(places) > _SHOWN:
             yield "", f"and {len(places) - _SHOWN} more"
     for training in trained:
-        yield (
-            "training",
-            f"{training['run']}, {training['began'][:16]}, as {some(training['items'])}",
-        )
-        copies = [*training["weights"], *training["saved"]]
+        items = f"as {some(training['items'])}" if training["items"] else _UNKNOWN
+        yield "training", f"{training['run']}, {training['began'][:16]}, {items}"
+        copies = _copies(training)
         gone = "it left no weights" if training["ended"] else "its weights are not here any more"
         yield "", f"weights: {some(copies)}" if copies else gone
 
 
 def advice(trained: Sequence[dict[str, Any]], present: Sequence[str]) -> Iterator[str]:
     """Yield what to do to have no weights that contain the contents; `present` are their files."""
-    copies = [path for training in trained for path in (*training["weights"], *training["saved"])]
+    unknown = [path for training in trained if not training["items"] for path in _copies(training)]
+    if unknown:
+        yield f"it is unknown whether {some(unknown)} contain it: delete these files to be sure"
+    trained = [training for training in trained if training["items"]]
+    copies = [path for training in trained for path in _copies(training)]
     runs = dict.fromkeys(training["run"] for training in trained if training["weights"])
     if not copies:
-        yield "no weights here contain it"
+        yield from [] if unknown else ["no weights here contain it"]
         return
     earlier = [str(run_folder(run) / PREVIOUS) for run in runs]
     if all(PREVIOUS in Path(path).parts for path in copies):
@@ -302,3 +309,7 @@ def advice(trained: Sequence[dict[str, Any]], present: Sequence[str]) -> Iterato
     yield f"weights of {some([*runs])} contain it"
     yield f"to train without it, {first} `snakemake {targets}`"
     yield f"then delete the earlier weights: {some(earlier)}"
+
+
+def _copies(training: Mapping[str, Any]) -> list[str]:
+    return [*training["weights"], *training["saved"]]

@@ -241,11 +241,7 @@ def trainings(run: str) -> list[Training]:
     folders = (run_folder(run) / "history").glob("*")
     noted = [(folder, record) for folder in folders if (record := Record.read(folder / RECORD))]
     present = [record.parts for _, record in noted]
-    noted += [
-        (folder, record)
-        for folder, record in _results(run)
-        if not record.roster and record.parts not in present
-    ]
+    noted += [pair for pair in _results(run) if pair[1].parts not in present]
     several = [Training(run, folder, record) for folder, record in noted]
     return sorted(several, key=lambda one: (one.seconds, one.folder.name), reverse=True)
 
@@ -335,6 +331,8 @@ def _unpacked(data: bytes) -> list[RosterItem]:
         lines = gzip.decompress(data).splitlines()
     except (OSError, EOFError, zlib.error):
         raise ValueError("is cut short, or no gzip file") from None
+    if not lines:
+        raise ValueError("is empty")
     return [RosterItem.model_validate_json(line) for line in lines]
 
 
