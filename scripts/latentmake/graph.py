@@ -11,6 +11,7 @@ files, the graph only has the receipts of jobs, and the cache files that a comma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -35,6 +36,9 @@ from latentmake.request import FOLLOWING
 from latentmake.runs.order import RunFiles, RunOrder
 
 Inputs = dict[str, list[str] | str]
+
+_EXPANDED = re.compile(r"\{|<[a-z][a-z0-9_]*>")
+"""What Snakemake would expand in a path: a pattern, or the name of one of its path variables."""
 
 # Replaces the orders in the graph of a read-only command, which writes none; it is as new as they.
 _STAND_IN = str(MEMO)
@@ -106,7 +110,7 @@ class Graph:
                         del files[path]  # it waits for the next training
                 kind = "prompts" if is_prompts else kind_of(part.name)
                 paths = self._files.setdefault((name, kind), [])
-                paths += (path for path in files if "{" not in path)  # else it is a pattern
+                paths += (path for path in files if not _EXPANDED.search(path))
                 declared |= files
         for part, named in plan.named.items():
             of_part = _cache_files(facts, part, facts.wanted_items(*part[:2]))
@@ -234,7 +238,7 @@ def _cache_files(
             files += tuple(file for file in item.files if file.role in (CAPTION, TAGS, MADE))
         sources: dict[str, list[str]] = {}
         for role, path, _ in dict.fromkeys(files):
-            if not is_remote(path) and "{" not in path:
+            if not (is_remote(path) or _EXPANDED.search(path)):
                 sources.setdefault(role, []).append(path)
         if not sources and item.files and listed and not is_remote(str(listed)):
             sources = {"list": [str(listed)]}

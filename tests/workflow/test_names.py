@@ -12,7 +12,10 @@ import world
 import yaml
 from project import NOTHING, Counts, Project
 
-STEMS = ["a b", "ümlaut ß", "br{x}ace", "{stem}", "sub folder/dänn/it's #1 (50%)", "-dash", "日本"]
+STEMS = [
+    *("a b", "ümlaut ß", "br{x}ace", "{stem}", "sub folder/dänn/it's #1 (50%)", "-dash", "日本"),
+    *("of <sks>", "<logs>/*"),
+]
 
 
 def test_names_with_spaces_umlauts_braces_and_folders(micro: Path, tmp_path: Path) -> None:
