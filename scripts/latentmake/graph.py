@@ -37,8 +37,10 @@ from latentmake.runs.order import RunFiles, RunOrder
 
 Inputs = dict[str, list[str] | str]
 
-_EXPANDED = re.compile(r"\{|<[a-z][a-z0-9_]*>")
-"""What Snakemake would expand in a path: a pattern, or the name of one of its path variables."""
+_UNFIT = re.compile(r"\{|<[a-z][a-z0-9_]*>|(.{1,12}?)\1{19}")
+"""What Snakemake does not take as it is in the path of a cache file: a pattern, the name of a path
+variable, and a repetition. It would leave out a file with a repetition, and the jobs that need it,
+without an error if these jobs have results."""
 
 # Replaces the orders in the graph of a read-only command, which writes none; it is as new as they.
 _STAND_IN = str(MEMO)
@@ -110,7 +112,7 @@ class Graph:
                         del files[path]  # it waits for the next training
                 kind = "prompts" if is_prompts else kind_of(part.name)
                 paths = self._files.setdefault((name, kind), [])
-                paths += (path for path in files if not _EXPANDED.search(path))
+                paths += (path for path in files if not _UNFIT.search(path))
                 declared |= files
         for part, named in plan.named.items():
             of_part = _cache_files(facts, part, facts.wanted_items(*part[:2]))
@@ -238,7 +240,7 @@ def _cache_files(
             files += tuple(file for file in item.files if file.role in (CAPTION, TAGS, MADE))
         sources: dict[str, list[str]] = {}
         for role, path, _ in dict.fromkeys(files):
-            if not (is_remote(path) or _EXPANDED.search(path)):
+            if not (is_remote(path) or _UNFIT.search(path)):
                 sources.setdefault(role, []).append(path)
         if not sources and item.files and listed and not is_remote(str(listed)):
             sources = {"list": [str(listed)]}

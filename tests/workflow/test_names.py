@@ -14,7 +14,7 @@ from project import NOTHING, Counts, Project
 
 STEMS = [
     *("a b", "ümlaut ß", "br{x}ace", "{stem}", "sub folder/dänn/it's #1 (50%)", "-dash", "日本"),
-    *("of <sks>", "<logs>/*"),
+    *("of <sks>", "<logs>/*", "no" + "o" * 30),
 ]
 
 
