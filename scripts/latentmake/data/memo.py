@@ -30,6 +30,7 @@ from latentmake.geometry.clips import Media
 MEMO = Path(".latentmake/memo.sqlite")  # the memo of a project, below its folder
 Stat = TypeVar("Stat", bound=tuple[int, ...])
 _VERSION = 7
+_ALL = 1 << 64  # SQLite keeps an integer of 64 bits with a sign, and an inode has none
 _SECONDS = 5.0  # time after which new facts are saved
 _KEPT_NS = 90 * 24 * 3600 * 10**9  # time after which answers and remembered states are forgotten
 _FEW = 2000  # most names that are looked up singly; for more, the range from first to last is read
@@ -125,7 +126,11 @@ class Table(Generic[Stat]):
         columns, marks = ", ".join(self._columns), ", ?" * len(self._columns)
         insert = f"INSERT OR REPLACE INTO facts (kind, {columns}) VALUES (?{marks})"  # noqa: S608
         self._memo.database.executemany("DELETE FROM facts WHERE kind = ? AND name = ?", gone)
-        self._memo.database.executemany(insert, rows)
+        try:
+            self._memo.database.executemany(insert, rows)
+        except OverflowError:  # the date of a file is after 2262, or its inode has all 64 bits
+            signed = [[_signed(own) for own in row] for row in rows]
+            self._memo.database.executemany(insert, signed)
 
     def _saved(self, condition: str, *values: str, index: str = "") -> dict[str, Any]:
         """Return name -> stat (a plain tuple) and value of saved facts that no new fact hides."""
@@ -140,7 +145,15 @@ class Table(Generic[Stat]):
         except (sqlite3.Error, TypeError) as error:
             self._memo.make_anew(error)
             return {}
-        return {row[0]: (row[1:-1], row[-1]) for row in rows if row[0] not in self.new}
+        rows = [row for row in rows if row[0] not in self.new]
+        facts = {row[0]: (row[1:-1], row[-1]) for row in rows}
+        negative = [row for row in rows if row[-2].__class__ is int and row[-2] < 0]
+        return facts | {row[0]: ((*row[1:-2], row[-2] + _ALL), row[-1]) for row in negative}
+
+
+def _signed(value: Any) -> Any:
+    """Return an integer modulo 2^64, as SQLite keeps it, with a sign; any other value as it is."""
+    return (value + _ALL // 2) % _ALL - _ALL // 2 if isinstance(value, int) else value
 
 
 class Memo(contextlib.AbstractContextManager["Memo"]):

@@ -212,6 +212,20 @@ def test_a_second_name_does_not_change_a_targets_stat_but_any_content_does(tmp_p
     assert target_stat(file.stat()) != before
 
 
+def test_an_inode_of_64_bits_and_a_date_that_sqlite_has_no_room_for_stop_nothing(
+    place: Path,
+) -> None:
+    full, late = SourceStat(1, -2, 3, (1 << 64) - 5), TargetStat(1, 1 << 63, 4)
+    with Memo(place) as memo:
+        memo.sources.learn("a.png", full, "x")
+        memo.targets.learn("late", late, "y")
+        memo.targets.learn("cut", TargetStat(2, 3, 1 << 63), "z")
+    with Memo(place) as memo:
+        assert memo.sources.get("a.png", full) == "x"
+        assert memo.targets.get("cut", TargetStat(2, 3, 1 << 63)) == "z"
+        assert memo.targets.get("late", late) is None and memo.targets.get("late") == "y"
+
+
 @pytest.mark.parametrize("garbage", [b"", b"garbage" * 1000, b"SQLite format 3\0" + b"\xff" * 4000])
 def test_an_empty_or_damaged_memo_is_replaced(place: Path, garbage: bytes) -> None:
     place.parent.mkdir()
