@@ -62,6 +62,9 @@ def controls_of(
                 hint = f"put {control.root}/{name}{ending} there, or remove the item"
                 raise SourceError(f"has no control in {control.root}", hint=hint)
             controls = by_name[name]
+            if settings.video:  # musubi-tuner prefers a file of the same name and ending
+                ending = splitext(item.image)[1]
+                controls = sorted(controls, key=lambda file: not file.path.endswith(ending))
             controls = controls[:1] if counts is None else in_order(name, controls, "control")
         if counts is not None:
             _refuse_number(len(controls), counts, place, model)

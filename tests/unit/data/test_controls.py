@@ -74,6 +74,15 @@ def test_a_faulty_item_leaves_its_controls_to_no_other() -> None:
     assert [fault.stem for fault in faults] == ["a_1"]
 
 
+def test_a_video_takes_the_control_of_its_own_name_before_that_of_another_ending() -> None:
+    for name in ("films/a.mp4", "films/b.mp4", "control/a.mov", "control/a.mp4", "control/b.mov"):
+        Path(name).parent.mkdir(exist_ok=True)
+        video_world.write_video(Path(name), "libx264", 5)
+        Path(name).with_suffix(".txt").write_text("a film")
+    controls = controls_of("wan", task="t2v-1.3B-FC", path="films", target_frames=[5])
+    assert controls == {"a": ["a.mp4"], "b": ["b.mov"]}
+
+
 def test_a_wan_model_takes_the_control_of_the_very_name() -> None:
     put("a", "b")
     for name in ("a.png", "a_1.png", "a_sketch.png", "b.jpg", "b.png"):
