@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -172,11 +173,14 @@ def prepare_jobs(workflow: Any, *, local: bool) -> None:
       is still importing modules without a traceback.
     - Orders and receipts are removed from the inputs that Snakemake records, because no later plan
       has the same ones. Scripts read them from `params`.
+    - Files with a time in the future, from a camera with a wrong clock, are removed from these
+      inputs, too. Snakemake lets a job fail whose outputs are older than an input.
     - The outputs of a rule without an action exist before it runs. Snakemake would warn about that.
     """
     from snakemake.iocontainers import InputFiles
     from snakemake.shell import shell
 
+    now = time.time()
     if local:
         shell.prefix(f"{shell._get_process_prefix()} trap '' INT; ")
     for job in workflow.dag.needrun_jobs():
@@ -184,7 +188,14 @@ def prepare_jobs(workflow: Any, *, local: bool) -> None:
             workflow.dag.reason(job).missing_output.clear()
         if job.is_norun or "order" in job.params.keys():  # noqa: SIM118 -- no dictionary
             files = (file for file in job.input if not file.startswith(".latentmake/"))
-            job.input = InputFiles(files)
+            job.input = InputFiles(file for file in files if not _is_newer(file, now))
+
+
+def _is_newer(path: str, moment: float) -> bool:
+    """Return whether a file exists and is newer than a moment."""
+    with contextlib.suppress(OSError):
+        return Path(path).stat().st_mtime > moment
+    return False
 
 
 def failed_logs(workflow: Any) -> dict[str, str] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import world
@@ -25,6 +27,27 @@ def test_the_same_command_does_nothing_whatever_the_mtimes_and_without_metadata(
         assert result.idle, (left_out, result.output)
         assert copy.changed(before) == NOTHING
         assert (copy / "runs/tiny/dataset.lock").stat().st_mtime_ns == lock
+
+
+def test_files_with_times_in_the_future_are_built_as_others(
+    fresh: Callable[[], Project],
+) -> None:
+    project, future = fresh(), time.time() + 36_000  # a camera's clock, a time zone of an archive
+
+    def postpone(folder: str) -> None:
+        for path in (project / folder).rglob("*"):
+            os.utime(path, (future, future))
+
+    postpone("data")
+    assert project.run("caches_tiny").encoded().encoded == 17
+    postpone("cache")
+    (project / "data/shapes/ant.txt").write_text("a purple circle")
+    assert project.run("caches_tiny").encoded() == Counts(encoded=1)
+    project.configure(lambda values: values["runs"]["tiny"].update(trainer=world.training()))
+    postpone("cache")
+    postpone("runs")
+    project.run("train_tiny")
+    assert project.run("train_tiny").idle
 
 
 def test_moving_the_model_and_the_dataset_rebuilds_nothing(built: Project) -> None:
