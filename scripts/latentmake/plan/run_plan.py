@@ -255,10 +255,10 @@ def _differences(
         texts: dataset -> part and digests of texts that are not cached.
     """
     states = {
-        f"{part.dataset}/{part.name}": plan.parts[part]
+        f"{part.dataset}/{part.name}": state
         for part in parts_of(facts.config, facts.config.runs[plan.name])
-        # Manifests name neither prompts nor made captions.
-        if part.dataset != PROMPTS and part.model != MADE_CAPTIONS
+        if part.dataset != PROMPTS and part.model != MADE_CAPTIONS  # manifests name neither
+        if (state := plan.parts[part]).fresh or state.stale  # locks have no part without targets
     }
     differences = stale_targets(states)
     # Stale targets are reported already, so unknown keys count as unchanged.
@@ -283,7 +283,7 @@ def _differences(
         if lock.changed:
             differences.append(Difference("the dataset's lock was changed"))
         for name, places in plan.images.items():
-            if lock.images.get(name) != places:
+            if lock.images.get(name, digest.of_lines(())) != places:
                 differences.append(Difference(f"images of {name} came, went or moved"))
         manifest = run_folder(plan.name) / "manifest.jsonl"
         if lock.manifest != facts.digest_of(manifest):

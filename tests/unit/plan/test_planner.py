@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from captioned_world import CaptionedWorld
 from latentmake.base.atomic import TEMPORARY_SUFFIX
 from latentmake.base.errors import ConfigError, UserError
 from latentmake.base.workspace import OWNER
@@ -100,6 +102,23 @@ def test_faulty_items_are_told_in_place_of_the_number_that_is_held_out(captioned
             make_plan(facts_of(skipped), ["first"])
     else:  # the job says that no item is left
         make_plan(facts_of(skipped), ["first"])
+
+
+def test_a_dataset_whose_items_are_all_skipped_leaves_nothing_to_do() -> None:
+    world = CaptionedWorld("a", "b")
+    Path("gone.jsonl").write_text('{"image": "gone/c.png", "prompt": "a cat"}\n')
+    world.values["datasets"]["gone"] = {"path": "gone.jsonl", "on_error": "skip"}
+    world.values["runs"]["cats"]["datasets"] = ["cats", "gone"]
+    world.build()
+    assert world.plan().outdated == []
+    Path("gone").mkdir()
+    shutil.copy("data/a.png", "gone/c.png")
+    world.build()
+    assert world.plan().outdated == []
+    shutil.rmtree("gone")
+    assert "caches of gone/64" in str(world.plan().outdated)
+    world.build()
+    assert world.plan().outdated == []
 
 
 def test_a_plan_counts_its_stale_targets_and_orphans_and_says_that_a_lock_was_deleted() -> None:
