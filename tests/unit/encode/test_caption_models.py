@@ -319,3 +319,10 @@ def test_tags_are_read_in_their_order(nets: Nets) -> None:
     tags = read_tags(nets / "tagger/selected_tags.csv")
     assert [tag for tag, _ in tags] == [*world.TAGS]
     assert [category for _, category in tags][:2] == ["rating", "general"]
+
+
+def test_a_lost_quote_in_a_table_of_tags_is_one_line(tmp_path: Path) -> None:
+    rows = "".join(f"{number},tag_{number},0\n" for number in range(10_000))
+    (tmp_path / "tags.csv").write_text(f'tag_id,name,category\n"{rows}')
+    with pytest.raises(ModelError, match="is no table with the columns `name` and `category`"):
+        read_tags(tmp_path / "tags.csv")

@@ -99,7 +99,7 @@ def read_tags(path: Path) -> list[tuple[str, str]]:
     try:
         rows = list(csv.DictReader(read_text(path).splitlines()))
         return [(row["name"], _CATEGORIES.get(int(row["category"]), "")) for row in rows]
-    except (OSError, KeyError, ValueError, TypeError):
+    except (OSError, KeyError, ValueError, TypeError, csv.Error):
         what, hint = "is no table with the columns `name` and `category`", "copy the model again"
         raise ModelError(what, where=path, hint=hint) from None
 
