@@ -149,13 +149,13 @@ class Job:
             self.making.update(new)  # `|=` needs a set, so it would copy the keys
         work, item, uncounted = reading.work, reading.work.item, {*new}
         progress.update(len(work.targets) - len(reading.missing))
-        if work.content is not None and reading.content not in ("", work.content):
+        if reading.fault is not None:
+            self.fail(item, reading.content, reading.fault)
+        elif work.content is not None and reading.content not in ("", work.content):
             self.say(
                 f"{item.source}: was edited after this build was planned; its caches are made of "
                 "what it holds now"
             )
-        if reading.fault is not None:
-            self.fail(item, reading.content, reading.fault)
         with self._lock:
             self.paths |= {key: target.path for target, key in reading.missing.items()}
             self.sources.update(reading.sources)

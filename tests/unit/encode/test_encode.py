@@ -224,6 +224,16 @@ def test_a_bad_caption_is_named(data: bytes, fault: str) -> None:
     assert fault in str(caught.value)
 
 
+def test_a_caption_of_spaces_is_not_told_as_edited_since_the_plan() -> None:
+    Path("data").mkdir()
+    Path("data/a.txt").write_bytes(b" \n")
+    said, work = list[str](), order("text", {"a": Path("data/a.txt")})
+    planned = tuple(row._replace(content=digest.of_bytes(b"")) for row in work.items)
+    with pytest.raises(SourceError, match="is an empty caption"):
+        carry(dataclasses.replace(work, items=planned), Encoder(), say=said.append)
+    assert not any("was edited" in line for line in said)
+
+
 def test_an_empty_caption_may_be_allowed_or_be_none_at_all() -> None:
     Path("data").mkdir()
     Path("data/a.txt").touch()
