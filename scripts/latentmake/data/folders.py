@@ -120,13 +120,22 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         except SourceError as error:
             faults.add(Fault(candidates[0].path, stem, error.what, error.hint))
     hint = f"add the {kind} it describes, or remove it"
+    composed = {_composed(stem): files[0].path for stem, files in images.items()}
     for role, noun in ((CAPTION, "caption"), (TAGS, "file of tags")):
         problem = f"is a {noun} without {'a video' if dataset.video else 'an image'}", hint
         for stem, file in texts[role].items():
             if stem in faulty or stem not in ignored:
                 path, (what, how) = faulty.get(stem, (file.path, problem))
+                if stem not in faulty and (image := composed.get(_composed(stem))):
+                    what = f"looks named like {image}, but in other Unicode characters (NFC, NFD)"
+                    how = "rename both: type their names again"
                 faults.add(Fault(path, stem, what, how))
     return sorted(made), sorted(faults)
+
+
+def _composed(stem: str) -> str:
+    """Return a name in the characters that Windows and Linux write; macOS writes `a` and `¨`."""
+    return stem if stem.isascii() else unicodedata.normalize("NFC", stem)
 
 
 def broken_links(root: str, entries: Iterable[Entry], *, flat: bool) -> Iterator[Fault]:

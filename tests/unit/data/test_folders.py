@@ -114,6 +114,15 @@ def test_a_caption_without_an_image_is_a_fault(tmp_path: Path) -> None:
     assert f"{tmp_path}/b.txt: is a caption without an image; add" in fault(tmp_path)
 
 
+def test_a_caption_that_only_looks_named_like_its_image_is_told_so(tmp_path: Path) -> None:
+    put(tmp_path, "Ma\u0308rchen.png", "M\u00e4rchen.txt")
+    (line,) = [each.line for each in find(tmp_path)[1] if each.path.endswith(".txt")]
+    assert line == (
+        f"{tmp_path}/M\u00e4rchen.txt: looks named like {tmp_path}/Ma\u0308rchen.png, but in other "
+        "Unicode characters (NFC, NFD); rename both: type their names again"
+    )
+
+
 def test_an_image_of_a_format_that_is_not_read_is_named_and_not_its_caption(tmp_path: Path) -> None:
     put(tmp_path, "a.png", "a.txt", "a.heic", "sub/b.HEIC", "sub/b.txt", "c.jxl")
     assert fault(tmp_path) == (
