@@ -132,6 +132,9 @@ def test_a_run_that_no_configuration_has_is_one_line(built: Project) -> None:
     assert line == f"error: tinny: {words}"
     (line,) = build(built, "caches_tiny", "--", "--no-such-option", status=2)
     assert "--no-such-option" in line and "options after `--`" in line
+    (line,) = build(built, "caches_tiny", "--profile", "mine", status=2)
+    assert line.startswith("error: profile directory given (mine)")
+    assert line.endswith("; name `slurm`, or the folder of your profile")
     (built / "own.yaml").write_text("runs: {tiny: [}")
     (line,) = build(built, "tiny", status=2)
     assert line.startswith("error: own.yaml, line 1: ")

@@ -68,7 +68,9 @@ def _snakemake(arguments: Sequence[str]) -> int:
             return 0
         what = (printed.getvalue().strip() or "cannot be read").splitlines()[-1]
         hint = "options after `--` are those of `snakemake --help`"
-        raise ConfigError(what.rpartition("error: ")[2], hint=hint) from None
+        if "profile directory given" in what:
+            hint = "name `slurm`, or the folder of your profile"
+        raise ConfigError(re.split("[Ee]rror: ", what)[-1], hint=hint) from None
     except Exception as error:
         raise ConfigError(first_line(error), hint="check the profile") from None
     try:
