@@ -181,7 +181,7 @@ def refuse_following(config: Config, run: str, word: str) -> None:
         raise ConfigError(what, where=where, hint=hint)
     if word == "evaluate" and config.runs[run].validation is None:
         what = f"all items of the run {run} train, so there is none to evaluate it by"
-        hint = "hold some out: `validation: {items: 16}`; it is trained again without them"
+        hint = "hold some out: `validation: {items: 4}`; it is trained again without them"
         raise ConfigError(what, where=f"runs.{run}.validation", hint=hint)
 
 
