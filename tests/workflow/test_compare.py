@@ -21,7 +21,7 @@ def test_runs_with_pictures_are_compared_and_others_are_named(
         make_run("one", ["a cat"], [0, 2])
     said = project.ask("compare", "one", "two", check=False)
     assert said.returncode == 2 and said.output.count("\n") == 1
-    assert "run two: has no sample pictures yet; make them: snakemake --cores all" in said.output
+    assert "run two: has no sample pictures yet; make them: latentmake build" in said.output
     assert "did you mean `two`?" in project.ask("compare", "one", "tow", check=False).output
     with contextlib.chdir(project.folder):
         make_run("two", ["a cat"], [0, 4])

@@ -136,7 +136,7 @@ def test_each_clip_is_an_array_of_its_frames_and_a_row_that_says_where_it_is_fro
         assert [x for batch in batches for x in batch["prompts"]] == [x["prompt"] for x in listed]
         made = torch.from_numpy(found).permute(0, 3, 1, 2).float() / 127.5 - 1
         assert torch.equal(batches[-1]["frames"][-1], made)
-    with pytest.raises(UserError, match=r"none.jsonl: is no list of clips; run `snakemake clips_"):
+    with pytest.raises(UserError, match=r"no list of clips; run `latentmake build clips_"):
         ClipDataset("none.jsonl")
 
 

@@ -123,7 +123,7 @@ def test_a_training_that_was_killed_is_listed_and_is_none_to_compare(trained: Pr
 
 def test_a_wrong_name_is_one_line(template: Project) -> None:
     assert refused(template, "diff", "tiny") == (
-        "tiny: has no finished training yet; train it: snakemake --cores all train_tiny"
+        "tiny: has no finished training yet; train it: latentmake build tiny"
     )
     assert refused(template, "diff", "tyni") == "tyni: there is no such run; did you mean `tiny`?"
     place = "loras/a.safetensors"

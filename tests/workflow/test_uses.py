@@ -43,7 +43,7 @@ def test_a_picture_is_found_in_caches_and_weights_after_it_was_renamed_and_delet
         values = found(trained, *asked)
         assert values["files"]["files"] == [] and values["trainings"] == [training]
     said = trained.ask("uses", "data/shapes/cat.png", check=False).output
-    assert "to train without it, run `snakemake train_tiny`\n" in said
+    assert "to train without it, run `latentmake build tiny`\n" in said
 
 
 def test_a_caption_and_a_folder_are_found_and_other_files_are_not(trained: Project) -> None:

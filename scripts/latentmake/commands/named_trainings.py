@@ -56,7 +56,7 @@ def training_of(config: Config, text: str) -> Training:
         run_names(config, [run])
     named = finished(run)
     if not named:
-        hint = f"train it: snakemake --cores all train_{run}"
+        hint = f"train it: latentmake build {run}"
         raise TrainingError("has no finished training yet", where=run, hint=hint)
     if number >= len(named):
         count, hint = counted(len(named), "finished training"), f"the oldest is {named[-1].name}"

@@ -71,10 +71,10 @@ def pictured(config: Config, name: str) -> Pictured:
     if draws is None:
         raise ConfigError("draws no sample pictures: only the trainers sd and wan do", where=where)
     if not draws:
-        hint = f"make clips: snakemake --cores all generate_{name}"
+        hint = f"make clips: latentmake build generate_{name}"
         hint = hint if run.generate else "set `samples: {prompts: [...]}` of its trainer"
         raise ConfigError("draws no samples without prompts", where=where, hint=hint)
-    hint = f"make them: snakemake --cores all train_{name}"
+    hint = f"make them: latentmake build {name}"
     raise TrainingError("has no sample pictures yet", where=where, hint=hint)
 
 

@@ -305,9 +305,9 @@ def advice(trained: Sequence[dict[str, Any]], present: Sequence[str]) -> Iterato
         yield f"only saved steps or checkpoints contain it: delete {some(copies)}"
         return
     first = f"delete {some(present)}, then run" if present else "run"
-    targets = " ".join(f"train_{run}" for run in runs)
+    targets = " ".join(runs)
     yield f"weights of {some([*runs])} contain it"
-    yield f"to train without it, {first} `snakemake {targets}`"
+    yield f"to train without it, {first} `latentmake build {targets}`"
     yield f"then delete the earlier weights: {some(earlier)}"
 
 

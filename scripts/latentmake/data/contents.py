@@ -209,7 +209,7 @@ class Contents:
     def text(self, item: Item) -> str:
         """Return the text of an item's inputs as it is encoded; raises SourceError."""
         if item.awaits_caption:
-            hint = "`snakemake captions_{run}` makes it"
+            hint = "`latentmake build captions_{run}` makes it"
             raise SourceError(
                 "has no caption yet, a captioner makes it", where=item.where, hint=hint
             )

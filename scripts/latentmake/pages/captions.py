@@ -173,7 +173,8 @@ def read_cards(facts: Facts, name: str) -> Cards:
             cards.append(Card(dataset, item, [], [], str(error)))
     if awaited := sum(card.fault == AWAITED for card in cards):
         are = counted(awaited, "caption", "are")
-        notes.append(f"{are} not made yet, or not up to date; run `snakemake captions_{name}`")
+        command = f"latentmake build captions_{name}"
+        notes.append(f"{are} not made yet, or not up to date; run `{command}`")
     return Cards(cards, limits, faults, [*notes, *marked(marks)])
 
 

@@ -224,7 +224,7 @@ def _changed_weights(run: str) -> Iterator[Finding]:
         else:
             reason = (
                 "changed since they were trained; restore the file from a copy, or delete "
-                f"{' and '.join(map(str, [*sorted(others), record]))} and run `snakemake "
-                f"train_{run}`, which writes them from the last checkpoint or trains again"
+                f"{' and '.join(map(str, [*sorted(others), record]))} and run `latentmake build "
+                f"{run}`, which writes them from the last checkpoint or trains again"
             )
         yield Finding(str(path), DAMAGED, reason, is_ours=False)

@@ -183,7 +183,7 @@ class Facts(Datasets):
             items = self.items(dataset, settings.model)[0]
             if number := sum(item.awaits_caption for item in items):
                 what = "1 caption is" if number == 1 else f"{number} captions are"
-                hint = f"run `snakemake captions_{run}` first"
+                hint = f"run `latentmake build captions_{run}` first"
                 where = f"datasets.{dataset}.captioner"
                 raise DatasetError(f"{what} not made yet", where=where, hint=hint)
 

@@ -97,9 +97,9 @@ def config(**run: Any) -> Config:
 @pytest.mark.parametrize(
     ("run", "error"),
     [
-        ({"trainer": {"kind": "sd"}}, "yet; make them: snakemake --cores all train_a"),
+        ({"trainer": {"kind": "sd"}}, "yet; make them: latentmake build a"),
         ({"trainer": {"kind": "wan"}}, "without prompts; set `samples: {prompts: [...]}` of its"),
-        ({"trainer": {"kind": "wan"}, "generate": {}}, "make clips: snakemake --cores all gener"),
+        ({"trainer": {"kind": "wan"}, "generate": {}}, "make clips: latentmake build gener"),
         ({}, "draws no sample pictures: only the trainers sd and wan do"),
     ],
 )
@@ -117,7 +117,7 @@ def test_pictures_of_an_earlier_training_are_not_those_of_a_run() -> None:
     figures = dict.fromkeys(("loss_start", "loss_end", "seconds"), 1.0)
     record = {"wanted": wanted, "steps": 1, **figures, "history": []}
     Path("runs/a/training.json").write_text(json.dumps(record))
-    with pytest.raises(TrainingError, match=r"--cores all train_a$"):
+    with pytest.raises(TrainingError, match=r"latentmake build a$"):
         pictured(settings, "a")
 
 

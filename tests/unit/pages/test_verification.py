@@ -180,7 +180,7 @@ def test_trained_weights_that_changed_are_named_and_never_deleted(caches: Caches
         (finding,), _, _ = caches.verify(repair=repair)
         assert (finding.path, finding.verdict, finding.done) == (str(weights), DAMAGED, "")
         assert "changed since they were trained" in finding.reason
-        assert "delete runs/tiny/training.json and run `snakemake train_tiny`" in finding.reason
+        assert "delete runs/tiny/training.json and run `latentmake build tiny`" in finding.reason
         assert weights.read_bytes() == changed
     weights.unlink()  # the next training makes it
     assert caches.verified() == {}

@@ -98,10 +98,10 @@ def init(
     for line in missing:
         say("missing", line)
     if Path("Snakefile").is_file():
-        say("next", f"snakemake -n {run.command}")
+        say("next", f"snakemake -n train_{name} --configfile {quote(str(file))}")
     else:
-        say("next", f"latentmake build -n {name} -c {quote(str(file))}")
-    say("next", f"latentmake check {name} -c {quote(str(file))}")
+        say("next", f"latentmake build -n {run.arguments}")
+    say("next", f"latentmake check {run.arguments}")
     if missing:
         raise typer.Exit(1)
 

@@ -109,9 +109,9 @@ class Run(NamedTuple):
     file: Path
 
     @property
-    def command(self) -> str:
-        """Arguments of the command that trains."""
-        return f"train_{self.name} --configfile {quote(str(self.file))}"
+    def arguments(self) -> str:
+        """Arguments of the commands that train and check it."""
+        return f"{self.name} -c {quote(str(self.file))}"
 
     @property
     def clone(self) -> str:

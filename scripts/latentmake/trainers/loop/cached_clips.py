@@ -118,7 +118,7 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
             rows = [json.loads(line) for line in path.read_bytes().splitlines()]
             self.clips = [(Path(row["npz"]), str(row["prompt"])) for row in rows]
         except (OSError, ValueError, LookupError, TypeError):
-            hint = "run `snakemake clips_{run}`, which writes it"
+            hint = "run `latentmake build clips_{run}`, which writes it"
             raise DatasetError("is no list of clips", where=path, hint=hint) from None
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class ClipDataset(TorchDataset[dict[str, Any]]):
         try:
             frames = torch.from_numpy(npz.load(path)["frames"]).permute(0, 3, 1, 2)
         except (OSError, ValueError, LookupError):
-            hint = "run `snakemake clips_{run}`, which cuts it again"
+            hint = "run `latentmake build clips_{run}`, which cuts it again"
             raise SourceError("is missing or damaged", where=path, hint=hint) from None
         return {"frames": frames.float() / 127.5 - 1.0, "prompts": prompt}
 
