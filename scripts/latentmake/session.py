@@ -5,7 +5,6 @@ The process that the user started plans. Processes that Snakemake starts read th
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import time
@@ -168,7 +167,6 @@ class Session:
         with exit_on_mistake():
             targets, declares = self._request.targets, bool(self.graph.nodes)
             self._build.begin(orders, trained, targets, made, declares=declares)
-        atexit.register(self._build.end, None)  # if Snakemake gives up the build, it calls no `end`
 
     def end(
         self,
@@ -186,7 +184,6 @@ class Session:
         """
         if self._build is None:
             return
-        atexit.unregister(self._build.end)
         self._build.end(self.config.store.keep if succeeded else None)
         from latentmake.pages import outcome
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import subprocess
 import zlib
@@ -259,13 +258,3 @@ def test_a_full_disk_is_named_and_costs_nothing_once_there_is_space(
         assert set(project.cache_files()) == project.latents(*world.CAPTIONS)
         project.assert_all_whole()
         assert project.temporaries() == []
-
-
-def test_a_build_that_snakemake_gives_up_ends_without_a_traceback(built: Project) -> None:
-    built.preloads = False  # a process of its own, with the end of one
-    shutil.rmtree(built / "benchmarks")
-    (built / "benchmarks").write_text("a file in the way")
-    (built / "data/shapes/fox.txt").write_text("a blue square with a shadow\n")
-    result = built.run("text_tiny", check=False)
-    assert result.returncode == 1 and "create output directory benchmarks/text" in result.output
-    assert "Traceback" not in result.output, result.output
