@@ -83,26 +83,26 @@ class Facts(Datasets):
         self._captions: dict[str, Any] = {}
         self._caption_folders: dict[str, Folder] = {}
         self._recipes: dict[tuple[str, str, str], dict[str, object]] = {}
-        self._faults_of_jobs: dict[tuple[str, bool], list[dict[str, str]]] = {}
+        self._faults_of_jobs: dict[tuple[str, str], list[dict[str, str]]] = {}
         self._by_stem: dict[tuple[str, str], dict[str, Item]] = {}
 
     def skipped(self, dataset: str, model: str = "") -> list[dict[str, str]]:
-        """Return the faults of items that jobs skipped and that have not changed since."""
+        """Return the faults of items that jobs skipped, see `noted`."""
         skips = self.config.datasets[dataset].on_error == "skip"
         return self.noted(dataset, model) if skips else []
 
     def noted(self, dataset: str, model: str = "") -> list[dict[str, str]]:
         """Return the faults that jobs found in items that have not changed since.
 
-        For `CAPTIONS`, return only those of captioners: whether a text changed depends on them.
+        With `model`, return only those of its own jobs and of captioners' jobs.
         """
-        key = dataset, model == CAPTIONS
+        key = dataset, model
         if key not in self._faults_of_jobs:
             locks = (read_lock(run).aside.get(dataset, []) for run in self.config.runs)
             noted_faults = (fault for faults in (*locks, left_faults(dataset)) for fault in faults)
             noted = {json.dumps(fault, sort_keys=True): fault for fault in noted_faults}.values()
-            several = (f for f in noted if model != CAPTIONS or f.get("kind") == CAPTIONS)
-            self._faults_of_jobs[key] = [*filter(self._is_as_noted, several)]
+            own = (f for f in noted if f.get("kind") == CAPTIONS or model in ("", f.get("model")))
+            self._faults_of_jobs[key] = [*filter(self._is_as_noted, own)]
         return self._faults_of_jobs[key]
 
     def _is_as_noted(self, fault: Mapping[str, str]) -> bool:

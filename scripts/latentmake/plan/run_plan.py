@@ -227,7 +227,7 @@ def faulty_items(facts: Facts, plan: RunPlan) -> dict[str, list[str]]:
     faulty: dict[str, list[str]] = {}
     for name in facts.config.runs[plan.name].datasets:
         lines = [fault.line for fault in plan.faults.get(name, ())]
-        if noted := facts.noted(name):
+        if noted := facts.noted(name, facts.config.runs[plan.name].model):
             parts = (state for part, state in plan.parts.items() if part.dataset == name)
             stale = {work.item.stem for state in parts for work in state.stale}
             skips = facts.config.datasets[name].on_error == "skip"
@@ -316,7 +316,7 @@ def _skipped(facts: Facts, plan: RunPlan) -> dict[str, list[dict[str, str]]]:
         if faults:
             common["settings"] = settings_digest(settings)
         own = [common | {"stem": f.stem, "path": f.path, "line": f.line} for f in faults]
-        skipped[name] = [*facts.skipped(name), *own]
+        skipped[name] = [*facts.skipped(name, common["model"]), *own]
     return {name: faults for name, faults in skipped.items() if faults}
 
 

@@ -183,7 +183,7 @@ def test_a_trainer_that_encodes_captions_itself_trains_on_those_of_its_lock() ->
     Image.new("RGB", (64, 64)).save("data/bare.png")  # a lock of that release has "" for no caption
 
     def plan() -> RunPlan:
-        found = RunPlan("first", {latents: PartState()}, images={"cats": ""})
+        found = RunPlan("first", {latents: PartState(fresh=1)}, images={"cats": ""})
         facts = facts_of(model, missing_caption="empty")
         facts.memo = memo
         plan_manifest(facts, found)

@@ -15,6 +15,7 @@ from latentmake.base.workspace import OWNER
 from latentmake.config.root import parse
 from latentmake.data.item import Item
 from latentmake.data.memo import Memo
+from latentmake.encode.reading import Sample
 from latentmake.graph import Graph
 from latentmake.pages.plan_report import plan_table
 from latentmake.plan.facts import Facts
@@ -22,6 +23,7 @@ from latentmake.plan.judge import PartState
 from latentmake.plan.orders import PROMPTS, Order, Target, Work, prompt_path
 from latentmake.plan.planner import make_plan
 from latentmake.plan.store import refuse_other_items
+from order_world import Encoded
 from PIL import Image
 
 CONFIG: dict[str, Any] = {
@@ -119,6 +121,30 @@ def test_a_dataset_whose_items_are_all_skipped_leaves_nothing_to_do() -> None:
     assert "caches of gone/64" in str(world.plan().outdated)
     world.build()
     assert world.plan().outdated == []
+
+
+def test_an_item_that_one_model_refuses_is_not_skipped_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = CaptionedWorld("a", "b")
+    world.values["datasets"]["cats"]["on_error"] = "skip"
+    world.values["models"]["half"] = {**world.values["models"]["tiny"], "vae_dtype": "float16"}
+    encode = world._encoded
+
+    def encoded(order: Order, samples: list[Sample]) -> Encoded:
+        faulty = [order.model == "half" and sample.item.stem == "b" for sample in samples]
+        pairs = zip(encode(order, samples), faulty, strict=True)
+        return [
+            ({name: value * (not zeros) for name, value in made.items()}, said)
+            for (made, said), zeros in pairs
+        ]
+
+    monkeypatch.setattr(world, "_encoded", encoded)
+    for model, trained in (("half", ["a"]), ("tiny", ["a", "b"]), ("half", ["a"])):
+        world.values["runs"]["cats"]["model"] = model
+        world.build()
+        assert [*world.rows()] == trained
+        assert world.plan().outdated == []
 
 
 def test_a_plan_counts_its_stale_targets_and_orphans_and_says_that_a_lock_was_deleted() -> None:
