@@ -188,14 +188,10 @@ def prepare_jobs(workflow: Any, *, local: bool) -> None:
             workflow.dag.reason(job).missing_output.clear()
         if job.is_norun or "order" in job.params.keys():  # noqa: SIM118 -- no dictionary
             files = (file for file in job.input if not file.startswith(".latentmake/"))
-            job.input = InputFiles(file for file in files if not _is_newer(file, now))
-
-
-def _is_newer(path: str, moment: float) -> bool:
-    """Return whether a file exists and is newer than a moment."""
-    with contextlib.suppress(OSError):
-        return Path(path).stat().st_mtime > moment
-    return False
+            there = ((file, Path(file)) for file in files)
+            job.input = InputFiles(
+                file for file, path in there if not (path.exists() and path.stat().st_mtime > now)
+            )
 
 
 def failed_logs(workflow: Any) -> dict[str, str] | None:

@@ -37,9 +37,10 @@ from latentmake.runs.order import RunFiles, RunOrder
 
 Inputs = dict[str, list[str] | str]
 
-_EXPANDED = re.compile(r"\{|<[a-z][a-z0-9_]*>")  # a pattern, or the name of a path variable
-_REPEATS = 20
-_REPETITION = re.compile(rf"(.{{1,12}}?)\1{{{_REPEATS - 1}}}")
+_UNFIT = re.compile(r"\{|<[a-z][a-z0-9_]*>|(.{1,12}?)\1{19}")
+"""Parts of a path that Snakemake does not take as they are: a pattern, the name of a path variable,
+or a repetition. It would leave out a file with a repetition, and the jobs that need it, without an
+error if these jobs have results."""
 
 # Replaces the orders in the graph of a read-only command, which writes none; it is as new as they.
 _STAND_IN = str(MEMO)
@@ -111,7 +112,7 @@ class Graph:
                         del files[path]  # it waits for the next training
                 kind = "prompts" if is_prompts else kind_of(part.name)
                 paths = self._files.setdefault((name, kind), [])
-                paths += filter(_is_fit, files)
+                paths += (path for path in files if not _UNFIT.search(path))
                 declared |= files
         for part, named in plan.named.items():
             of_part = _cache_files(facts, part, facts.wanted_items(*part[:2]))
@@ -225,18 +226,6 @@ class Graph:
         return {str(path): caption for path, caption in files if not set("{}") & set(str(path))}
 
 
-def _is_fit(path: str) -> bool:
-    """Whether Snakemake takes a path as it is.
-
-    It expands patterns and path variables. It would leave out a path with a repetition, and the
-    jobs that need it, without an error if these jobs have results.
-    """
-    if _EXPANDED.search(path):
-        return False
-    # The search takes as long as all the rest, so most paths are decided by a count.
-    return max(map(path.count, {*path})) < _REPEATS or not _REPETITION.search(path)
-
-
 def _cache_files(
     facts: Facts, part: Part, items: Sequence[Item]
 ) -> Iterator[tuple[str, dict[str, list[str]]]]:
@@ -251,7 +240,7 @@ def _cache_files(
             files += tuple(file for file in item.files if file.role in (CAPTION, TAGS, MADE))
         sources: dict[str, list[str]] = {}
         for role, path, _ in dict.fromkeys(files):
-            if _is_fit(path) and not is_remote(path):
+            if not (is_remote(path) or _UNFIT.search(path)):
                 sources.setdefault(role, []).append(path)
         if not sources and item.files and listed and not is_remote(str(listed)):
             sources = {"list": [str(listed)]}

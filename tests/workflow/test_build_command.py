@@ -20,8 +20,8 @@ from latentmake.commands.project import HOME
 from project import Project, wait_until
 
 SNAKEMAKE = re.compile(
-    r"rule |jobid|wildcards|profile|Complete log|Job stats|Provided|Select jobs|DAG|Exception"
-    r"|WorkflowError|(?<!`)[Ss]nakemake|steps \(|Nothing to be done|Traceback|Terminating|Elapsed"
+    r"rule |jobid|wildcards|(?<!--)profile|Complete log|Job stats|Provided|Select jobs|DAG"
+    r"|Exception|WorkflowError|(?<!`)[Ss]nakemake|steps \(|Nothing to be done|Traceback|Terminating|Elapsed"
 )
 WEIGHTS = "tiny: weights in runs/tiny/pytorch_lora_weights.safetensors"
 PICTURES = "tiny: sample pictures in runs/tiny/samples.png"
@@ -133,8 +133,8 @@ def test_a_run_that_no_configuration_has_is_one_line(built: Project) -> None:
     (line,) = build(built, "caches_tiny", "--", "--no-such-option", status=2)
     assert "--no-such-option" in line and "options after `--`" in line
     (line,) = build(built, "caches_tiny", "--profile", "mine", status=2)
-    assert line.startswith("error: profile directory given (mine)")
-    assert line.endswith("; name `slurm`, or the folder of your profile")
+    what, hint = "is no folder with a config.yaml", "name `slurm`, or a folder of your own"
+    assert line == f"error: --profile mine: {what}; {hint}"
     (built / "own.yaml").write_text("runs: {tiny: [}")
     (line,) = build(built, "tiny", status=2)
     assert line.startswith("error: own.yaml, line 1: ")

@@ -67,10 +67,11 @@ def _snakemake(arguments: Sequence[str]) -> int:
         if not end.code:
             return 0
         what = (printed.getvalue().strip() or "cannot be read").splitlines()[-1]
+        if given := re.search(r"profile directory given \((.*?)\)", what):
+            what, hint = "is no folder with a config.yaml", "name `slurm`, or a folder of your own"
+            raise ConfigError(what, where=f"--profile {given[1]}", hint=hint) from None
         hint = "options after `--` are those of `snakemake --help`"
-        if "profile directory given" in what:
-            hint = "name `slurm`, or the folder of your profile"
-        raise ConfigError(re.split("[Ee]rror: ", what)[-1], hint=hint) from None
+        raise ConfigError(what.rpartition("error: ")[2], hint=hint) from None
     except Exception as error:
         raise ConfigError(first_line(error), hint="check the profile") from None
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
 from posixpath import splitext
+from unicodedata import normalize
 
 from latentmake.base.digest import SourceStat
 from latentmake.base.errors import DatasetError, SourceError
@@ -37,7 +37,7 @@ _LONGEST_NAME = 100  # characters of a dataset's name
 
 def slug(name: str) -> str:
     """Return a name in the form that the configuration uses: `Michael Gove` -> `michael_gove`."""
-    plain = unicodedata.normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore")
+    plain = normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore")
     words = re.sub(r"[^a-z0-9]+", "_", plain.decode().lower()).strip("_")
     return words[:_LONGEST_NAME].strip("_") or "dataset"
 
@@ -120,22 +120,22 @@ def items(name: str, dataset: Dataset, scanned: Scan) -> tuple[list[Item], list[
         except SourceError as error:
             faults.add(Fault(candidates[0].path, stem, error.what, error.hint))
     hint = f"add the {kind} it describes, or remove it"
-    composed = {_composed(stem): files[0].path for stem, files in images.items()}
+    # macOS writes `ä` as `a` and `¨` (NFD), other systems as one character (NFC).
+    composed = {
+        normalize("NFC", stem): files[0].path
+        for stem, files in images.items()
+        if not stem.isascii()
+    }
     for role, noun in ((CAPTION, "caption"), (TAGS, "file of tags")):
         problem = f"is a {noun} without {'a video' if dataset.video else 'an image'}", hint
         for stem, file in texts[role].items():
             if stem in faulty or stem not in ignored:
                 path, (what, how) = faulty.get(stem, (file.path, problem))
-                if stem not in faulty and (image := composed.get(_composed(stem))):
+                if stem not in faulty and (image := composed.get(normalize("NFC", stem))):
                     what = f"looks named like {image}, but in other Unicode characters (NFC, NFD)"
                     how = "rename both: type their names again"
                 faults.add(Fault(path, stem, what, how))
     return sorted(made), sorted(faults)
-
-
-def _composed(stem: str) -> str:
-    """Return a name in the characters that Windows and Linux write; macOS writes `a` and `¨`."""
-    return stem if stem.isascii() else unicodedata.normalize("NFC", stem)
 
 
 def broken_links(root: str, entries: Iterable[Entry], *, flat: bool) -> Iterator[Fault]:
