@@ -21,7 +21,8 @@ from project import Project, wait_until
 
 SNAKEMAKE = re.compile(
     r"rule |jobid|wildcards|(?<!--)profile|Complete log|Job stats|Provided|Select jobs|DAG"
-    r"|Exception|WorkflowError|(?<!`)[Ss]nakemake|steps \(|Nothing to be done|Traceback|Terminating|Elapsed"
+    r"|Exception|WorkflowError|(?<!`)[Ss]nakemake|steps \(|Nothing to be done|Traceback"
+    r"|Terminating|Elapsed"
 )
 WEIGHTS = "tiny: weights in runs/tiny/pytorch_lora_weights.safetensors"
 PICTURES = "tiny: sample pictures in runs/tiny/samples.png"
