@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import preloaded
@@ -73,6 +74,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in a folder of the test's own."""
     monkeypatch.chdir(tmp_path)
+
+
+@contextmanager
+def _permitted(path: str | os.PathLike[str], mode: int) -> Iterator[None]:
+    system, header = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0)
+    rights = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; the upper half of each
+    os.chmod(path, mode)
+    system.capget(header, rights)
+    kept = rights[0]
+    rights[0] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    system.capset(header, rights)
+    try:
+        yield
+    finally:
+        rights[0] = kept
+        system.capset(header, rights)
+        os.chmod(path, 0o755)
+
+
+@pytest.fixture
+def permitted() -> Callable[[str | os.PathLike[str], int], AbstractContextManager[None]]:
+    """Give a folder a mode, which counts for root as well."""
+    return _permitted
 
 
 @pytest.fixture(scope="module")

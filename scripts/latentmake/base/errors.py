@@ -95,6 +95,17 @@ def unreadable(error: OSError, place: str | os.PathLike[str]) -> SourceError:
     return SourceError(what, where=error.filename or place, hint=hint)
 
 
+def refuse_folder(error: OSError) -> None:
+    """Refuse a folder that cannot be read, as `onerror` of `os.walk`; a missing one has no files.
+
+    Raises:
+        StorageError: the folder cannot be read.
+    """
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        what, hint = f"cannot be read ({error.strerror})", "check its permissions"
+        raise StorageError(what, where=error.filename, hint=hint) from None
+
+
 _STORAGE_FAULTS = {
     errno.ENOSPC: ("no space left on the disk", "free some space"),
     errno.EDQUOT: ("your disk quota is used up", "free some space"),

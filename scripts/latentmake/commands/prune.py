@@ -19,7 +19,13 @@ from stat import S_ISREG
 import typer
 
 from latentmake.base import atomic
-from latentmake.base.errors import ConfigError, StorageError, UserError, refuse_unknown
+from latentmake.base.errors import (
+    ConfigError,
+    StorageError,
+    UserError,
+    refuse_folder,
+    refuse_unknown,
+)
 from latentmake.base.machine import counted, human
 from latentmake.base.workspace import OWNER, other_owner
 from latentmake.commands.project import print_json, printable, table
@@ -140,8 +146,8 @@ def freed(files: Files) -> int:
 
 def prunable(facts: Facts) -> list[str]:
     """Return the names of all datasets of the configuration and of all folders of `cache/`."""
-    folders = {path.name for path in Path("cache").glob("[!.]*") if path.is_dir()}
-    return sorted(folders | {*facts.config.datasets})
+    folders = next(os.walk("cache", onerror=refuse_folder), ("", [], []))[1]
+    return sorted({name for name in folders if name[0] != "."} | {*facts.config.datasets})
 
 
 def find(facts: Facts, dataset: str) -> Groups:
@@ -151,6 +157,7 @@ def find(facts: Facts, dataset: str) -> Groups:
 
     Raises:
         ConfigError: Another project uses the caches.
+        StorageError: A folder cannot be read.
     """
     if (project := other_owner(dataset)) is not None:
         what = f"the project {project} uses this folder too"
@@ -226,7 +233,8 @@ def _reason(
 
 def _files_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the path and stat of each regular file below a folder; links are left out."""
-    for path in () if folder.is_symlink() else sorted(folder.rglob("*")):
+    below = () if folder.is_symlink() else os.walk(folder, onerror=refuse_folder)
+    for path in sorted(Path(place, name) for place, _, names in below for name in names):
         with contextlib.suppress(FileNotFoundError):
             stat = path.lstat()
             if S_ISREG(stat.st_mode):

@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from latentmake.base.errors import ConfigError, SourceError
+from latentmake.base.errors import ConfigError, SourceError, refuse_folder
 from latentmake.commands.project import print_json, printable
 from latentmake.data.contents import read_caption
 from latentmake.data.item import CAPTION, IMAGE, TAGS, Item
@@ -124,9 +124,9 @@ def joined_digests(
 
 
 def files_with(facts: Facts, folders: Iterable[Path], contains: _Contains) -> Iterator[str]:
-    """Yield the files below folders that contain a picture or text."""
+    """Yield the files below folders that contain a picture or text; raises StorageError."""
     for folder in (folder.parent if folder.is_file() else folder for folder in folders):
-        for place, folders_below, names in os.walk(folder):
+        for place, folders_below, names in os.walk(folder, onerror=refuse_folder):
             folders_below.sort()
             for name in sorted(names):
                 path = Path(place, name)
@@ -202,12 +202,17 @@ def _and_above(path: str) -> Iterator[str]:
 def _of_files(facts: Facts, places: Mapping[str, str]) -> Iterator[_Found]:
     """Yield the contents of files that belong to no item."""
     for place, path in places.items():
-        for file in [Path(path)] if Path(path).is_file() else Path(path).rglob("*"):
+        for file in [Path(path)] if Path(path).is_file() else _files_below(path):
             ending = file.suffix.lower()
             if ending in _MEDIA and file.is_file():
                 yield place, [facts.digest_of(file) or ""], []
             elif ending == _TEXT and file.is_file():
                 yield place, [], [read_caption(str(file))]
+
+
+def _files_below(top: str) -> Iterator[Path]:
+    for folder, _, names in os.walk(top, onerror=refuse_folder):
+        yield from (Path(folder, name) for name in names)
 
 
 def _of_rosters(facts: Facts, places: Mapping[str, str]) -> Iterator[_Found]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +30,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from latentmake.base import atomic, digest
-from latentmake.base.errors import SourceError, TrainingError
+from latentmake.base.errors import SourceError, TrainingError, refuse_folder
 from latentmake.base.state_file import read_state
 from latentmake.data.contents import read_caption
 from latentmake.formats.cachefile import header_of
@@ -237,8 +238,13 @@ def note_end(run: str, record: Record, reason: str) -> None:
 
 
 def trainings(run: str) -> list[Training]:
-    """Return the known trainings of a run, newest first, with results of earlier releases."""
-    folders = (run_folder(run) / "history").glob("*")
+    """Return the known trainings of a run, newest first, with results of earlier releases.
+
+    Raises:
+        StorageError: a folder cannot be read.
+    """
+    history = run_folder(run) / "history"
+    folders = (history / name for name in _folders_in(history))
     noted = [(folder, record) for folder in folders if (record := Record.read(folder / RECORD))]
     present = [record.parts for _, record in noted]
     noted += [pair for pair in _results(run) if pair[1].parts not in present]
@@ -247,12 +253,16 @@ def trainings(run: str) -> list[Training]:
 
 
 def remembered() -> list[str]:
-    """Return the names of all runs with a history or a result, sorted."""
+    """Return the names of all runs with a history or a result, sorted; see `trainings`."""
     return sorted(
-        folder.name
-        for folder in run_folder("*").parent.glob("*/")
-        if (folder / "history").is_dir() or (result_folder(folder.name) / RECORD).is_file()
+        run
+        for run in _folders_in(run_folder(""))
+        if "history" in _folders_in(run_folder(run)) or (result_folder(run) / RECORD).is_file()
     )
+
+
+def _folders_in(folder: Path) -> list[str]:
+    return next(os.walk(folder, onerror=refuse_folder), ("", [], []))[1]
 
 
 def all_trainings() -> Iterator[Training]:

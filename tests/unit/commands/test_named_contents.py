@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import world
 from latentmake.base import digest
-from latentmake.base.errors import SourceError
+from latentmake.base.errors import SourceError, StorageError
 from latentmake.commands import uses
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
@@ -20,6 +21,8 @@ from latentmake.runs.history import RosterItem, begin
 from latentmake.runs.order import Record
 
 pytestmark = pytest.mark.usefixtures("own_folder")
+
+Permitted = Callable[[str, int], AbstractContextManager[None]]
 
 PICTURES = {"data/cats/a.png": "x", "data/cats/old/b.png": "y", "pics/c.png": "z"}
 
@@ -100,3 +103,25 @@ def test_the_row_of_a_list_is_named_beside_its_picture(sources: dict[str, str]) 
     assert found(sources["pics/c.png"]) == [picture, row]
     assert found("z") == [row]
     assert found("x") == [("files", "data/cats/a.txt")]
+
+
+@pytest.mark.parametrize("place", ["runs", "runs/cats", "runs/cats/history"])
+def test_a_folder_of_trainings_that_cannot_be_read_is_named(
+    sources: dict[str, str], permitted: Permitted, place: str
+) -> None:
+    remember(sources)
+    with (
+        permitted(place, 0),
+        pytest.raises(StorageError, match=rf"^{place}: cannot be read"),
+    ):
+        [*uses.trainings_with(lambda *_: True)]
+
+
+def test_a_folder_of_files_that_cannot_be_read_is_named(permitted: Permitted) -> None:
+    today = facts()
+    Path("pics/secret").mkdir(parents=True)
+    with permitted("pics/secret", 0):
+        with pytest.raises(StorageError, match=r"^pics/secret: cannot be read"):
+            [*uses.files_with(today, [Path("pics")], lambda *_: True)]
+        with pytest.raises(StorageError, match=r"pics/secret: cannot be read"):
+            uses.contents_of(today, [], ["pics"])

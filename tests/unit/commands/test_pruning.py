@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import torch
 from latentmake.base.atomic import replacing
-from latentmake.base.errors import ConfigError
+from latentmake.base.errors import ConfigError, StorageError
 from latentmake.base.workspace import OWNER, claim
 from latentmake.commands.prune import Files, Groups, all_files, find, freed, prunable, remove
 from latentmake.config.root import parse
@@ -107,4 +108,14 @@ def test_another_projects_caches_are_refused(
     (guest / "cache").symlink_to(tmp_path / "disk")
     monkeypatch.chdir(guest)
     with pytest.raises(ConfigError, match=f"^cache/cats: the project {tmp_path} uses this folder"):
+        found(64)
+
+
+@pytest.mark.parametrize("place", ["cache/cats/tiny/96", "cache/cats"])
+def test_a_folder_that_cannot_be_read_is_named(
+    found: Find,
+    permitted: Callable[[str, int], AbstractContextManager[None]],
+    place: str,
+) -> None:
+    with permitted(place, 0), pytest.raises(StorageError, match=rf"^{place}: cannot be read"):
         found(64)
