@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentmake.base.errors import ConfigError
+from latentmake.base.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from latentmake.session import Session
@@ -111,6 +111,8 @@ def session_of(
             side_by_side=side_by_side,
             add_places=partial(add_places, files, options),
         )
+        if is_module(workflow):
+            _SESSIONS[name].has_jobs = False  # a target of the user's own may need none of them
     return _SESSIONS[name]
 
 
@@ -140,6 +142,31 @@ def only_asks(options: Namespace) -> bool:
     """Return whether a command starts no job, such as a dry run, a summary or a report."""
     reports = (options.report or options.reporter) and not options.report_after_run
     return bool(reports or any(getattr(options, name) for name in _WITHOUT_JOBS.split()))
+
+
+def is_partial(options: Namespace) -> bool:
+    """Return whether a command leaves out jobs that its targets need."""
+    return bool(options.until or options.omit_from or options.batch)
+
+
+def check_idle(options: Namespace | None = None) -> None:
+    """Refuse a build that has nothing to do, as Snakemake says, although its plan has jobs.
+
+    If the inputs of a job cannot be determined and its outputs exist, Snakemake leaves out the job,
+    and only `--debug-dag` shows the error.
+
+    Args:
+        options: options of the command line; None for those of this process.
+
+    Raises:
+        UserError: the plan has jobs.
+    """
+    session, options = last_session(), options or read()
+    if session and session.has_jobs and not (only_asks(options) or is_partial(options)):
+        is_brief = any(kind.name == "ALL" for kind in options.quiet or ())
+        words = "-- --quiet progress --debug-dag" if is_brief else "--debug-dag"
+        what, hint = "Snakemake left out the jobs of this plan", f"add `{words}` to see the error"
+        raise UserError(what, hint=hint)
 
 
 def kept(options: Namespace) -> list[str]:

@@ -37,6 +37,7 @@ class Session:
         began: whether the build has begun its jobs.
         interrupted: whether a user ended the build.
         idle: whether there is nothing to do, as far as the plan knows.
+        has_jobs: whether the targets need jobs that encode or train.
 
     Args:
         values: the configuration file as read.
@@ -72,7 +73,7 @@ class Session:
         self.memo: object = None
         self._build: Build | None = None
         self._sizes: dict[str, int] = {}  # log of an earlier job -> its bytes before this build
-        self.began = self.interrupted = self.idle = False
+        self.began = self.interrupted = self.idle = self.has_jobs = False
         with exit_on_mistake(add_places), contextlib.ExitStack() as finally_:
             if main:
                 check_folder(home, dry=read_only)
@@ -106,6 +107,7 @@ class Session:
         request, read_only, more = self._request, self._facts.read_only, self.graph.words
         made, trained = request.orders(self.plan), request.trained
         self.idle = not made and not {*chain(*orders.values())} - {"trainer"}
+        self.has_jobs = bool(made or [run for run in trained if "train" in orders.get(run, ())])
         self._table = report(
             self._facts, self.plan, trained, made, kinds=request.kinds, dry=read_only, more=more
         )
@@ -215,8 +217,7 @@ class Session:
 
     def runs_of_ours(self) -> list[str]:
         """Return the runs that Latentmake's own trainers train."""
-        runs = self.config.runs.items()
-        return [name for name, run in runs if run.trainer is not None and run.trainer.ours]
+        return [name for name, run in self.config.runs.items() if run.trainer and run.trainer.ours]
 
     def published_runs(self) -> list[str]:
         """Return the runs that can be published."""

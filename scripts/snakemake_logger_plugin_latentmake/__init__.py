@@ -122,6 +122,8 @@ class _Lines(logging.Formatter):
         """Return whether a line is shown."""
         if record.levelno >= logging.ERROR and "latentmake.session" not in sys.modules:
             _explain_configuration()
+        if str(record.msg).startswith("Nothing to be done") and "latentmake.session" in sys.modules:
+            _check_idle()
         event = getattr(record, "event", None)
         if event == LogEvent.RESOURCES_INFO and hasattr(record, "nodes"):
             self._short = False  # jobs run on a cluster
@@ -200,6 +202,15 @@ def _locked() -> str:
     if build := sys.modules.get("latentmake.plan.build_locks"):
         return f"error: {build.locked()}"
     return "error: another build has locked this folder; wait until it ends"
+
+
+def _check_idle() -> None:
+    """Exit with a line if there is something to do, see `latentmake.commandline.check_idle`."""
+    from latentmake.commandline import check_idle
+    from latentmake.entry import exit_on_mistake
+
+    with exit_on_mistake():
+        check_idle()
 
 
 def _explain_configuration() -> None:

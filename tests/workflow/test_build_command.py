@@ -182,3 +182,17 @@ def test_a_profile_of_ours_is_found_by_its_name(
         assert _with_profiles(given) == found
     (tmp_path / "slurm").mkdir()
     assert _with_profiles(["--profile", "slurm"]) == ["--profile", "slurm"]
+
+
+def test_a_build_whose_jobs_snakemake_leaves_out_is_not_up_to_date(trained: Project) -> None:
+    edit(trained)
+    graph = trained / "scripts/latentmake/graph.py"
+    check = '        if word == "manifest":\n'
+    graph.write_text(graph.read_text().replace(check, f"{check}            raise ValueError\n"))
+    built = subprocess.run(**command(trained, "tiny"), stdout=subprocess.PIPE, timeout=600)
+    line = "error: Snakemake left out the jobs of this plan; add `{}--debug-dag` to see the error"
+    assert built.returncode == 2
+    assert built.stdout.splitlines()[-1] == line.format("-- --quiet progress ")
+    done = trained.run("train_tiny", check=False)
+    assert done.returncode == 1 and done.one_line("left out") == line.format("")
+    assert trained.run("train_tiny", "--until", "latents", check=False).returncode == 0

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from latentmake.commands.project import HOME, check_directory, coloured, configu
 from latentmake.config.document import check_file
 from latentmake.entry import TOLD_AT_THE_END
 from latentmake.request import word_and_run
+
+if TYPE_CHECKING:
+    from latentmake.session import Session
 
 
 def build(
@@ -92,11 +95,17 @@ def _ended(status: int, options: Any) -> int:
     session = commandline.last_session()
     if session is None:
         return status
-    if not status and not session.began:
-        idle = session.idle if options.dryrun else not commandline.only_asks(options)
-        if idle:
-            session.tell_idle()
+    if not status and not session.began and _is_idle(session, options):
+        session.tell_idle()
     return 130 if session.interrupted else status
+
+
+def _is_idle(session: Session, options: Any) -> bool:
+    """Return whether a command that began no job had nothing to do."""
+    if options.dryrun or commandline.is_partial(options):
+        return session.idle
+    commandline.check_idle(options)
+    return not commandline.only_asks(options)
 
 
 def _with_profiles(arguments: Sequence[str]) -> list[str]:
