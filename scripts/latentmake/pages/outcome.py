@@ -140,4 +140,5 @@ def _finished(orders: Sequence[Order]) -> str:
     targets = [target for order in orders for target in order.targets]
     if not targets:
         return "all caches"
-    return f"{sum(target.is_made for target in targets)} of {len(targets)} cache files"
+    made = [target for target in targets if target.is_made and not Path(target.path).is_dir()]
+    return f"{len(made)} of {len(targets)} cache files"
