@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import sys
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,9 +55,7 @@ def runs(
     if as_json:
         print_json(rows)
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, "weights": " ".join(row["weights"])} for row in rows)
+        typer.echo(csv_of(rows), nl=False)
     elif rows:
         heads, lines = shown(rows)
         table(heads, lines, numbers={*heads} - {*_TEXTS})
@@ -66,6 +64,15 @@ def runs(
     if open_page:
         path = write_ledger(*shown(rows), [(row["began"], row["folder"]) for row in rows])
         show_page(path, err=as_json or as_csv)
+
+
+def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the rows of the ledger as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, "weights": " ".join(row["weights"])} for row in rows)
+    return text.getvalue()
 
 
 def ledger(runs: Iterable[str]) -> list[dict[str, Any]]:
