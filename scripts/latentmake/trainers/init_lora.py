@@ -51,6 +51,7 @@ def tensor_names(
     Raises:
         OSError: the file is missing.
         ValueError: the file is damaged, or its LoRA has another rank or other layers.
+        OverflowError: its alpha is too large.
     """
     head = read_head(file)
     names = _renamed(head.entries)

@@ -26,7 +26,7 @@ ADAPTER = "default"
 _MATRICES = {"lora_A": "lora_down", "lora_B": "lora_up"}  # peft's names, and kohya's
 _FAULTS = (
     *(LatentmakeError, OSError, ValueError, TypeError, LookupError, AttributeError),
-    *(RuntimeError, SafetensorError),
+    *(OverflowError, RuntimeError, SafetensorError),
 )
 
 

@@ -151,7 +151,7 @@ class TrainingOrder(RunOrder):
                 if names is not None:
                     tensor_names(file, names, self.trainer.rank, places)
             digests = [file_digest(file) for file in files]
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise misfit(error, files[0], f"runs.{self.run}.trainer") from None
         return self.model_copy(update={"weights": digest.of_value([self.weights, *digests])})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY as METADATA
 from dit_world import image_dit, inputs, tiny_dit
 from latentmake.base.errors import TrainingError
 from latentmake.trainers.lora import add_adapter, begin_lora, load_lora, lora_tensors
 from latentmake.trainers.wan.dit import PLACES, PREFIX, lora_names
 from latentmake.trainers.wan.recipe import write_lora
 from refusals import refused
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from wan_world import tiny_umt5, tiny_wan_vae, write_umt5
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
@@ -177,6 +181,20 @@ def test_a_lora_of_another_network_is_refused_in_one_line(tmp_path: Path) -> Non
             file.write_bytes(content)
         line = refused(partial(load_lora, network, file, PREFIX), kind=TrainingError)
         assert line.startswith(f"{file}: these trained weights cannot be read") and fault in line
+
+
+def test_a_lora_whose_alpha_is_too_large_is_refused_in_one_line(tmp_path: Path) -> None:
+    write_lora(trained(tiny_dit()), tmp_path)
+    file = tmp_path / DIFFUSERS
+    with safe_open(file, "pt") as opened:
+        described = json.loads(opened.metadata()[METADATA]) | {f"{PREFIX}.lora_alpha": 10**400}
+    save_file(load_file(file), file, {METADATA: json.dumps(described)})
+    line = refused(partial(load_lora, tiny_dit(), file, PREFIX), kind=TrainingError)
+    assert line.startswith(f"{file}: these trained weights cannot be read (int")
+    network = tiny_dit()
+    add_adapter(network, rank=4, target_modules=TARGETS)
+    line = refused(partial(begin_lora, network, file, PLACES), kind=TrainingError)
+    assert line.startswith(f"trainer.init_lora: {file} cannot be begun from (int too large")
 
 
 def test_the_loras_of_two_networks_load_by_name_into_a_pipeline_of_two(tmp_path: Path) -> None:
