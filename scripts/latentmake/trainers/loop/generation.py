@@ -313,7 +313,12 @@ def result_reasons(
     if (differences := judge(product, metrics)) or metrics is None:
         return differences
     faults = (fault_of(clip, order.output, file_digest) for clip in metrics.clips())
-    return [Difference(fault) for fault in faults if fault][:1]
+    if reasons := [Difference(fault) for fault in faults if fault][:1]:
+        return reasons
+    items = {(row.source, row.group) for row in rows_of(Path(order.manifest)) if row.validation}
+    if items >= {(result.source, result.group) for result in metrics.results}:
+        return []
+    return [Difference("paths or labels of held-out items have changed")]
 
 
 def following(

@@ -234,3 +234,17 @@ def test_a_renamed_item_keeps_its_clips(tmp_path: Path, monkeypatch: pytest.Monk
     assert after is not None and after.results[0].name == "shapes/renamed 48x32"
     assert [clip.digest for clip in after.clips()] == [clip.digest for clip in before.clips()]
     assert {path.name for path in (tmp_path / "evaluation").glob("*.mp4")} == {*names}
+
+
+def test_results_name_the_labels_and_paths_of_today(tmp_path: Path) -> None:
+    order = evaluation(tmp_path)
+    before, manifest = evaluate(order), tmp_path / "manifest.jsonl"
+    assert before is not None and before.results[0].group == ""
+    rows = [json.loads(line) | {"row": {"label": "cat"}} for line in manifest.open()]
+    manifest.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (reason,) = result_reasons(order, read(Path(order.training), WanOrder))
+    assert str(reason) == "paths or labels of held-out items have changed"
+    after = evaluate(order)
+    assert after is not None and after.results[0].group == "cat"
+    assert after.results[0].losses == before.results[0].losses
+    assert evaluate(order) is None
