@@ -12,6 +12,8 @@ import sdscripts
 import sdscripts_world
 import wan
 import world
+from latentmake.base import digest
+from latentmake.runs.rows import chosen
 from project import Project
 
 ELSEWHERE = "/data/models/of another machine"
@@ -148,6 +150,24 @@ def test_a_run_of_sd_scripts_is_published_without_encoding(tmp_path: Path) -> No
     ):
         assert words in text
     project.run("publish_tiny").one_line("0 files written")
+
+
+def test_held_out_items_are_published_without_encoding(tmp_path: Path) -> None:
+    project = make_sd_scripts(tmp_path / "project")
+    project.configure(lambda values: values["runs"]["tiny"].update(validation={"items": 2}))
+    project.run("publish_tiny")
+    pictures = {stem: project / f"data/shapes/{stem}.png" for stem in sdscripts.CAPTIONS}
+    contents = {stem: digest.of_file(path) for stem, path in pictures.items()}
+    held = {stem for stem in contents if contents[stem] in chosen(contents.values(), 2)}
+    for size in (64, 128):
+        place = project / f"out/tiny/shapes_{size}"
+        listed = json.loads((place / "metadata.json").read_text())
+        assert {*listed} == {f"{stem}.png" for stem in contents.keys() - held}
+        published = {path.read_bytes() for path in place.glob("held_out/*.png")}
+        assert published == {pictures[stem].read_bytes() for stem in held}
+    project.ask("explain", "publish_tiny").one_line("publish_tiny: fresh")
+    project.configure(lambda values: values["runs"]["tiny"].update(validation={"items": 4}))
+    assert "4 of 6 different sources" in project.refusal("publish_tiny")
 
 
 def test_a_run_whose_models_lie_elsewhere_is_looked_at(tmp_path: Path) -> None:

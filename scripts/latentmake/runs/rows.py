@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, Field, ValidationError
 
 from latentmake.base import atomic, digest
-from latentmake.base.errors import CacheError, DatasetError, TrainingError, joined
+from latentmake.base.errors import CacheError, DatasetError, TrainingError, joined, unreadable
 from latentmake.data.texts import settled
 from latentmake.formats import cachefile
 from latentmake.layouts.layout import Layout, kind_of, layout_of
@@ -49,7 +49,7 @@ from latentmake.plan.manifest import (
 )
 from latentmake.plan.orders import place_of, run_order
 from latentmake.plan.receipts import NotedFault, read_receipt
-from latentmake.plan.run_plan import members
+from latentmake.plan.run_plan import is_reg, members
 
 
 def balanced(repeats: Sequence[int], images: int) -> list[int]:
@@ -577,4 +577,19 @@ def items_of(facts: Facts, name: str) -> bytes:
     items = [member for member in every if (member.dataset, member.item.stem) not in without]
     if not items:
         raise DatasetError("no item is left to publish", where=f"run {name}")
-    return lines_of(row_of(member, repeats[member.dataset], layout) for member in items)
+    values = {"run": name, "layout": layout.name, "repeats": repeats, "is_reg": is_reg(facts, name)}
+    validation = run.validation.items if run.validation else 0
+    order = ManifestOrder.model_construct(**values, validation=validation)
+    held = _held_out(order, items, _read_all(facts, items) if validation else {})
+    return lines_of(_rows(order, items, held, _shown(order, items, held)))
+
+
+def _read_all(facts: Facts, items: Iterable[Member]) -> dict[str, str]:
+    """Return path -> digest of content, of the sources of items; raises SourceError."""
+    contents: dict[str, str] = {}
+    for path in {member.item.image for member in items}:
+        try:
+            contents[path] = facts.memo.digest_of_file(Path(path))
+        except OSError as error:
+            raise unreadable(error, Path(path)) from None
+    return contents
