@@ -149,7 +149,10 @@ def test_only_what_is_stale_is_cut_again_and_files_of_what_is_gone_go(
     result = project.run(f"clips_{RUN}")
     result.one_line("nothing to do: 0 written, 6 kept, 0 removed")
     assert files(project) == before
+    project.ask("explain", f"clips_{RUN}").one_line(f"clips_{RUN}: fresh")
     (project / "data/films/calm.txt").write_text("a very calm sea\n")
+    said = project.ask("explain", f"clips_{RUN}")
+    said.one_line(f"clips/{RUN}/train.jsonl: prompts, clips or columns have changed")
     video_world.write_video(project / "data/films/storm.mp4", "mpeg4", 12, size=(96, 80))
     for ending in ("mp4", "txt"):
         (project / f"data/films/wind.{ending}").unlink()

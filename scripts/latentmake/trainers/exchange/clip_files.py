@@ -6,9 +6,10 @@ This module plans the clips that `cut_clips` cuts.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from latentmake.base.digest import source_stat
 from latentmake.base.errors import ConfigError, unreadable
 from latentmake.base.machine import Need
 from latentmake.config.datasets import Dataset
+from latentmake.data.contents import read_caption
 from latentmake.data.item import Item
 from latentmake.data.probe import indices_of
 from latentmake.formats import npz
@@ -110,6 +112,22 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
             "source_stride": (file.item.span or Span()).stride,
         }
 
+    def row(self, file: ClipFile) -> dict[str, Any]:
+        """Return a clip's row of the list: file, prompt, further columns of the item, and origin.
+
+        Some programs read the file's path from `npz`, others from `video`. The path is relative to
+        the working directory.
+        """
+        place = self.path(file).as_posix()
+        texts = file.item.texts or [read_caption(file.item.caption)]
+        own = {"npz": place, "video": place, "prompt": texts[0]}
+        return {**own, **(file.item.row or {}), **own, **self.origin(file)}
+
+    def is_listed(self, lines: bytes) -> bool:
+        """Whether the list has these lines and no others."""
+        place = Path(self.folder, LIST)
+        return place.is_file() and place.read_bytes() == lines
+
     def key(self, file: ClipFile, content: str) -> str:
         """Return the digest of everything that decides about a file's frames.
 
@@ -182,11 +200,19 @@ def reasons(facts: Facts, run: str, place: str) -> list[Difference]:
     # Each video is read once, whatever the number of its clips.
     videos = {file.item.image: file for file in requested}
     digests = {path: file.source()[-1] for path, file in videos.items()}
-    return [
+    changes = [
         change._replace(name=f"{order.path(file)}: {change.name}" if is_whole else change.name)
         for file in requested
         for change in order.differences(file, digests[file.item.image])
     ]
+    if is_whole and not changes and not order.is_listed(lines_of(map(order.row, order.files))):
+        return [Difference(f"{order.folder}/{LIST}: prompts, clips or columns have changed")]
+    return changes
+
+
+def lines_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the content of a list of clips."""
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()
 
 
 def _files(facts: Facts, name: str, model: str, resolution: Size) -> Iterator[ClipFile]:

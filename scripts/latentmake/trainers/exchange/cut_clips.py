@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 from latentmake.base import atomic
 from latentmake.base.errors import SourceError, joined
 from latentmake.base.progress import Progress
-from latentmake.data.contents import read_caption
 from latentmake.encode.pixels import scaling
 from latentmake.encode.pixels.scaling import Film
 from latentmake.formats import npz
 from latentmake.formats.cachefile import KEY
 from latentmake.formats.readers import Readers
 from latentmake.plan.receipts import Receipt
-from latentmake.trainers.exchange.clip_files import LIST, ClipFile, ClipsOrder
+from latentmake.trainers.exchange.clip_files import LIST, ClipFile, ClipsOrder, lines_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +98,7 @@ def _cut_source(
         error if the video or a caption is faulty.
     """
     try:
-        rows = {file.name: _row(order, file) for file in files}
+        rows = {file.name: order.row(file) for file in files}
         source = files[0].source()
         stale = [file for file in files if order.differences(file, source[-1])]
         cuts = []
@@ -120,18 +119,6 @@ def _cut_source(
     return source, len(stale), rows
 
 
-def _row(order: ClipsOrder, file: ClipFile) -> dict[str, Any]:
-    """Return a clip's row of the list: file, prompt, further columns of the item, and origin.
-
-    Some programs read the file's path from `npz`, others from `video`. The path is relative to the
-    working directory.
-    """
-    place = order.path(file).as_posix()
-    texts = file.item.texts or [read_caption(file.item.caption)]
-    own = {"npz": place, "video": place, "prompt": texts[0]}
-    return {**own, **(file.item.row or {}), **own, **order.origin(file)}
-
-
 def _write(path: Path, clip: NDArray[np.uint8], comment: Mapping[str, object]) -> None:
     """Write an npz file under a temporary name, and rename it at the end."""
     import numpy as np
@@ -149,9 +136,8 @@ def _finish(order: ClipsOrder, rows: Mapping[str, Mapping[str, Any]]) -> int:
     The list comes first, so that it never names a removed file.
     """
     folder, listed = Path(order.folder), [file.name for file in order.files if file.name in rows]
-    lines = "".join(f"{json.dumps(rows[name], ensure_ascii=False)}\n" for name in listed).encode()
-    if not (place := folder / LIST).is_file() or place.read_bytes() != lines:
-        atomic.write(place, lines)
+    if not order.is_listed(lines := lines_of(rows[name] for name in listed)):
+        atomic.write(folder / LIST, lines)
     gone = [path for path in folder.glob("*.npz") if path.stem not in rows and _is_ours(path)]
     for path in gone:
         path.unlink()
