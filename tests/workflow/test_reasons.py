@@ -81,6 +81,19 @@ def test_items_that_came_and_went_have_one_reason_before_and_after_they_are_enco
         trained.run("caches_tiny")
 
 
+def test_a_faulty_picture_that_is_skipped_writes_the_manifest_and_trains_nothing(
+    trained: Project,
+) -> None:
+    trained.configure(lambda config: config["datasets"]["shapes"].update(on_error="skip"))
+    picture = trained / "data/shapes/mute.png"
+    for write, words in ((lambda: world.draw(picture, 5), "none -> mute"), (picture.unlink, "")):
+        write()
+        assert differences(trained) == []
+        said = trained.run("-n", "train_tiny").output
+        assert (f"manifest of tiny: skipped shapes {words}\n" in said) == bool(words)
+        assert "training of tiny" not in said
+
+
 def test_another_recipe_and_a_training_of_unknown_items_are_told_by_their_caches(
     trained: Project,
 ) -> None:

@@ -92,10 +92,10 @@ class RunPlan:
 
     @property
     def reason(self) -> str:
-        """Line that says why the run is trained again; "" for a first training."""
-        if not self.reasons or not (result_folder(self.name) / "training.json").is_file():
-            return ""
-        return f"training of {self.name}: {some(self.reasons)}"
+        """Line that says why a run is trained again, or only its manifest written; else ""."""
+        what, reasons = ("training", self.reasons) if self.reasons else ("manifest", self.outdated)
+        is_first = not (result_folder(self.name) / "training.json").is_file()
+        return "" if is_first or not reasons else f"{what} of {self.name}: {some(reasons)}"
 
     @property
     def order_paths(self) -> dict[str, str]:
@@ -160,7 +160,7 @@ class Plan:
 def plan_manifest(facts: Facts, plan: RunPlan) -> None:
     """Decide whether a run's manifest and lock still fit; if not, or if forced, write the order.
 
-    This sets the faults of the run's plan, and either its manifest order or its lock's digest.
+    This sets the faults of the run's plan, its manifest order, and its lock's digest if that stays.
     """
     run = facts.config.runs[plan.name]
     datasets = {name: facts.config.datasets[name] for name in run.datasets}
@@ -179,12 +179,8 @@ def plan_manifest(facts: Facts, plan: RunPlan) -> None:
     lock, skipped = read_lock(plan.name), _skipped(facts, plan)
     texts = {name: _text_digests(facts, run, name, lock) for name in datasets}
     today = Lock(repeats=repeats, held_out=[""] * validation, is_reg=regular, aside=skipped)
-    differences = [
-        *_differences(facts, plan, lock, today, texts),
-        *(Difference(f"items of {name} are faulty") for name in skipped if name not in skip),
-    ]
+    differences = _differences(facts, plan, lock, today, texts)
     if not differences:
-        plan.lock = lock.data
         # Forced caches keep their keys, so the lock stays. The manifest only waits for them.
         words = ("manifest", "latents", "text")
         if not facts.forced & {f"{word}_{plan.name}" for word in words}:
@@ -245,7 +241,7 @@ def is_reg(facts: Facts, run: str) -> list[str]:
 def _differences(
     facts: Facts, plan: RunPlan, lock: Lock, today: Lock, texts: _Texts
 ) -> list[Difference]:
-    """Return why manifest and lock must be written.
+    """Return why manifest and lock must be written; set the plan's lock if its digest stays.
 
     Args:
         facts: facts about the datasets.
@@ -260,7 +256,9 @@ def _differences(
         if part.dataset != PROMPTS and part.model != MADE_CAPTIONS  # manifests name neither
         if (state := plan.parts[part]).fresh or state.stale  # locks have no part without targets
     }
+    faulty = (name for name in today.aside if facts.config.datasets[name].on_error != "skip")
     differences = stale_targets(states)
+    differences += [Difference(f"items of {name} are faulty") for name in faulty]
     # Stale targets are reported already, so unknown keys count as unchanged.
     keys = {part: state.keys or lock.parts.get(part) for part, state in states.items()}
     for name, (part, digests) in texts.items():
@@ -276,9 +274,9 @@ def _differences(
             del keys[f"{name}/{TEXTS}"]
             what = "edited or saved again, and a lock of an earlier release cannot tell which"
             differences.append(Difference(f"captions of {name} were {what}"))
-    product = Product(lock_fault(plan.name), today.values(keys))
     made = Made(parts=lock.values(parts)) if lock.digest else None
-    differences += judge(product, made)
+    stays = not differences and today.data_values(keys) == lock.data_values(parts)
+    differences += judge(Product(lock_fault(plan.name), today.values(keys)), made)
     if made:
         if lock.changed:
             differences.append(Difference("the dataset's lock was changed"))
@@ -288,6 +286,8 @@ def _differences(
         manifest = run_folder(plan.name) / "manifest.jsonl"
         if lock.manifest != facts.digest_of(manifest):
             differences.append(Difference(f"{manifest} is missing, or was changed"))
+        elif stays and not lock.changed:  # skipped items and places of images do not train
+            plan.lock = lock.data
     # Orphans of prompts wait for the next job.
     others = (state for part, state in plan.parts.items() if part.dataset != PROMPTS)
     if orphans := sum(len(state.orphans) for state in others):

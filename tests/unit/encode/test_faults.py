@@ -27,7 +27,7 @@ from latentmake.layouts.names import encoder_name
 from latentmake.pages.overview import status_of
 from latentmake.plan import store
 from latentmake.plan.facts import Facts
-from latentmake.plan.manifest import ManifestOrder
+from latentmake.plan.manifest import ManifestOrder, read_lock
 from latentmake.plan.planner import make_plan
 from latentmake.runs.rows import write_manifest
 from order_world import put_image, silent, whole_numbers
@@ -202,3 +202,22 @@ def test_captions_saved_again_change_neither_caches_nor_lock(layout: str) -> Non
         assert (lock.read_bytes(), sorted(Path("cache").rglob("*"))) == before
     CAPTION.write_text("another picture")
     assert make_plan(world.facts(), ["first"]).runs["first"].outdated
+
+
+@pytest.mark.parametrize("layout", MODELS)
+def test_a_skipped_item_that_goes_leaves_the_lock_and_one_that_is_refused_does_not(
+    layout: str,
+) -> None:
+    world = World(layout)
+    Path("data/bad.png").write_text("no picture")
+    world.build(on_error="skip")
+    before = read_lock("first")
+    assert before.aside
+    for path in Path("data").glob("bad.*"):
+        path.unlink()
+    plan = make_plan(world.facts(on_error="skip"), ["first"]).runs["first"]
+    assert plan.manifest_order and plan.outdated and plan.lock == before.data
+    world.build(on_error="skip")
+    assert (after := read_lock("first")).digest == before.digest and not after.aside
+    put_image(Path("data/mute.png"), (1, 2, 3), (64, 64))  # it has no caption
+    assert make_plan(world.facts(), ["first"]).runs["first"].lock is None
