@@ -266,10 +266,11 @@ def plan_extras(
 
 def _following(facts: Facts, run: RunPlan, word: str) -> str:
     """Return the order of a job that follows a training; "" if there is nothing to do."""
-    from latentmake.pages.following import outdated
+    from latentmake.pages.following import reason_line
 
     backend = backends.of_run(facts.config, run.name)
     assert backend is not None  # it has a trainer that does this: see `followed`
     order, reasons = backend.plan_following(facts, run, word)
-    forced = f"{word}_{run.name}" in facts.forced
-    return str(order) if forced or reasons or outdated(run.name, word) else ""
+    line = reason_line(run.name, word, reasons, forced=f"{word}_{run.name}" in facts.forced)
+    run.note = f"{run.note}\n{line}".strip()
+    return str(order) if line else ""

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import world
 from project import NOTHING, Project
 from test_explain import DIGEST, change_weights
@@ -151,6 +152,27 @@ def test_a_run_that_was_never_trained_has_no_line_in_the_plan(built: Project) ->
     built.configure(lambda config: config["runs"]["tiny"].update(trainer=world.training()))
     assert differences(built) == ["it has not been trained yet"]
     assert "training of tiny" not in built.run("-n", "train_tiny").output
+
+
+def test_a_plan_says_why_pictures_are_drawn_or_a_run_is_evaluated_as_explain_does(
+    trained: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def configure(**values: Any) -> None:
+        trained.configure(lambda config: config["runs"]["tiny"].update(values))
+
+    for settings, reason in (
+        ({"guidance_scale": 1}, "no picture has been drawn yet"),
+        ({"prompts": ["a boat"]}, "prompts are to be encoded"),
+    ):
+        configure(generate=settings)
+        trained.ask("explain", "generate_tiny").one_line(reason)
+        trained.plan("generate_tiny")
+        assert f"generate_tiny: {reason}\n" in capsys.readouterr().err
+    configure(validation={"items": 1})
+    trained.plan("evaluate_tiny")
+    assert "evaluate_tiny: the run is trained first, " in capsys.readouterr().err
+    trained.plan("train_tiny")
+    assert "evaluate_tiny" not in capsys.readouterr().err
 
 
 def test_a_run_without_a_trainer_is_one_line(template: Project) -> None:

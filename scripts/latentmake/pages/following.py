@@ -6,7 +6,7 @@ The page of `generate` links to clip files beside it, so browsers play them with
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
@@ -29,7 +29,7 @@ from latentmake.pages.page import (
     write_page,
 )
 from latentmake.plan.manifest import PREVIOUS, run_folder
-from latentmake.plan.product import Difference, Made, Product, judge
+from latentmake.plan.product import Difference, Made, Product, judge, some
 from latentmake.runs.order import Record
 from latentmake.runs.results import (
     EVALUATED,
@@ -183,6 +183,12 @@ def refuse_following(config: Config, run: str, word: str) -> None:
         what = f"all items of the run {run} train, so there is none to evaluate it by"
         hint = "hold some out: `validation: {items: 4}`; it is trained again without them"
         raise ConfigError(what, where=f"runs.{run}.validation", hint=hint)
+
+
+def reason_line(run: str, word: str, reasons: Sequence[Difference], *, forced: bool) -> str:
+    """Return a line that says why the target `{word}_{run}` is made; "" if it is up to date."""
+    words = some(reasons or outdated(run, word)) or ("forced" if forced else "")
+    return f"{word}_{run}: {words}" if words else ""
 
 
 def outdated(run: str, word: str) -> list[Difference]:
