@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from latentmake import backends
 from latentmake.base.machine import counted
 from latentmake.encode import gpu
 from latentmake.layouts.layout import kind_of
@@ -16,7 +17,7 @@ from latentmake.plan.facts import Facts
 from latentmake.plan.product import text_of
 from latentmake.plan.run_plan import RunPlan
 from latentmake.runs.history import all_trainings
-from latentmake.runs.order import Record, RunOrder
+from latentmake.runs.order import Record, RunOrder, taken_back
 
 _ERRORS = 2  # standard errors on each side of the mean, for the range
 # Settings that change neither the time of a step nor its memory.
@@ -93,6 +94,8 @@ def training_time(facts: Facts, plan: RunPlan, trials: Mapping[str, Times]) -> T
     order = plan.trainer
     if plan.training_order is None or not isinstance(order, RunOrder):
         return None
+    if plan.note == taken_back(plan.name):
+        return Times(0.0, 0.0, 0.0, "its previous result")
     steps = steps_of(facts, plan, order)
     if (trial := trials.get(f"training {plan.name}")) and steps:
         return trial.of(steps)
@@ -107,7 +110,7 @@ def training_time(facts: Facts, plan: RunPlan, trials: Mapping[str, Times]) -> T
 
 
 def steps_of(facts: Facts, plan: RunPlan, order: RunOrder) -> int:
-    """Return about how many steps one of Latentmake's own trainings makes; 0 for another trainer.
+    """Return about how many steps a training of Latentmake itself has left; 0 for another trainer.
 
     A batch has items of one shape, so an epoch may have a few steps more.
     """
@@ -118,7 +121,9 @@ def steps_of(facts: Facts, plan: RunPlan, order: RunOrder) -> int:
     if trainer.epochs is not None:
         batch = trainer.train_batch_size * trainer.gradient_accumulation_steps
         steps = math.ceil(trainer.epochs * math.ceil(_examples(facts, plan) / batch))
-    return min(steps, trainer.step_limit or steps)
+    backend = backends.of_run(facts.config, plan.name)
+    done = backend.steps_done(order, plan.lock) if backend and plan.lock else 0
+    return max(1, min(steps, trainer.step_limit or steps) - done)
 
 
 def _examples(facts: Facts, plan: RunPlan) -> int:

@@ -95,6 +95,10 @@ class Backend(ABC):
         """
         return None
 
+    def steps_done(self, order: Any, data: str) -> int:
+        """Return the step from which a training resumes; `data` is the digest of its caches."""
+        return 0
+
     def check_publication(self, facts: Facts, run: str) -> None:
         """Raise a UserError if the trainer would refuse the files of a publication."""
         del facts, run

@@ -71,6 +71,11 @@ class LoopBackend(Backend):
         short: TrainingOrder = order.with_settings(steps=steps, epochs=None)
         return short.model_copy(update={**values, **none, "forced": False, "keep": 0})
 
+    def steps_done(self, order: Any, data: str) -> int:
+        """Return the step of the checkpoint that a training resumes from; 0 if it begins anew."""
+        checkpoints = [] if order.forced else resumable(order, order.wanted(data))
+        return checkpoints[0][1].step if checkpoints else 0
+
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
         from latentmake.runs.findings import check_settings, gpu_findings

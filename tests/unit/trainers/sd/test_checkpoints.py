@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from latentmake.base import digest
 from latentmake.base.errors import TrainingError
+from latentmake.commands.forecast import steps_of, training_time
 from latentmake.data.memo import Memo
 from latentmake.pages.plan_report import report
 from latentmake.plan.run_plan import Plan, RunPlan
-from latentmake.runs.order import Record, RunFiles
+from latentmake.runs.order import Record, RunFiles, taken_back
 from latentmake.runs.results import INDEX, PictureIndex
 from latentmake.trainers.loop.order import sample_steps
 from latentmake.trainers.loop.train import Training
@@ -90,6 +91,24 @@ def test_the_plan_says_from_which_step_a_training_goes_on(
         assert planned(make_order(tmp_path, **changes)).note == ""
     assert planned(make_order(tmp_path, epochs=2)).note == ""
     assert planned(make_order(tmp_path, steps=4), lock="e" * 64).note == ""
+
+
+def test_the_cost_of_a_training_is_that_of_the_steps_which_are_left(tmp_path: Path) -> None:
+    trained(tmp_path, steps=2)
+
+    def left(plan: RunPlan) -> int:
+        assert isinstance(plan.trainer, SdOrder)
+        runs = {plan.name: SimpleNamespace(trainer=plan.trainer.trainer)}
+        facts: Any = SimpleNamespace(config=SimpleNamespace(runs=runs))
+        return steps_of(facts, plan, plan.trainer)
+
+    assert left(planned(make_order(tmp_path, steps=6))) == 4
+    assert left(planned(make_order(tmp_path, steps=6, rank=2))) == 6
+    assert left(planned(make_order(tmp_path, steps=6), lock="")) == 6
+    facts: Any = None
+    back = planned(make_order(tmp_path, steps=6))
+    back.note = taken_back(back.name)
+    assert training_time(facts, back, {}) == (0.0, 0.0, 0.0, "its previous result", 0.0)
 
 
 def test_an_edited_training_goes_on_from_its_last_weights_where_it_is_asked_to(
