@@ -58,6 +58,7 @@ def test_a_line_says_of_each_text_what_every_encoder_sees(shown: Project) -> Non
 
 def test_the_lines_can_be_printed_and_follow_the_captions(shown: Project, tmp_path: Path) -> None:
     project = shown.copy(tmp_path / "project")
+    project.ask("captions", "tiny", "--json").one_line("faulty: data/shapes/cat.txt: is not UTF-8")
     (project / "data/shapes/cat.txt").write_text("mended")
     said = project.ask("captions", "tiny", "--json").output.splitlines()
     assert [*map(json.loads, said)] == rows(project)

@@ -53,7 +53,8 @@ def _write_page(facts: Facts, run: str, open_page: bool, as_json: bool) -> None:
     lines = "".join(cards.lines())
     atomic.write(path.with_suffix(".jsonl"), lines.encode())
     write_page(path, "cards", f"Captions of {run}", page_data(facts, run, cards, path))
-    for line in cards.notes:
+    faulty = [f"faulty: {fault}" for fault in cards.faults]
+    for line in [*cards.notes, *(faulty if as_json else ())]:
         typer.echo(line, err=as_json)
     if as_json:
         typer.echo(lines, nl=False)
@@ -61,6 +62,6 @@ def _write_page(facts: Facts, run: str, open_page: bool, as_json: bool) -> None:
     for encoder in cards.encoders():
         cut = f"{encoder['cut']} of {encoder['texts']} texts are cut"
         typer.echo(f"{encoder['name']}: {cut}, the longest has {encoder['longest']} tokens")
-    for fault in cards.faults:
-        typer.echo(f"faulty: {fault}")
+    for line in faulty:
+        typer.echo(line)
     show_page(path, opens=open_page)
