@@ -541,9 +541,14 @@ def _remove(
             for parent in path.parents[:-4]:  # cache/{dataset}/{model} stay
                 parent.rmdir()
     if removed:
-        say(f"removed {removed} cache files whose items are gone")
+        say(f"removed {_gone(removed)}")
     if kept:
-        say(f"moved {kept} cache files whose items are gone to the folder {store.KEPT}")
+        say(f"moved {_gone(kept)} to the folder {store.KEPT}")
+
+
+def _gone(number: int) -> str:
+    what = "cache file whose item is gone" if number == 1 else "cache files whose items are gone"
+    return f"{number} {what}"
 
 
 def write_items(facts: Facts, name: str) -> Path:

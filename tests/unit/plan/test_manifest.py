@@ -246,6 +246,9 @@ def test_orphans_of_ours_are_removed_with_the_folders_they_leave_empty() -> None
     write(order(item("a"), orphans=[gone, str(half)]), say=said.append)
     assert not Path(folder, "sub").exists() and not half.exists() and Path(kept).exists()
     assert said == ["removed 2 cache files whose items are gone"]
+    said.clear()
+    write(order(item("a"), orphans=[make("gone", "64", "k")]), say=said.append)
+    assert said == ["removed 1 cache file whose item is gone"]
     theirs = [Path(folder, f"{name}.latents.safetensors") for name in ("theirs", "notes", "gone")]
     save_file({"x": torch.ones(1)}, theirs[0])
     theirs[1].write_text("not even safetensors")
