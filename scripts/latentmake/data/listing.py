@@ -44,7 +44,10 @@ def scan(name: str, dataset: Dataset, key: str = "path") -> Scan:
             what = f"{error.filename} cannot be read ({error.strerror})"
             hint = "give your user permission to read it"
             if isinstance(error, FileNotFoundError | NotADirectoryError):
-                what = f"the dataset folder {error.filename} does not exist, or is a file"
+                folder = error.filename
+                if folder != folder.strip():  # quotes show a space at its end
+                    folder = f'"{folder}"'
+                what = f"the dataset folder {folder} does not exist, or is a file"
                 hint = "correct the path or create it"
                 if broken_link(error.filename):
                     what = f"the dataset folder {error.filename} {missing_file(error.filename)}"

@@ -225,7 +225,8 @@ def test_a_name_whose_cache_file_would_be_too_long_is_a_fault(tmp_path: Path) ->
     ("path", "words"),
     [
         ("", "holds no image; put images"),
-        ("missing", "the dataset folder .*; correct"),
+        ("missing", 'the dataset folder [^"]+/missing does not exist, or is a file; correct'),
+        ("missing ", 'the dataset folder "[^"]+/missing " does not exist, or is a file; correct'),
         ("a.txt", "the dataset folder .*; correct"),
         ("drive", r"/drive is a link that leads nowhere; mount its drive, or correct the link"),
         ("drive/cats", r"/drive/cats lies behind [^ ]+/drive, a link that leads nowhere; mount"),
