@@ -219,8 +219,9 @@ def imported(
     Raises:
         ConfigError: the file is damaged, or the import does not support it.
     """
-    config = Imported(path, run)
-    file = config.keys(_read(path))
+    config, table = Imported(path, run), _read(path)
+    _refuse_training(path, table)
+    file = config.keys(table)
     config.leave(file)
     musubi = not any("subsets" in table for table in file.datasets)
     blocks = [*(_blocks_of_musubi if musubi else _blocks_of_sdscripts)(config, file)]
@@ -244,6 +245,20 @@ def _read(path: Path) -> dict[str, Any]:
         raise unreadable(error, path) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"is not TOML: {error}", where=path, hint="correct it") from None
+
+
+def _refuse_training(path: Path, table: Table) -> None:
+    """Raise ConfigError for a file that has options of a training, and no datasets."""
+    if not table or {"general", "datasets"} & table.keys():
+        return
+    sections = [table, *(value for value in table.values() if isinstance(value, dict))]
+    options = {key: value for section in sections for key, value in section.items()}
+    hint = "name the file that the training gets by `--dataset_config`"
+    if file := options.get("dataset_config"):
+        hint = f"name the file of its dataset_config: `latentmake import {file}`"
+    elif folder := options.get("train_data_dir"):
+        hint = f"for the folder of its images run `latentmake init {folder}`"
+    raise ConfigError("is no dataset file: it has no [[datasets]]", where=path, hint=hint)
 
 
 def _holds(folder: Path, pattern: str) -> bool:

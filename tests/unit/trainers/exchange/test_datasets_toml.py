@@ -267,6 +267,18 @@ def test_names_that_no_disk_can_have_are_taken_over_as_they_are() -> None:
 MISTAKES = {
     "no TOML": ("[[datasets]\n", ["dataset.toml", "is not TOML", "line 1"]),
     "no datasets": ("[general]\n", ["names no dataset"]),
+    "options of a training": (
+        'resolution = "512,512"\nlearning_rate = 1e-4\n',
+        [
+            "dataset.toml: is no dataset file: it has no [[datasets]]; name the file",
+            "--dataset_config",
+        ],
+    ),
+    "options that name the file": (
+        '[data]\nresolution = "512,512"\ndataset_config = "cats.toml"\n',
+        ["dataset.toml: is no dataset file", "`latentmake import cats.toml`"],
+    ),
+    "options with a folder": ('train_data_dir = "img"\n', ["`latentmake init img`"]),
     "another type": (MUSUBI + 'num_repeats = "two"\n', ["dataset.toml", "num_repeats", "integer"]),
     "a list in place of tables": ("datasets = [1]\n", ["datasets", "[[datasets]]"]),
     "one side in a list": (MUSUBI + "resolution = [64]\n", ["resolution", "[960, 544]"]),
