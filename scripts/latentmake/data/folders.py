@@ -31,7 +31,7 @@ from latentmake.formats.endings import IMAGE_EXTENSIONS, PREVIEWS, VIDEO_EXTENSI
 from latentmake.geometry.clips import Span
 
 _VIDEOS = tuple(VIDEO_EXTENSIONS)
-_REPEATS = re.compile(r"([1-9]\d{0,5})_(.*\S)")
+_REPEATS = re.compile(r"0*([1-9]\d{0,5})_(.*\S)")
 _LONGEST_NAME = 100  # characters of a dataset's name
 
 

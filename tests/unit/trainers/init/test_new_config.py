@@ -94,6 +94,19 @@ def test_a_configuration_with_a_line_break_in_its_name_is_refused() -> None:
         init([Path("cats")], model=TINY, output=Path("a\nb.yaml"))
 
 
+def test_repeats_with_zeros_before_them_are_read_as_sdscripts_reads_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    put("img/003_cat/a.png", "img/10_cat/b.png", "img/000_dog/c.png")
+    init([Path("img")], model=TINY)
+    made = parse(yaml.safe_load(Path("cat.yaml").read_text())).datasets
+    assert {(name, each.path, each.num_repeats) for name, each in made.items()} == {
+        ("cat_1", "img/003_cat", 3),
+        ("cat_2", "img/10_cat", 10),
+    }
+    assert "img/000_dog: left out" in capsys.readouterr().out
+
+
 def test_what_is_left_out_is_named_with_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
