@@ -250,6 +250,9 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
             explanation.key = explanation.header.key
         return explanation
     damage = f": it {explanation.reason}" if stale.reason == "damaged" else ""
+    faults = facts.noted(part.dataset) if settings else []
+    if line := next((fault["line"] for fault in faults if fault["stem"] == item.stem), ""):
+        damage += f"; its item is faulty: {line}"
     explanation.state, explanation.reason = "stale", stale.reason + damage
     mark_reusable(facts.memo, [made])  # afterwards: it replaces the reason by `reusable`
     explanation.at_hand = [

@@ -19,6 +19,7 @@ import pytest
 import torch
 from latentmake.base.errors import DatasetError, SourceError
 from latentmake.commands.check import _of_items
+from latentmake.commands.file_origin import explanations
 from latentmake.config.root import parse
 from latentmake.data.memo import Memo
 from latentmake.encode import runner as encode
@@ -221,3 +222,20 @@ def test_a_skipped_item_that_goes_leaves_the_lock_and_one_that_is_refused_does_n
     assert (after := read_lock("first")).digest == before.digest and not after.aside
     put_image(Path("data/mute.png"), (1, 2, 3), (64, 64))  # it has no caption
     assert make_plan(world.facts(), ["first"]).runs["first"].lock is None
+
+
+@pytest.mark.parametrize("on_error", ["skip", "fail"])
+def test_a_file_that_a_faulty_picture_keeps_from_being_made_is_explained_by_the_fault(
+    on_error: str,
+) -> None:
+    world = World("plain")
+    Path("data/bad.png").write_text("no picture")
+    (line,) = world.build(on_error=on_error)
+    explained = explanations(world.facts(on_error=on_error), "data/bad.png")
+    assert [(each.state, each.reason) for each in explained] == [
+        ("stale", f"new; its item is faulty: {line}"),
+        ("fresh", ""),  # its text
+    ]
+    put_image(Path("data/bad.png"), (1, 2, 3), (64, 64))
+    explained = explanations(world.facts(on_error=on_error), "data/bad.png")
+    assert [each.reason for each in explained] == ["new", ""]
