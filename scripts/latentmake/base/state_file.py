@@ -25,7 +25,11 @@ _damaged: dict[str, str] = {}  # absolute path -> fault that this process has na
 
 
 def read_state(
-    path: Path, parse: Callable[[bytes], _Content], *, quiet: bool = False
+    path: Path,
+    parse: Callable[[bytes], _Content],
+    *,
+    quiet: bool = False,
+    advice: str = "Latentmake makes it anew",
 ) -> _Content | None:
     """Return the content of a state file; None if it is missing or damaged.
 
@@ -34,6 +38,7 @@ def read_state(
         parse: function that parses and checks the bytes. It raises a ValueError, such as
             pydantic's, that describes the fault.
         quiet: whether to write no line about a damaged file, because the caller does.
+        advice: end of that line.
     """
     place = os.path.abspath(path)  # noqa: PTH100 -- much faster
     try:
@@ -51,7 +56,7 @@ def read_state(
     elif _damaged.get(place) != fault:
         _damaged[place] = fault
         if not quiet:
-            sys.stderr.write(f"note: {path} is damaged ({fault}); Latentmake makes it anew\n")
+            sys.stderr.write(f"note: {path} is damaged ({fault}); {advice}\n")
     return content
 
 

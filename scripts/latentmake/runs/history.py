@@ -55,6 +55,10 @@ _KEPT = (f"saved/*/{COPIED}", f"checkpoints/*/{PROGRESS}", f"output/{COPIED}")
 """Records beside weights that are no result, below the folder of a run or of its result."""
 UNKNOWN_END = "it was killed, or is still running"
 """End of a training whose process has not noted another one."""
+_LOST = (
+    "Latentmake no longer knows what this training saw; restore the file, or train the run again"
+)
+"""End of the line about a damaged roster."""
 _SAMPLES = 8  # most sample pictures of a launched trainer that are kept
 _SIDE = 1024  # longest side of the small copy, in pixels
 
@@ -280,7 +284,7 @@ def items_of(folder: Path) -> list[RosterItem] | None:
     Args:
         folder: a training's folder in the history, or a folder with a result and its record.
     """
-    if (items := read_state(folder / ROSTER, _unpacked)) is not None:
+    if (items := read_state(folder / ROSTER, _unpacked, advice=_LOST)) is not None:
         return items
     if (record := Record.read(folder / RECORD)) is None:
         return None

@@ -158,12 +158,15 @@ def test_a_result_of_an_earlier_release_is_in_the_history_from_its_manifest() ->
     [PACKED[:-9], b"no gzip", gzip.compress(b'{"stem": 1}\n')],
     ids=["cut", "other", "damaged"],
 )
-def test_a_damaged_roster_is_unknown_and_written_again(content: bytes) -> None:
+def test_a_damaged_roster_is_unknown_and_written_again(
+    content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     manifest(a="a red cat")
     train()
     (training,) = trainings("cats")
     (training.folder / "roster.jsonl.gz").write_bytes(content)
     assert training.items is None
+    assert "); Latentmake no longer knows what this training saw; " in capsys.readouterr().err
     train()
     assert training.items
 
