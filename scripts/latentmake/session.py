@@ -165,10 +165,9 @@ class Session:
         claim({part.dataset for run in built for part in run.parts})
         trained, words = self._request.trained, ("train", *FOLLOWING)
         results = (self.graph.results(run, word) for run in trained for word in words)
-        made = chain.from_iterable(results)
+        made, targets = chain.from_iterable(results), self._request.targets
         with exit_on_mistake():
-            targets, declares = self._request.targets, bool(self.graph.nodes)
-            self._build.begin(orders, trained, targets, made, declares=declares)
+            self._build.begin(orders, trained, targets, made, declares=bool(self.graph.nodes))
 
     def end(
         self,

@@ -14,7 +14,7 @@ from latentmake.base.errors import SourceError, UserError
 from latentmake.base.paths import is_remote, is_text
 from latentmake.formats.endings import NPZ
 from latentmake.geometry.buckets import Size
-from latentmake.geometry.clips import Media, Span
+from latentmake.geometry.clips import Media, SourceFps, Span, kept_indices
 from latentmake.layouts.layout import CAPTIONS, Layout, kind_of
 
 
@@ -184,6 +184,13 @@ class Item(NamedTuple):
     def captioners(self) -> list[str]:
         """Names of the captioners that make its caption; none if a person wrote it."""
         return [file.path.split("/", 4)[3] for file in self.made]
+
+    def indices(self, source_fps: SourceFps, rate: float) -> list[int]:
+        """Return the indices, in the item's file, of the frames that the item uses."""
+        assert self.media is not None
+        frames, timing = self.media.frames, self.media.timing
+        kept = kept_indices(frames, source_fps, self.span or Span(), timing, rate)
+        return [index for index, _ in kept]
 
     @property
     def awaits_caption(self) -> bool:

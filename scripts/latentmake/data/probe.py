@@ -20,7 +20,7 @@ from latentmake.data.memo import Memo
 from latentmake.formats.media import probe_image
 from latentmake.formats.readers import probe_videos
 from latentmake.geometry.buckets import Size, control_size, refuse_odd
-from latentmake.geometry.clips import Media, SourceFps, Span, Timing, kept_indices
+from latentmake.geometry.clips import Media, Span, Timing, kept_indices
 from latentmake.layouts.layout import Layout
 
 LOOKED_AT = 1000
@@ -96,14 +96,6 @@ def _refuse_parts(item: Item) -> None:
         what = "is used in part, and musubi-tuner's own scripts read videos from their first frame"
         hint = "take `frames`, `start` and the like out of its row, or cut the video"
         raise SourceError(what, hint=hint)
-
-
-def indices_of(item: Item, source_fps: SourceFps, rate: float) -> list[int]:
-    """Return the indices, in the file of an item, of the frames that the item uses."""
-    assert item.media is not None
-    frames, timing = item.media.frames, item.media.timing
-    kept = kept_indices(frames, source_fps, item.span or Span(), timing, rate)
-    return [index for index, _ in kept]
 
 
 _SHORT = "has too few frames for any clip of target_frames"

@@ -10,7 +10,6 @@ from itertools import count
 
 from latentmake.base.errors import SourceError
 from latentmake.base.progress import Progress
-from latentmake.data.probe import indices_of
 from latentmake.encode.job import Job
 from latentmake.encode.pipeline import Pipeline
 from latentmake.encode.pixels.scaling import Cut, Film, Key, cut
@@ -101,7 +100,7 @@ def _places(order: Order, readings: Sequence[Reading]) -> deque[_Place]:
     places: list[_Place] = []
     for reading in readings:
         item, size = reading.work.item, stored_size(reading.work.item)
-        kept = indices_of(item, order.dataset_settings.source_fps, order.layout.rate)
+        kept = item.indices(order.dataset_settings.source_fps, order.layout.rate)
         clips: dict[Clip, list[tuple[Key, str]]] = {}
         for target, key in reading.missing.items():
             clip = Clip(*target.clip[:2]) if target.clip else Clip(0, 1)

@@ -582,10 +582,10 @@ def items_of(facts: Facts, name: str) -> bytes:
     items = [member for member in every if (member.dataset, member.item.stem) not in without]
     if not items:
         raise DatasetError("no item is left to publish", where=f"run {name}")
-    values = {"run": name, "layout": layout.name, "repeats": repeats, "is_reg": is_reg(facts, name)}
-    validation = run.validation.items if run.validation else 0
-    order = ManifestOrder.model_construct(**values, validation=validation)
-    held = _held_out(order, items, _read_all(facts, items) if validation else {})
+    values: Any = {"run": name, "layout": layout.name, "repeats": repeats}
+    values |= {"is_reg": is_reg(facts, name), "validation": getattr(run.validation, "items", 0)}
+    order = ManifestOrder.model_construct(**values)
+    held = _held_out(order, items, _read_all(facts, items) if run.validation else {})
     return lines_of(_rows(order, items, held, _shown(order, items, held)))
 
 

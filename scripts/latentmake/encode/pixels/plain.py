@@ -17,7 +17,7 @@ from PIL import Image, ImageColor
 
 from latentmake.config.datasets import Dataset
 from latentmake.data.item import Item
-from latentmake.data.probe import indices_of, used_part
+from latentmake.data.probe import used_part
 from latentmake.encode.pixels import Array
 from latentmake.encode.reading import Reading, Sample
 from latentmake.formats.media import load, opened_image
@@ -87,7 +87,7 @@ def frames_of(item: Item, settings: Dataset, count: int) -> list[Array]:
     """
     media = [*probe(item.image)][-1]
     media, span = used_part(item, settings, media, WAN_FPS)
-    kept = indices_of(item._replace(media=media, span=span), settings.source_fps, WAN_FPS)
+    kept = item._replace(media=media, span=span).indices(settings.source_fps, WAN_FPS)
     count = min(count, len(kept))
     places = {round((len(kept) - 1) * number / max(1, count - 1)) for number in range(count)}
     wanted = sorted({kept[place] for place in places})

@@ -22,7 +22,6 @@ from latentmake.base.machine import Need
 from latentmake.config.datasets import Dataset
 from latentmake.data.contents import read_caption
 from latentmake.data.item import Item
-from latentmake.data.probe import indices_of
 from latentmake.formats import npz
 from latentmake.formats.cachefile import KEY
 from latentmake.geometry.buckets import Size
@@ -101,7 +100,7 @@ class ClipsOrder(BaseModel, extra="forbid", frozen=True):
     def indices(self, file: ClipFile) -> list[int]:
         """Return the indices of a clip's frames in the video."""
         source_fps = self.datasets[file.dataset].source_fps
-        kept = indices_of(file.item, source_fps, self.rate)
+        kept = file.item.indices(source_fps, self.rate)
         return kept[file.clip.start : file.clip.start + file.clip.frames]
 
     def origin(self, file: ClipFile) -> dict[str, Any]:
