@@ -30,7 +30,8 @@ _WITHOUT_JOBS = (
 )
 _Handler = Callable[[object], object]
 _UNTIL_EXIT = contextlib.ExitStack()
-_SESSIONS: dict[str, Session] = {}
+SESSIONS: dict[str, Session] = {}
+"""Values of a configuration, as text -> its session in this process."""
 _OURS = ("cache/", "reports/evaluate_", "runs/")
 
 
@@ -70,9 +71,9 @@ def session_of(
     from latentmake.session import Session
 
     name, is_main = repr(values), workflow.is_main_process
-    if name not in _SESSIONS:
+    if name not in SESSIONS:
         with exit_on_mistake():
-            if _SESSIONS:
+            if SESSIONS:
                 raise ConfigError(  # both would declare rules for all files in `runs`
                     "one workflow cannot use Latentmake with two configurations",
                     hint="write the runs of both into one",
@@ -97,7 +98,7 @@ def session_of(
         forced += [f"--{name}" for name in ("forceall", "force") if getattr(options, name)]
         settings = map(str, options.config or [])
         prompts = [text[7:] for text in settings if text.startswith("prompt=")]
-        _SESSIONS[name] = Session(
+        SESSIONS[name] = Session(
             # The prompt exactly as the user wrote it, because Snakemake parses it as YAML.
             {**values, "prompt": prompts[-1]} if prompts else values,
             targets=targets,
@@ -112,8 +113,8 @@ def session_of(
             add_places=partial(add_places, files, options),
         )
         if is_module(workflow):
-            _SESSIONS[name].has_jobs = False  # a target of the user's own may need none of them
-    return _SESSIONS[name]
+            SESSIONS[name].has_jobs = False  # a target of the user's own may need none of them
+    return SESSIONS[name]
 
 
 def add_places(files: Iterable[str | Path], options: Namespace, error: Exception) -> None:
@@ -234,7 +235,7 @@ def failed_logs(workflow: Any) -> dict[str, str] | None:
 
 def last_session() -> Session | None:
     """Return the session of the Snakefile that this process read last; None if it read none."""
-    return next(reversed(_SESSIONS.values()), None)
+    return next(reversed(SESSIONS.values()), None)
 
 
 # -- modules --------------------------------------------------------------------------------------

@@ -206,11 +206,12 @@ def _locked() -> str:
 
 def _check_idle() -> None:
     """Exit with a line if there is something to do, see `latentmake.commandline.check_idle`."""
-    from latentmake.commandline import check_idle
+    from latentmake import commandline
     from latentmake.entry import exit_on_mistake
 
-    with exit_on_mistake():
-        check_idle()
+    if any(session.has_jobs for session in commandline.SESSIONS.values()):
+        with exit_on_mistake():
+            commandline.check_idle()
 
 
 def _explain_configuration() -> None:
