@@ -209,7 +209,9 @@ def _check_idle() -> None:
     from latentmake import commandline
     from latentmake.entry import exit_on_mistake
 
-    if any(session.has_jobs for session in commandline.SESSIONS.values()):
+    # A project may have scripts of its own that are older than this plugin.
+    sessions = getattr(commandline, "SESSIONS", {})
+    if any(session.has_jobs for session in sessions.values()):
         with exit_on_mistake():
             commandline.check_idle()
 

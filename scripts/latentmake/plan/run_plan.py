@@ -280,8 +280,8 @@ def _differences(
     if made:
         if lock.changed:
             differences.append(Difference("the dataset's lock was changed"))
-        for name, places in plan.images.items():
-            if lock.images.get(name, digest.of_lines(())) != places:
+        for name, now in plan.images.items():
+            if lock.images.get(name) != now != ("" if name in lock.images else digest.of_lines(())):
                 differences.append(Difference(f"images of {name} came, went or moved"))
         manifest = run_folder(plan.name) / "manifest.jsonl"
         if lock.manifest != facts.digest_of(manifest):
