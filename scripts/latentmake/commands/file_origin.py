@@ -250,7 +250,7 @@ def _of_target(facts: Facts, part: Part, item: Item, target: Target) -> Explanat
             explanation.key = explanation.header.key
         return explanation
     damage = f": it {explanation.reason}" if stale.reason == "damaged" else ""
-    faults = facts.noted(part.dataset) if settings else []
+    faults = facts.noted(part.dataset, part.model) if settings else []
     if line := next((fault["line"] for fault in faults if fault["stem"] == item.stem), ""):
         damage += f"; its item is faulty: {line}"
     explanation.state, explanation.reason = "stale", stale.reason + damage

@@ -160,7 +160,7 @@ def read_cards(facts: Facts, name: str) -> Cards:
     for dataset in run.datasets:
         notes += (f"warning: {line}" for line in facts.doubts(dataset, run.model))
         items, faulty = facts.items(dataset, run.model)
-        skipped = {row["stem"]: row["line"] for row in facts.skipped(dataset)}
+        skipped = {row["stem"]: row["line"] for row in facts.skipped(dataset, run.model)}
         faults += [*(fault.line for fault in faulty), *skipped.values()]
         included += [(dataset, item) for item in items if item.stem not in skipped]
     for dataset, item in Progress(included, desc=f"captions of {name}", unit="item"):
