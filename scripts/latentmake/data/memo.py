@@ -148,7 +148,8 @@ class Table(Generic[Stat]):
         rows = [row for row in rows if row[0] not in self.new]
         facts = {row[0]: (row[1:-1], row[-1]) for row in rows}
         negative = [row for row in rows if row[-2].__class__ is int and row[-2] < 0]
-        return facts | {row[0]: ((*row[1:-2], row[-2] + _ALL), row[-1]) for row in negative}
+        facts.update({row[0]: ((*row[1:-2], row[-2] + _ALL), row[-1]) for row in negative})
+        return facts
 
 
 def _signed(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from latentmake.config.trainers import LoopTrainer
 from latentmake.plan.facts import Facts
 from latentmake.plan.orders import prompt_path
-from latentmake.plan.product import Difference
+from latentmake.plan.product import Difference, Parts
 from latentmake.plan.run_plan import RunPlan
 from latentmake.runs.backend import Backend
 from latentmake.runs.order import Record, RunFiles, run_values, taken_back
@@ -73,8 +73,7 @@ class LoopBackend(Backend):
 
     def steps_done(self, order: Any, data: str) -> int:
         """Return the step of the checkpoint that a training resumes from; 0 if it begins anew."""
-        checkpoints = [] if order.forced else resumable(order, order.wanted(data))
-        return checkpoints[0][1].step if checkpoints else 0
+        return 0 if order.forced else _step_done(order, order.wanted(data))
 
     def check(self, order: Any, *, current: bool) -> Iterable[Finding]:
         """Check what the trainer's settings need."""
@@ -130,6 +129,12 @@ class LoopBackend(Backend):
         return follow(order, word, log=log, threads=threads)
 
 
+def _step_done(order: TrainingOrder, want: Parts) -> int:
+    """Return the step of the newest checkpoint that fits; 0 for none."""
+    checkpoints = resumable(order, want)
+    return checkpoints[0][1].step if checkpoints else 0
+
+
 def _note(order: TrainingOrder, plan: RunPlan) -> str:
     """Return a line for the plan; "" if a training begins from the start, or has ended."""
     resumed, begins, want = None, order.trainer.init_lora, None
@@ -137,8 +142,7 @@ def _note(order: TrainingOrder, plan: RunPlan) -> str:
         want = order.wanted(plan.lock)
         if holder := RunFiles(order).holder(want):
             return "" if holder.output == Path(order.output) else taken_back(plan.name)
-        checkpoints = resumable(order, want)
-        resumed = f"step {checkpoints[0][1].step}" if checkpoints else None
+        resumed = f"step {step}" if (step := _step_done(order, want)) else None
     if resumed is None and goes_on(order, want):
         resumed = "the last weights"
     if resumed is not None:
