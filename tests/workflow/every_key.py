@@ -209,9 +209,9 @@ def planned(project: Project, values: dict[str, Any]) -> Planned:
     }
     if plan.manifest_order:
         found.add("manifest")
-    if trains or plan.manifest_order:
+    assert plan.training_order or not trains
+    if plan.training_order:
         found.add("weights")
-    assert bool(plan.training_order) == ("weights" in found)
     if "weights" in found and not isinstance(backends.of_run(session.config, RUN), Launched):
         found.add("pictures")
     return Planned(frozenset(found), trains)
